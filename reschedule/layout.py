@@ -1,0 +1,138 @@
+"""Where the pieces of one tensor are on a mesh.
+
+A layout names, for each dimension, the axes that split it (major to minor) and the axes over which a sum is still
+*partial*; an axis that is not named holds replicas. In OneFlow's words (section 3.1) split, partial and broadcast; the
+*tensor map* of the TensorOpt paper (section 2.1) is a view of it.
+
+A dimension need not divide evenly: block i of n runs from ``floor(i*d/n)`` to ``floor((i+1)*d/n)``, so that blocks differ
+by at most one, none is empty where d >= n, and a coarser block is exactly the union of its finer ones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .mesh import AXIS_NAMES, Mesh
+
+Axes = tuple[int, ...]
+Shape = tuple[int, ...]
+
+_TEXT = re.compile(r"\[(?P<splits>[^\]]*)\](?: \+(?P<partial>[a-z]+))?")
+
+
+def block_bounds(extent: int, n_blocks: int, index: int) -> tuple[int, int]:
+    """Start and end of block ``index`` of a dimension of ``extent`` elements in ``n_blocks`` blocks."""
+    return index * extent // n_blocks, (index + 1) * extent // n_blocks
+
+
+def axes_text(axes: Axes) -> str:
+    return "".join(AXIS_NAMES[axis] for axis in axes)
+
+
+def parse_axes(text: str) -> Axes:
+    return tuple(AXIS_NAMES.index(name) for name in text)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor's layout: ``str`` gives ``[ab, -] +c``, which :meth:`parse` reads back.
+
+    Invariants: an axis occurs at most once, in one dimension or in ``partial``; ``partial`` is sorted.
+    """
+
+    mesh: Mesh
+    splits: tuple[Axes, ...]
+    partial: Axes = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        used = self.used_axes
+        if len(set(used)) != len(used):
+            raise ValueError(f"an axis occurs twice in layout {self}")
+        if any(axis not in self.mesh.axes for axis in used):
+            raise ValueError(f"layout {self} names an axis that mesh {self.mesh} does not have")
+
+    @classmethod
+    def replicated(cls, mesh: Mesh, rank: int) -> Layout:
+        """The layout in which every device has the whole of a tensor with ``rank`` dimensions."""
+        return cls(mesh, ((),) * rank)
+
+    @classmethod
+    def parse(cls, mesh: Mesh, text: str) -> Layout:
+        """Read what ``str(layout)`` wrote.
+
+        Raises:
+            ValueError: the text is not a layout, or not one of this mesh.
+        """
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"not a layout: {text!r}; expected something like '[ab, -] +c'")
+        dims = [part.strip() for part in match["splits"].split(",")] if match["splits"].strip() else []
+        splits = tuple(() if dim == "-" else parse_axes(dim) for dim in dims)
+        return cls(mesh, splits, parse_axes(match["partial"] or ""))
+
+    def __str__(self) -> str:
+        dims = ", ".join(axes_text(axes) or "-" for axes in self.splits)
+        return f"[{dims}]" + (f" +{axes_text(self.partial)}" if self.partial else "")
+
+    @property
+    def split_axes(self) -> Axes:
+        """All axes that split a dimension, dimension by dimension."""
+        return tuple(axis for axes in self.splits for axis in axes)
+
+    @property
+    def used_axes(self) -> Axes:
+        return self.split_axes + self.partial
+
+    @property
+    def is_replicated(self) -> bool:
+        return not self.used_axes
+
+    def with_partial(self, partial: Axes) -> Layout:
+        """The same splits with another set of partial axes."""
+        return Layout(self.mesh, self.splits, partial)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether every dimension is at least as long as its number of blocks, so that no block is empty."""
+        return all(
+            extent >= self.mesh.size_of(axes) or not axes for extent, axes in zip(shape, self.splits, strict=True)
+        )
+
+    def bounds(self, shape: Shape, rank: int) -> tuple[tuple[int, int], ...]:
+        """Per dimension, start and end of the rank's piece in the tensor."""
+        return tuple(
+            block_bounds(extent, self.mesh.size_of(axes), self.mesh.index_along(axes, rank))
+            for extent, axes in zip(shape, self.splits, strict=True)
+        )
+
+    def local_shape(self, shape: Shape, rank: int) -> Shape:
+        """The shape of the rank's piece."""
+        return tuple(end - start for start, end in self.bounds(shape, rank))
+
+    def largest_local_shape(self, shape: Shape) -> Shape:
+        """The shape of the largest piece that any rank has."""
+        return tuple(
+            -(-extent // self.mesh.size_of(axes)) for extent, axes in zip(shape, self.splits, strict=True)
+        )
+
+    def is_even(self, shape: Shape) -> bool:
+        """Whether all ranks have pieces of the same shape."""
+        return all(extent % self.mesh.size_of(axes) == 0 for extent, axes in zip(shape, self.splits, strict=True))
+
+
+def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
+    """The layouts between which a delivery's gradient travels: (operand's gradient, result's gradient).
+
+    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's config
+    uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its splits
+    and is replicated on all other axes.
+
+    Args:
+        result: the layout in which the producer leaves the tensor.
+        operand: the layout in which the consumer takes it.
+        config_axes: the axes that the consumer's config assigns to a factor.
+    """
+    held = operand.used_axes
+    varying = tuple(axis for axis in config_axes if axis not in held)
+    return operand.with_partial(varying), result.with_partial(())
