@@ -1,0 +1,44 @@
+"""The errors that a user sees: one sentence that says what, got, expected and what to do, and an exit code.
+
+Exit codes are those of the command line: 1 failed while running, 2 wrong use or input.
+"""
+
+from __future__ import annotations
+
+
+class TensorOptError(Exception):
+    """Something failed while running; ``str(error)`` is the whole sentence for the user."""
+
+    exit_code = 1
+
+
+class InputError(TensorOptError):
+    """Wrong use or wrong input: running again without a change fails again."""
+
+    exit_code = 2
+
+
+def describe(
+    what: str,
+    *,
+    got: object = None,
+    expected: object = None,
+    where: str | None = None,
+    advice: str | None = None,
+) -> str:
+    """One message in the house's order: ``what: got X, expected Y, at WHERE. ADVICE.``
+
+    >>> describe("the loss must be a scalar", got="shape (32,)", advice="take its mean with tensoropt.reduce_mean")
+    'the loss must be a scalar: got shape (32,). Take its mean with tensoropt.reduce_mean.'
+    """
+    details = []
+    if got is not None:
+        details.append(f"got {got}")
+    if expected is not None:
+        details.append(f"expected {expected}")
+    if where is not None:
+        details.append(f"at {where}")
+    sentence = what + (": " + ", ".join(details) if details else "") + "."
+    if advice:
+        sentence += " " + advice[0].upper() + advice[1:].rstrip(".") + "."
+    return sentence

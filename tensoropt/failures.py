@@ -1,0 +1,276 @@
+"""How a run ends: together, with the right exit code, an error said once, and never a hang.
+
+Every rank ends by posting one non-blocking all-gather of (kind, exit code, digest of its error) on a communicator of
+its own, the *ending*:
+
+- A rank that ends normally, or has no work left to do, waits in it without a limit, asleep.
+- A rank that fails waits ``AGREEMENT_S``. If all ranks have ended by then, the lowest rank of those with the same error
+  prints it, and all exit with its code. If not, the others still work or wait in a collective: the rank prints its
+  error and aborts the job, which ends them.
+
+So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two things remain. ``sys.exit(3)`` never
+reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
+end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
+the others as it ends how many collectives it began, and a thread of each looks once a second whether this rank has
+begun one more than a rank that ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .errors import TensorOptError
+
+if TYPE_CHECKING:
+    from .processes import Processes
+
+AGREEMENT_S = 5.0
+WATCH_INTERVAL_S = 1.0
+LONGEST_NAP_S = 0.05
+
+# What a rank posts: its kind, its exit code, and the digest of its error.
+KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
+DIGEST_BYTES = 16
+RECORD_BYTES = 2 + DIGEST_BYTES
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def debugging() -> bool:
+    """Whether the user wants traces (TENSOROPT_DEBUG=1)."""
+    return os.environ.get("TENSOROPT_DEBUG", "0") not in ("", "0")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ends with this error."""
+    return error.exit_code if isinstance(error, TensorOptError) else 1
+
+
+class Ending:
+    """The last collective of a run. Created by all ranks together; ``comm`` (mpi4py) is used for nothing else."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._posted: Any = None
+        self._records = bytearray(RECORD_BYTES * comm.size)
+        self._farewells: list[Any] = []
+
+    def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
+        """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
+        if self._posted is None:
+            record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
+            self._posted = self.comm.Iallgather(bytearray(record), self._records)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        nap_s = 0.001
+        while not self._posted.Test():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        return True
+
+    def failures(self) -> list[tuple[int, bytes]]:
+        """(rank, digest) of the ranks that failed; only after :meth:`join` returned True."""
+        records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
+        return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
+
+    def n_working(self) -> int:
+        """The ranks that had work; only after :meth:`join` returned True."""
+        return sum(kind != KIND_LEFTOVER for kind in self._records[::RECORD_BYTES])
+
+    def wait_as_leftover(self) -> None:
+        """Wait until all other ranks have ended; SystemExit(1) if one failed."""
+        self.join(KIND_LEFTOVER)
+        if self.failures():
+            raise SystemExit(1)
+
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has posted its record."""
+        return self._posted is not None
+
+    def say_farewell(self, collectives_begun: int) -> None:
+        """Tell the other ranks, without waiting, how many collectives this one has begun in its life."""
+        message = collectives_begun.to_bytes(8, "little")
+        self._farewells = [
+            self.comm.Isend(bytearray(message), dest=rank) for rank in range(self.comm.size) if rank != self.comm.rank
+        ]
+
+    def receive_farewells(self) -> list[tuple[int, int]]:
+        """(rank, collectives it began) of the ranks that ended since the last call."""
+        from mpi4py import MPI
+
+        received = []
+        status = MPI.Status()
+        while self.comm.Iprobe(status=status):
+            message = bytearray(8)
+            self.comm.Recv(message, source=status.Get_source())
+            received.append((status.Get_source(), int.from_bytes(message, "little")))
+        return received
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End all ranks at once."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        self.comm.Abort(exit_code)
+        os._exit(exit_code)
+
+
+class ErrorHandling:
+    """What this process does when it fails or ends; one a process."""
+
+    def __init__(self, processes: Processes, previous_hook: Hook) -> None:
+        self.processes = processes
+        self.previous_hook = previous_hook
+        self._requested_exit: tuple[int, int] | None = None
+        self._stop_watching = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+        """Replaces ``sys.excepthook``."""
+        ending = self.processes.ending
+        if ending is None:
+            self._say(kind, error, trace, prefix="")
+            raise SystemExit(exit_code_of(error))
+        if issubclass(kind, KeyboardInterrupt):
+            ending.abort(130)
+        code = exit_code_of(error)
+        # Types are compared by name: what is agreed on is what would be printed.
+        digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
+        self._stop()
+        if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+            self._say(kind, error, trace, prefix=f"rank {self.processes.rank}: ")
+            ending.abort(code)
+        failures = ending.failures()
+        same = [rank for rank, other in failures if other == digest]
+        if self.processes.rank == min(same):
+            unanimous = len(same) == ending.n_working()
+            self._say(kind, error, trace, prefix="" if unanimous else f"rank {self.processes.rank}: ")
+        raise SystemExit(code)
+
+    def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
+        if isinstance(error, TensorOptError) and not debugging():
+            print(f"tensoropt: {prefix}{error}", file=sys.stderr, flush=True)
+        else:
+            if prefix:
+                print(f"tensoropt: {prefix}{kind.__name__}", file=sys.stderr)
+            self.previous_hook(kind, error, trace)
+            sys.stderr.flush()
+
+    def note_exit(self, code: object) -> None:
+        """``sys.exit(code)`` was called; someone may still catch it."""
+        number = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+        self._requested_exit = (number, self.processes.collectives_begun)
+
+    def on_exit(self) -> None:
+        """The interpreter ends: so does this rank, with the others or, after a failure, before them."""
+        ending = self.processes.ending
+        if ending is None:
+            return
+        self._stop()
+        if ending.joined:
+            return
+        code, collectives_then = self._requested_exit or (0, 0)
+        # A later collective means that the SystemExit was caught and the work went on.
+        if code and collectives_then == self.processes.collectives_begun:
+            digest = f"exit {code}".encode()
+            if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+                rank = self.processes.rank
+                print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
+                ending.abort(code)
+            return
+        ending.say_farewell(self.processes.collectives_begun)
+        ending.join(KIND_NORMAL)
+
+    def watch(self) -> None:
+        """Look, from a thread, for ranks that ended while this one waits for them."""
+        self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        ending = self.processes.ending
+        assert ending is not None
+        ended: dict[int, int] = {}
+        while not self._stop_watching.wait(WATCH_INTERVAL_S):
+            ended.update(ending.receive_farewells())
+            missing = [rank for rank, begun in ended.items() if begun < self.processes.collectives_begun]
+            if missing:
+                print(
+                    f"tensoropt: rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has "
+                    "ended. All ranks must run the same steps.",
+                    file=sys.stderr,
+                )
+                ending.abort(1)
+
+    def _stop(self) -> None:
+        self._stop_watching.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(WATCH_INTERVAL_S)
+
+
+_installed: ErrorHandling | None = None
+
+
+def install_error_handling(processes: Processes) -> None:
+    """Make an error on any rank end all ranks: with a sentence, a non-zero exit code, and within 30 seconds.
+
+    Installs ``sys.excepthook`` (not in an interactive Python), and under MPI wraps ``sys.exit`` and registers the
+    ending with ``atexit``. Does nothing the second time.
+    """
+    global _installed
+    if _installed is not None:
+        return
+    handling = ErrorHandling(processes, _plain_hook())
+    _installed = handling
+    if not hasattr(sys, "ps1"):
+        sys.excepthook = handling.on_exception
+    if processes.ending is None:
+        return
+    sys.exit = _noting_exit(handling, sys.exit)  # type: ignore[assignment]
+    atexit.register(handling.on_exit)
+    from mpi4py import MPI
+
+    if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        handling.watch()
+
+
+def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    def exit(status: object = None, /) -> NoReturn:
+        handling.note_exit(status)
+        original(status)
+
+    return exit
+
+
+def install_lone_error_handling(rank: int) -> None:
+    """For errors before ranks can talk to each other, which all of them meet: rank 0 alone says them."""
+    plain = _plain_hook()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TensorOptError) or debugging():
+            plain(kind, error, trace)
+            return
+        if rank == 0:
+            print(f"tensoropt: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code)
+
+    hook.plain = plain  # type: ignore[attr-defined]
+    if not hasattr(sys, "ps1"):
+        sys.excepthook = hook
+
+
+def _plain_hook() -> Hook:
+    """The hook that prints a traceback: the user's own if there is one, beneath ours."""
+    hook: Hook = sys.excepthook
+    plain: Hook = getattr(hook, "plain", hook)
+    return plain

