@@ -4,8 +4,8 @@ A layout names, for each dimension, the axes that split it (major to minor) and 
 *partial*; an axis that is not named holds replicas. In OneFlow's words (section 3.1) split, partial and broadcast; the
 *tensor map* of the TensorOpt paper (section 2.1) is a view of it.
 
-A dimension need not divide evenly: block i of n runs from ``floor(i*d/n)`` to ``floor((i+1)*d/n)``, so that blocks differ
-by at most one, none is empty where d >= n, and a coarser block is exactly the union of its finer ones.
+A dimension need not divide evenly: block i of n runs from ``floor(i*d/n)`` to ``floor((i+1)*d/n)``, so that blocks
+differ by at most one, none is empty where d >= n, and a coarser block is exactly the union of its finer ones.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ class Layout:
 
     def largest_local_shape(self, shape: Shape) -> Shape:
         """The shape of the largest piece that any rank has."""
-        return tuple(
-            -(-extent // self.mesh.size_of(axes)) for extent, axes in zip(shape, self.splits, strict=True)
-        )
+        return tuple(-(-extent // self.mesh.size_of(axes)) for extent, axes in zip(shape, self.splits, strict=True))
 
     def is_even(self, shape: Shape) -> bool:
         """Whether all ranks have pieces of the same shape."""
@@ -124,9 +122,9 @@ class Layout:
 def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
     """The layouts between which a delivery's gradient travels: (operand's gradient, result's gradient).
 
-    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's config
-    uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its splits
-    and is replicated on all other axes.
+    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's
+    config uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its
+    splits and is replicated on all other axes.
 
     Args:
         result: the layout in which the producer leaves the tensor.

@@ -1,9 +1,9 @@
 """The devices as a grid of named axes.
 
 A mesh is made of levels, outermost (between machines) to innermost (between the devices of a machine). Each level's
-count is split into its prime factors, and every prime factor is one axis: 2 machines of 8 devices are ``(2 | 2, 2, 2)``.
-Every subset of axes is one of the paper's *device partitions* into disjoint groups (TensorOpt, section 3.2), so that
-grouping axes gives every device mesh of section 2.1, per tensor and per operator.
+count is split into its prime factors, and every prime factor is one axis: 2 machines of 8 devices are ``(2 | 2, 2,
+2)``. Every subset of axes is one of the paper's *device partitions* into disjoint groups (TensorOpt, section 3.2), so
+that grouping axes gives every device mesh of section 2.1, per tensor and per operator.
 
 Axes are numbered from 0, outermost first, and written as letters: axis 0 is ``a``.
 """

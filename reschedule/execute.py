@@ -1,0 +1,234 @@
+"""How one rank carries out a step: the same code for the simulation and for real communicators.
+
+The geometry of every step follows from the blocks' bounds alone. In an all-gather or an all-to-all, rank r sends member
+m the part of r's source piece that lies in m's target piece; in a reduce-scatter likewise, and what arrives is summed.
+Uneven blocks and any order of axes need nothing more. A group's members are ordered by rank.
+
+Where the parts follow each other in memory (along the leading dimension) they are sent from the tensor itself and
+received straight into the result, without copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .layout import Axes, Shape
+from .path import Path
+from .steps import Step
+from .summing import Array, reduce_in_order
+
+Bounds = tuple[tuple[int, int], ...]
+Slices = tuple[slice, ...]
+
+
+class Communicator(Protocol):
+    """Collectives over groups of devices; ``axes`` name a group, whose members are ordered by rank.
+
+    Every member calls the same method in the same order. Pieces are C-contiguous; results are new arrays from
+    :meth:`empty`, unless ``out`` is given: then the pieces that arrive fill it in group order, one after the other.
+    """
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised array for a result."""
+        ...
+
+    def all_gather(
+        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        """The members' ``send``, in group order."""
+        ...
+
+    def all_to_all(
+        self, axes: Axes, sends: Sequence[Array], recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        """What the members send to this rank, in group order; ``sends[i]`` goes to member i."""
+        ...
+
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape) -> Array:
+        """The sum of what the members send to this rank; ``sends[i]`` goes to member i."""
+        ...
+
+    def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
+        """The members' arrays combined by "sum", "max" or "min", with equal bits on every member."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A step as one rank sees it: what it sends from where, and where what it receives belongs."""
+
+    kind: str
+    axes: Axes  # of the communicator, ascending
+    local_shape: Shape
+    result_shape: Shape
+    send_slices: tuple[Slices, ...]  # into the local piece, per member; empty where all of it goes to all
+    recv_shapes: tuple[Shape, ...]
+    recv_slices: tuple[Slices, ...]  # into the result, per member; empty where what arrives is the result
+    recv_in_place: bool  # the pieces, one after the other, are the result
+    local_slices: Slices  # of a local step: into the local piece (slice) or the result (pad)
+    keeps: bool  # of a keep: whether this rank holds the value
+
+    def pack(self, local: Array) -> list[Array]:
+        """What to send to each member, C-contiguous."""
+        if local.shape != self.local_shape:
+            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
+        if not self.send_slices:
+            return [np.ascontiguousarray(local).reshape(local.shape)] * len(self.recv_shapes)
+        return [np.ascontiguousarray(local[part]).reshape(local[part].shape) for part in self.send_slices]
+
+    def unpack(self, received: Sequence[Array], out: Array | None = None) -> Array:
+        """The result, from what the members sent, in ``out`` where given."""
+        if out is None:
+            out = np.empty(self.result_shape, received[0].dtype)
+        if not self.recv_slices:
+            return reduce_in_order(received, out=out)
+        for part, piece in zip(self.recv_slices, received, strict=True):
+            out[part] = piece
+        return out
+
+    def apply_local(self, local: Array, out: Array | None = None) -> Array:
+        """The result of a local step, in ``out`` where given; never shares memory with ``local``."""
+        if local.shape != self.local_shape:
+            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
+        if out is None:
+            out = np.empty(self.result_shape, local.dtype)
+        if self.kind == "slice":
+            out[...] = local[self.local_slices]
+        elif self.kind == "keep" and self.keeps:
+            out[...] = local
+        else:
+            out[...] = 0
+            if self.kind == "pad":
+                out[self.local_slices] = local
+        return out
+
+    def run(self, local: Array, communicator: Communicator) -> Array:
+        """Carry out the step."""
+        if self.kind == "all_reduce":
+            return communicator.all_reduce(self.axes, self.pack(local)[0])
+        if self.kind == "reduce_scatter":
+            return communicator.reduce_scatter(self.axes, self.pack(local), self.result_shape)
+        result = communicator.empty(self.result_shape, local.dtype)
+        if self.kind in ("slice", "keep", "pad"):
+            return self.apply_local(local, result)
+        out = result if self.recv_in_place else None
+        if self.kind == "all_gather":
+            received = communicator.all_gather(self.axes, self.pack(local)[0], self.recv_shapes, out)
+        else:
+            received = communicator.all_to_all(self.axes, self.pack(local), self.recv_shapes, out)
+        return result if self.recv_in_place else self.unpack(received, result)
+
+
+@lru_cache(maxsize=65536)
+def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
+    """The step on a tensor of (global) ``shape`` as ``rank`` sees it."""
+    source, target, mesh = step.source, step.target, step.source.mesh
+    mine_before, mine_after = source.bounds(shape, rank), target.bounds(shape, rank)
+    group = mesh.group(step.group_axes, rank) if step.communicates else ()
+    sends: list[Slices] = []
+    recvs: list[Slices] = []
+    recv_shapes: list[Shape] = []
+    for member in group:
+        sent = _intersection(mine_before, target.bounds(shape, member))
+        received = _intersection(source.bounds(shape, member), mine_after)
+        if step.kind in ("all_to_all", "reduce_scatter"):
+            sends.append(_relative(sent, mine_before))
+        if step.kind in ("all_to_all", "all_gather"):
+            recvs.append(_relative(received, mine_after))
+        recv_shapes.append(_extents(received))
+    result_shape = _extents(mine_after)
+    local_slices: Slices = ()
+    if step.kind == "slice":
+        local_slices = _relative(mine_after, mine_before)
+    elif step.kind == "pad":
+        local_slices = _relative(mine_before, mine_after)
+    return RankStep(
+        step.kind,
+        step.group_axes,
+        _extents(mine_before),
+        result_shape,
+        tuple(sends),
+        tuple(recv_shapes),
+        tuple(recvs),
+        bool(recvs) and _follow_in_memory(result_shape, recvs),
+        local_slices,
+        mesh.index_along(step.axes, rank) == 0,
+    )
+
+
+def _intersection(first: Bounds, second: Bounds) -> Bounds:
+    pairs = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+    return tuple((start, max(start, end)) for start, end in pairs)
+
+
+def _relative(bounds: Bounds, frame: Bounds) -> Slices:
+    return tuple(slice(start - origin, end - origin) for (start, end), (origin, _) in zip(bounds, frame, strict=True))
+
+
+def _extents(bounds: Bounds) -> Shape:
+    return tuple(end - start for start, end in bounds)
+
+
+def _follow_in_memory(shape: Shape, parts: Sequence[Slices]) -> bool:
+    """Whether the parts, each C-contiguous and one after the other, are an array of ``shape``."""
+    filled = 0
+    for part in parts:
+        extents = [piece.stop - piece.start for piece in part]
+        if math.prod(extents) == 0:
+            continue
+        whole_from = len(shape)
+        while whole_from and extents[whole_from - 1] == shape[whole_from - 1]:
+            whole_from -= 1
+        contiguous = all(extent == 1 for extent in extents[: max(whole_from - 1, 0)])
+        if not contiguous or np.ravel_multi_index([piece.start for piece in part], shape) != filled:
+            return False
+        filled += math.prod(extents)
+    return filled == math.prod(shape)
+
+
+def pack(step: Step, shape: Shape, rank: int, local: Array) -> list[Array]:
+    """What ``rank`` sends to each member of its group (ordered by rank) in a communicating step, C-contiguous."""
+    return rank_step(step, shape, rank).pack(local)
+
+
+def unpack(step: Step, shape: Shape, rank: int, received: Sequence[Array]) -> Array:
+    """The rank's piece after a communicating step, from what each member of its group sent it."""
+    return rank_step(step, shape, rank).unpack(received)
+
+
+def apply_local(step: Step, shape: Shape, rank: int, local: Array) -> Array:
+    """The rank's piece after a local step; never shares memory with ``local``."""
+    return rank_step(step, shape, rank).apply_local(local)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPath:
+    """A path as one rank sees it: worked out once, run many times."""
+
+    steps: tuple[RankStep, ...]
+
+    @classmethod
+    def of(cls, path: Path, rank: int) -> RankPath:
+        return cls(tuple(rank_step(step, path.shape, rank) for step in path.steps))
+
+    def run(self, local: Array, communicator: Communicator) -> Array:
+        """Take the rank's piece along the path. The result is new memory, unless the path is empty."""
+        for step in self.steps:
+            local = step.run(local, communicator)
+        return local
+
+
+def run_path(path: Path, rank: int, local: Array, communicator: Communicator) -> np.ndarray[Any, np.dtype[Any]]:
+    """Take the rank's piece along a path. To run a path often, make its :class:`RankPath` once.
+
+    Raises:
+        ValueError: ``local`` does not have the shape of the rank's piece.
+    """
+    return RankPath.of(path, rank).run(local, communicator)

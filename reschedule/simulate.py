@@ -1,0 +1,89 @@
+"""All ranks of a mesh in NumPy: the oracle for real communicators, by the same code for packing and unpacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .execute import rank_step
+from .layout import Axes, Layout, Shape
+from .mesh import Mesh
+from .path import Path
+from .steps import Step
+from .summing import Array, reduce_in_order
+
+
+def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None) -> list[Array]:
+    """The piece of each rank, in C-contiguous copies.
+
+    Where the layout is partial the pieces are summands of the array: whole numbers drawn from ``rng`` (a fixed seed if
+    None) on all coordinates but the last, which has the rest. They add up exactly where the array is of whole numbers.
+    """
+    if not layout.fits(array.shape):
+        raise ValueError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {array.shape} empty; split less")
+    mesh, partial = layout.mesh, layout.partial
+    n_summands = mesh.size_of(partial)
+    rng = np.random.default_rng(0) if rng is None else rng
+    summands = [rng.integers(1, 8, array.shape).astype(array.dtype) for _ in range(n_summands - 1)]
+    rest = array.copy()
+    for summand in summands:
+        rest = (rest - summand).astype(array.dtype)
+    summands.append(rest)
+    return [
+        np.array(summands[mesh.index_along(partial, rank)][_slices(layout, array.shape, rank)], order="C")
+        for rank in range(mesh.n_devices)
+    ]
+
+
+def gather(pieces: Sequence[Array], layout: Layout, shape: Shape) -> Array:
+    """The tensor of ``shape`` whose pieces these are.
+
+    Raises:
+        ValueError: a piece has the wrong shape, or replicas differ.
+    """
+    mesh, partial = layout.mesh, layout.partial
+    summands = [np.zeros(shape, pieces[0].dtype) for _ in range(mesh.size_of(partial))]
+    first_holder: dict[tuple[int, int], int] = {}
+    for rank, piece in enumerate(pieces):
+        if piece.shape != layout.local_shape(shape, rank):
+            expected = layout.local_shape(shape, rank)
+            raise ValueError(f"rank {rank} has a piece of shape {piece.shape} in layout {layout}, expected {expected}")
+        place = (mesh.index_along(partial, rank), mesh.index_along(layout.split_axes, rank))
+        replica = first_holder.setdefault(place, rank)
+        if pieces[replica].tobytes() != piece.tobytes():
+            raise ValueError(f"ranks {replica} and {rank} are replicas in layout {layout}, but their pieces differ")
+        summands[place[0]][_slices(layout, shape, rank)] = piece
+    return reduce_in_order(summands)
+
+
+def _slices(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
+    return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
+
+
+def simulate(path: Path, pieces: Sequence[Array]) -> list[Array]:
+    """The pieces of all ranks at the end of the path, from those at its start."""
+    current = list(pieces)
+    for step in path.steps:
+        current = simulate_step(step, path.shape, current)
+    return current
+
+
+def simulate_step(step: Step, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
+    """The pieces of all ranks after one step."""
+    mesh = step.source.mesh
+    ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
+    if not step.communicates:
+        return [seen.apply_local(piece) for seen, piece in zip(ranks, pieces, strict=True)]
+    sent = [seen.pack(piece) for seen, piece in zip(ranks, pieces, strict=True)]
+    results = []
+    for rank, seen in enumerate(ranks):
+        group = mesh.group(step.group_axes, rank)
+        results.append(seen.unpack([sent[member][group.index(rank)] for member in group]))
+    return results
+
+
+def simulate_all_reduce(pieces: Sequence[Array], mesh: Mesh, axes: Axes, op: str = "sum") -> list[Array]:
+    """Every rank's group over ``axes`` reduced elementwise, as :meth:`Communicator.all_reduce` does."""
+    groups = (mesh.group(tuple(sorted(axes)), rank) for rank in range(mesh.n_devices))
+    return [reduce_in_order([pieces[member] for member in group], op) for group in groups]

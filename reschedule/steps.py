@@ -1,0 +1,178 @@
+"""The steps that take a tensor from one layout to another: one collective or one free local operation each.
+
+Blocks are nested (a coarser block is exactly the union of its finer ones), but only along the *minor-most* axes of a
+dimension are the blocks of a group neighbours; the pieces of major axes interleave. So everything that adds axes to a
+dimension or takes them away acts on its minor-most end. Because every axis of a step is in the one group of devices
+that differ in these axes, several axes go at once through one communicator.
+
+The graph of layouts depends only on the number of axes and the tensor's rank: :func:`moves` is the table of
+transitions, on bare tuples and cached; :class:`Step` dresses a transition with its layouts. (TensorOpt, section 4.2:
+"an edge connects two tensor splits if one can be transformed into another with only one communication operation".)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations, permutations
+from typing import NamedTuple
+
+from .layout import Axes, Layout, Shape, axes_text
+
+COMMUNICATING = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
+LOCAL = ("slice", "keep", "pad")
+KINDS = COMMUNICATING + LOCAL
+
+# What the cost of a step is measured by: the bytes of its result for these, of its input for the others.
+SIZED_BY_RESULT = frozenset({"all_gather", *LOCAL})
+
+
+class State(NamedTuple):
+    """A layout without its mesh: what the graph of layouts is made of."""
+
+    splits: tuple[Axes, ...]
+    partial: Axes
+
+    @classmethod
+    def of(cls, layout: Layout) -> State:
+        return cls(layout.splits, layout.partial)
+
+
+class Move(NamedTuple):
+    """A transition between states; ``axes`` are ordered as in the dimension that loses them, or else gains them."""
+
+    kind: str
+    axes: Axes
+    dim: int | None
+    to_dim: int | None
+    target: State
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective (``kind`` in :data:`COMMUNICATING`) or one local step (in :data:`LOCAL`), from layout to layout.
+
+    ``dim`` is the dimension that loses or gains ``axes``; for an all-to-all, ``dim`` loses and ``to_dim`` gains them.
+    """
+
+    kind: str
+    axes: Axes
+    dim: int | None = None
+    to_dim: int | None = None
+    source: Layout = field(kw_only=True)
+    target: Layout = field(kw_only=True)
+
+    @property
+    def communicates(self) -> bool:
+        return self.kind in COMMUNICATING
+
+    @property
+    def cost_kind(self) -> str:
+        """The kind that a cost model is asked for: all local steps are one kind to it."""
+        return self.kind if self.communicates else "local"
+
+    @property
+    def group_axes(self) -> Axes:
+        """The axes in mesh order: they name the communicator, and its members are ordered by rank."""
+        return tuple(sorted(self.axes))
+
+    def n_bytes(self, shape: Shape, itemsize: int) -> int:
+        """The bytes that a cost model is asked for, for the rank with the largest piece of a tensor of ``shape``.
+
+        All-gather and local steps: the result. Reduce-scatter, all-reduce and all-to-all: the input.
+        """
+        layout = self.target if self.kind in SIZED_BY_RESULT else self.source
+        return math.prod(layout.largest_local_shape(shape)) * itemsize
+
+    def __str__(self) -> str:
+        where = "" if self.dim is None else f" {self.dim}" if self.to_dim is None else f" {self.dim}>{self.to_dim}"
+        return f"{self.kind}({axes_text(self.axes)}{where})"
+
+
+def legal_steps(layout: Layout, shape: Shape) -> tuple[Step, ...]:
+    """All steps from a layout to layouts that fit a tensor of ``shape``, in a fixed order."""
+    return tuple(
+        step
+        for move in moves(len(layout.mesh.sizes), State.of(layout))
+        if (step := make_step(layout, move)).target.fits(shape)
+    )
+
+
+def make_step(source: Layout, move: Move) -> Step:
+    """The step that makes ``move`` from ``source``."""
+    target = Layout(source.mesh, *move.target)
+    return Step(move.kind, move.axes, move.dim, move.to_dim, source=source, target=target)
+
+
+# The transitions. "Minor-most" is the end of a dimension's tuple of axes; n axes at once for every n.
+#
+#      from                          to                                 step
+#   1. n minor-most axes of a dim    replicated                         all_gather
+#   2. partial axes                  minor-most of a dim, any order     reduce_scatter
+#   3. n minor-most axes of a dim    minor-most of a dim, any order     all_to_all
+#   4. partial axes                  replicated                         all_reduce
+#   5. replicated axes               minor-most of a dim, any order     slice
+#   6. replicated axes               partial                            keep
+#   7. n minor-most axes of a dim    partial                            pad
+#
+# In 3 the dimension may be the same one: that puts its minor-most axes in another order.
+
+
+@cache
+def moves(n_axes: int, state: State) -> tuple[Move, ...]:
+    """All transitions from ``state`` on a mesh with ``n_axes`` axes, in a fixed order; targets are unique."""
+    used = set(state.partial).union(*state.splits)
+    replicated = tuple(axis for axis in range(n_axes) if axis not in used)
+    return (
+        *_drop_minor(state, "all_gather"),  # 1
+        *_append(state, "reduce_scatter", state.partial),  # 2
+        *_all_to_all(state),  # 3
+        *_change_partial(state, "all_reduce", state.partial),  # 4
+        *_append(state, "slice", replicated),  # 5
+        *_change_partial(state, "keep", replicated),  # 6
+        *_drop_minor(state, "pad"),  # 7
+    )
+
+
+def _with_dim(splits: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
+    return (*splits[:dim], axes, *splits[dim + 1 :])
+
+
+def _minor_ends(state: State) -> Iterator[tuple[int, Axes, tuple[Axes, ...]]]:
+    """(dim, its n minor-most axes, the splits without them) for every dim and n."""
+    for dim, axes in enumerate(state.splits):
+        for start in reversed(range(len(axes))):
+            yield dim, axes[start:], _with_dim(state.splits, dim, axes[:start])
+
+
+def _drop_minor(state: State, kind: str) -> Iterator[Move]:
+    for dim, axes, splits in _minor_ends(state):
+        partial = tuple(sorted(state.partial + axes)) if kind == "pad" else state.partial
+        yield Move(kind, axes, dim, None, State(splits, partial))
+
+
+def _append(state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for count in range(1, len(available) + 1):
+        for axes in permutations(available, count):
+            partial = tuple(axis for axis in state.partial if axis not in axes)
+            for dim, held in enumerate(state.splits):
+                yield Move(kind, axes, dim, None, State(_with_dim(state.splits, dim, held + axes), partial))
+
+
+def _all_to_all(state: State) -> Iterator[Move]:
+    for dim, axes, rest in _minor_ends(state):
+        for order in permutations(axes):
+            for to_dim, held in enumerate(rest):
+                # Within a dimension an unchanged first axis means that fewer axes move: found from the shorter end.
+                if to_dim != dim or order[0] != axes[0]:
+                    target = State(_with_dim(rest, to_dim, held + order), state.partial)
+                    yield Move("all_to_all", axes, dim, to_dim, target)
+
+
+def _change_partial(state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for count in range(1, len(available) + 1):
+        for axes in combinations(available, count):
+            partial = set(state.partial).symmetric_difference(axes)
+            yield Move(kind, axes, None, None, State(state.splits, tuple(sorted(partial))))

@@ -1,0 +1,49 @@
+"""Elementwise reduction of a group's pieces, always in the group's order.
+
+One order everywhere, in simulation and under MPI, whatever way the pieces travelled: every device gets the same bits,
+so replicas stay equal. Types of 16 bits and less are summed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
+    """``((pieces[0] op pieces[1]) op pieces[2]) ...``, into ``out`` where given; never into a piece.
+
+    ``out`` may be one of the pieces only if it is the first.
+
+    Raises:
+        ValueError: an unknown ``op``.
+    """
+    if op not in REDUCTIONS:
+        raise ValueError(f"unknown reduction {op!r}; expected one of {', '.join(REDUCTIONS)}")
+    function = REDUCTIONS[op]
+    if out is None:
+        out = np.empty_like(pieces[0])
+    if len(pieces) == 1:
+        np.copyto(out, pieces[0])
+    elif op == "sum" and is_low_precision(pieces[0].dtype):
+        total = pieces[0].astype(np.float32)
+        for piece in pieces[1:]:
+            np.add(total, piece.astype(np.float32), out=total)
+        np.copyto(out, total, casting="unsafe")
+    else:
+        function(pieces[0], pieces[1], out=out)
+        for piece in pieces[2:]:
+            function(out, piece, out=out)
+    return out
+
+
+def is_low_precision(dtype: np.dtype[Any]) -> bool:
+    """Whether sums need a wider type: float16, and the extension types bfloat16 and float8 (kind V)."""
+    return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize <= 2)
