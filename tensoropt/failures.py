@@ -205,6 +205,7 @@ class ErrorHandling:
             ended.update(ending.receive_farewells())
             missing = [rank for rank, begun in ended.items() if begun < self.processes.collectives_begun]
             if missing:
+                time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
                 print(
                     f"tensoropt: rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has "
                     "ended. All ranks must run the same steps.",

