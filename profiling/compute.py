@@ -1,0 +1,191 @@
+"""The actions that are timed to learn what one device computes, through TensorFlow or through NumPy alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+Action = Callable[[], Any]
+
+STREAM_BYTES = 1 << 24
+"""Of the array that bandwidth is measured with: beyond the second level of cache, as a layer's tensors are."""
+_CHAIN = 300
+_CALLBACKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """``many()`` runs ``more`` operators more than ``few()``, so the difference of their times is theirs."""
+
+    few: Action
+    many: Action
+    more: int
+
+
+class Engine(Protocol):
+    """What computes on this rank's device. Every action ends when its work is done."""
+
+    name: str
+    gemm_extent: int
+    """The multiplied matrices are squares of this many rows."""
+
+    def device_name(self) -> str: ...
+
+    def device_memory_bytes(self) -> int | None:
+        """The device's own memory, None where it is the machine's."""
+        ...
+
+    def gemm(self, dtype: str) -> Action:
+        """Multiply two square matrices."""
+        ...
+
+    def stream(self) -> Action:
+        """An elementwise operator that reads and writes :data:`STREAM_BYTES`."""
+        ...
+
+    def operators(self) -> Chain:
+        """Chains of operators that do next to nothing."""
+        ...
+
+    def callbacks(self) -> Chain | None:
+        """Chains of calls from the engine into Python, where collectives run; None where they need no such call."""
+        ...
+
+
+class NumpyEngine:
+    """NumPy on the CPU: for machines without TensorFlow, and to hold the other engine against."""
+
+    gemm_extent = 512
+
+    def __init__(self) -> None:
+        self.name = f"NumPy {np.__version__}"
+
+    def device_name(self) -> str:
+        return cpu_name()
+
+    def device_memory_bytes(self) -> int | None:
+        return None
+
+    def gemm(self, dtype: str) -> Action:
+        left, right = (np.full((self.gemm_extent,) * 2, value, dtype) for value in (0.5, 0.25))
+        result = np.empty_like(left)
+        return lambda: np.matmul(left, right, out=result)
+
+    def stream(self) -> Action:
+        array = np.ones(STREAM_BYTES // 4, np.float32)
+        return lambda: np.multiply(array, np.float32(0.5))
+
+    def operators(self) -> Chain:
+        number = np.ones(1, np.float32)
+
+        def chain(length: int) -> Action:
+            def run() -> None:
+                for _ in range(length):
+                    np.tanh(number, out=number)
+
+            return run
+
+        return Chain(chain(1), chain(_CHAIN + 1), _CHAIN)
+
+    def callbacks(self) -> Chain | None:
+        return None
+
+
+class TensorFlowEngine:
+    """TensorFlow with its threads as they are configured, on its first GPU if it sees one.
+
+    The first use starts TensorFlow's runtime: threads and visible devices must be configured before.
+
+    Raises:
+        RuntimeError: eager execution is off, or a graph is the default one.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            raise RuntimeError("measuring needs eager execution, but a graph is the default: measure before or outside")
+        self._tf = tf
+        self._gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._device = "/GPU:0" if self._gpu else "/CPU:0"
+        self.gemm_extent = 4096 if self._gpu else 512  # a GPU's rate shows only at sizes that fill it
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or "all"
+        self.name = f"TensorFlow {tf.__version__}, {threads} threads"
+
+    def device_name(self) -> str:
+        if not self._gpu:
+            return cpu_name()
+        details = self._tf.config.experimental.get_device_details(self._tf.config.list_physical_devices("GPU")[0])
+        return str(details.get("device_name", "GPU"))
+
+    def device_memory_bytes(self) -> int | None:
+        if not self._gpu:
+            return None
+        from tensorflow.python.client import device_lib  # the only place that tells a device's limit
+
+        return next(int(d.memory_limit) for d in device_lib.list_local_devices() if d.device_type == "GPU")
+
+    def _synced(self, action: Action) -> Action:
+        def run() -> None:
+            action()
+            if self._gpu:
+                self._tf.test.experimental.sync_devices()
+
+        return run
+
+    def gemm(self, dtype: str) -> Action:
+        with self._tf.device(self._device):
+            left, right = (self._tf.fill((self.gemm_extent,) * 2, self._tf.cast(v, dtype)) for v in (0.5, 0.25))
+        return self._synced(lambda: self._tf.matmul(left, right))
+
+    def stream(self) -> Action:
+        with self._tf.device(self._device):
+            array = self._tf.ones(STREAM_BYTES // 4)
+            half = self._tf.constant(0.5)
+        return self._synced(lambda: self._tf.multiply(array, half))
+
+    def _chain(self, step: Callable[[Any], Any], lengths: tuple[int, int]) -> Chain:
+        tf = self._tf
+        start = tf.ones(1)
+
+        def build(length: int) -> Action:
+            def body(x: Any) -> Any:
+                for _ in range(length):
+                    x = step(x)
+                return x
+
+            function = tf.function(body, autograph=False).get_concrete_function(start)
+            return lambda: function(start).numpy()
+
+        few, many = lengths
+        return Chain(build(few), build(many), many - few)
+
+    def operators(self) -> Chain:
+        with self._tf.device(self._device):
+            return self._chain(self._tf.tanh, (1, _CHAIN + 1))
+
+    def callbacks(self) -> Chain | None:
+        tf = self._tf
+        with tf.device("/CPU:0"):
+            return self._chain(lambda x: tf.numpy_function(lambda y: y, [x], tf.float32), (1, _CALLBACKS + 1))
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux has it, else ``CPU``."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return "CPU"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "CPU")
+
+
+def time_s(action: Action) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

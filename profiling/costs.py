@@ -1,0 +1,219 @@
+"""What a collective and an operator cost in time, on a hardware description: TensorOpt, section 3.2.
+
+Bytes ``n`` of a collective: *all_gather* the result on one device; *reduce_scatter* its input; *all_reduce* the tensor;
+*all_to_all* the input on one device; *local* what is written.
+
+**Measured** (:class:`Curve`). A table holds times at some sizes for one kind over one device partition, with all groups
+at work at once, so that contention is in it. Between two sizes that are at most a factor of 2 apart the *bandwidth* is
+interpolated, as in section 3.2: ``n / (w0 + (w1 - w0) (n - n0) / (n1 - n0))`` with ``w = n / t``. Between sizes further
+apart the *time* is interpolated: a time of latency plus bytes over bandwidth is met exactly, where the bandwidth's
+interpolation over a factor of 16 errs by half. Beyond the ends linear. A larger tensor is never charged less:
+a table's times are first replaced by their running maximum, and then both interpolations are monotone.
+
+**Modelled** (:func:`modelled`), where nothing was measured: rings, level by level. A group has ``g`` members along the
+axes of a level; one unit of that level (a machine, or a device at the innermost one) has a link of ``B`` bytes per
+second each way and messages of latency ``a``, both from the hardware description. Volumes per unit, from OneFlow's
+Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_reduce ``2(p-1)|T|``, all_to_all
+``(p-1)/p |T|`` with ``|T| = p n``):
+
+    ==============  =========================================  ==================
+    kind            time of one level                          implemented in
+    ==============  =========================================  ==================
+    all_gather      ``(g-1) a + c n (g-1)/g / B``              :func:`modelled`
+    reduce_scatter  ``(g-1) a + c n (g-1)/g / B``              :func:`modelled`
+    all_reduce      ``2 (g-1) a + 2 c n (g-1)/g / B``          :func:`modelled`
+    all_to_all      ``(g-1) a + d n (g-1)/g / B``              :func:`modelled`
+    local           ``2 n / memory_bytes_per_s``               :func:`modelled`
+    operator        ``overhead + max(flops/rate, bytes/bw)``   :class:`OperatorCosts`
+    ==============  =========================================  ==================
+
+Levels follow each other, inner ones first for sums, last for gathers, so their times add, and outside of a machine a
+group moves ``n`` once, whatever its members there. ``c`` is contention: the groups that share one unit's link, which
+are the ``d`` devices below one unit over the group's members there. all_to_all has no such sharing: every device below
+the unit sends its own part. A local step reads and writes. Constants: the 2 of all_reduce is its two passes, the 2 of
+local its read and its write.
+
+Times are whole nanoseconds, so that all searches agree to the bit. Modelled and measured times cost O(levels) and
+O(log sizes); answers are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from ..reschedule.mesh import Mesh
+from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware
+
+KINDS = (*COMMUNICATING_KINDS, "local")
+
+_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
+_REMEMBERED = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A time of latency and bandwidth."""
+
+    latency_ns: float
+    ns_per_byte: float
+
+    def time_ns(self, n_bytes: int) -> float:
+        return self.latency_ns + self.ns_per_byte * n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A measured table as a function of the size; monotone, exact at sizes whose time is a running maximum."""
+
+    sizes: tuple[int, ...]
+    times_ns: tuple[float, ...]
+
+    @classmethod
+    def of(cls, table: CollectiveTable) -> Curve:
+        return cls(table.n_bytes, tuple(accumulate((time * 1e3 for time in table.time_us), max)))
+
+    def time_ns(self, n_bytes: int) -> float:
+        if n_bytes <= self.sizes[0]:
+            return self._below(n_bytes)
+        if n_bytes >= self.sizes[-1]:
+            return self._beyond(n_bytes)
+        index = bisect_right(self.sizes, n_bytes) - 1
+        (x0, x1), (t0, t1) = self.sizes[index : index + 2], self.times_ns[index : index + 2]
+        part = (n_bytes - x0) / (x1 - x0)
+        if x1 > 2 * x0:
+            return t0 + (t1 - t0) * part
+        return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
+
+    def _below(self, n_bytes: int) -> float:
+        """The first piece's line, but never less than in proportion, which keeps it above zero."""
+        (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
+        return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
+
+    def _beyond(self, n_bytes: int) -> float:
+        """The last piece's line, but never flatter than the whole table: two equal last times are noise."""
+        (x0, x1), (t0, t1) = self.sizes[-2:], self.times_ns[-2:]
+        overall = (t1 - self.times_ns[0]) / (x1 - self.sizes[0])
+        return t1 + max((t1 - t0) / (x1 - x0), overall) * (n_bytes - x1)
+
+
+def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -> Line:
+    """The line of ``kind`` over the groups that ``axes`` make: the formulas of the module docstring.
+
+    Args:
+        mesh: a mesh of ``hardware``: as many levels, outermost first.
+    """
+    if kind == "local":
+        return Line(0.0, 2e9 / hardware.device.memory_bytes_per_s)
+    latency_ns = ns_per_byte = 0.0
+    devices_below = members_below = 1
+    for index in reversed(range(len(mesh.levels))):
+        link = hardware.levels[index]
+        g = mesh.size_of(tuple(axis for axis in axes if mesh.level_of_axis[axis] == index))
+        sharing = devices_below if kind == "all_to_all" else devices_below // members_below
+        latency_ns += _PASSES[kind] * (g - 1) * link.latency_us * 1e3
+        ns_per_byte += _PASSES[kind] * sharing * (g - 1) / g / link.bytes_per_s * 1e9
+        devices_below *= mesh.levels[index].count
+        members_below *= g
+    return Line(latency_ns, ns_per_byte)
+
+
+class CollectiveCosts:
+    """Times of collectives on a mesh of a hardware: measured where a table holds there, else modelled.
+
+    Raises:
+        ValueError: the mesh is not one of the hardware's.
+    """
+
+    def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
+        counts = [[level.count for level in each.levels] for each in (mesh, hardware.mesh(mesh.n_devices))]
+        if counts[0] != counts[1]:
+            raise ValueError(
+                f"mesh {mesh} is not one of {hardware.name}: got levels of {counts[0]} units, expected {counts[1]}; "
+                f"take Hardware.mesh({mesh.n_devices})"
+            )
+        self.hardware = hardware
+        self.mesh = mesh
+        self._curves = {key: Curve.of(table) for key, table in hardware.measured_on(mesh).items()}
+        self._line = lru_cache(maxsize=None)(self._modelled)
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
+
+    def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
+        """The time of one collective over all groups that ``axes`` make at once; 0 for groups of one device.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            mesh: the mesh that these costs are for.
+            axes: in any order; the groups are the same.
+            n_bytes: of the kind's own meaning, in the module docstring.
+
+        Raises:
+            ValueError: another mesh, an unknown kind, an axis that the mesh doesn't have, or fewer than 0 bytes.
+        """
+        if mesh is not self.mesh and mesh != self.mesh:
+            raise ValueError(f"these costs are for mesh {self.mesh}, got {mesh}: make CollectiveCosts for that one")
+        return self._remembered(kind, axes, n_bytes)
+
+    def source(self, kind: str, axes: tuple[int, ...]) -> str:
+        """Where the time of ``kind`` over ``axes`` comes from, for the record."""
+        measured = (kind, tuple(sorted(axes))) in self._curves
+        field = "collectives" if measured else "memory_bytes_per_s" if kind == "local" else "levels"
+        said = self.hardware.provenance.get(field, "source not given")
+        return f"{'measured' if measured else 'modelled'}: {said}"
+
+    def _modelled(self, kind: str, axes: tuple[int, ...]) -> Line:
+        return modelled(self.hardware, self.mesh, kind, axes)
+
+    def _time_ns(self, kind: str, axes: tuple[int, ...], n_bytes: int) -> int:
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of collective: got {kind!r}, expected one of {', '.join(KINDS)}")
+        if len(set(axes)) != len(axes) or not set(axes) <= set(self.mesh.axes):
+            raise ValueError(f"axes {axes} of mesh {self.mesh}: expected different ones of {self.mesh.axes}")
+        if n_bytes < 0:
+            raise ValueError(f"a collective of {n_bytes} bytes: expected at least 0")
+        if self.mesh.size_of(axes) == 1:
+            return 0
+        axes = tuple(sorted(axes))
+        time_ns = (self._curves.get((kind, axes)) or self._line(kind, axes)).time_ns(n_bytes)
+        return round(time_ns) if kind == "local" else max(1, round(time_ns))
+
+
+class OperatorCosts:
+    """Times of operators on one device: a roofline, ``overhead + max(flops / rate, bytes / bandwidth)``.
+
+    A dtype without a rate of its own takes: ``float64`` and other 8-byte numbers half of ``float32``'s; ``float16`` and
+    ``bfloat16`` each other's; everything else ``float32``'s. Of integers and the like the bytes decide nearly always.
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self._rate = lru_cache(maxsize=None)(self._flops_per_s)
+
+    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int:
+        """The time of one operator.
+
+        Args:
+            flops: floating-point operations, a multiply-add as two.
+            n_bytes: read plus written.
+            dtype: TensorFlow's name of the type it computes in.
+
+        Raises:
+            ValueError: fewer than 0 operations or bytes.
+        """
+        if flops < 0 or n_bytes < 0:
+            raise ValueError(f"an operator of {flops} operations and {n_bytes} bytes: expected at least 0 of each")
+        device = self.hardware.device
+        roofline_s = max(flops / self._rate(dtype), n_bytes / device.memory_bytes_per_s)
+        return round(device.operator_overhead_us * 1e3 + roofline_s * 1e9)
+
+    def _flops_per_s(self, dtype: str) -> float:
+        rates = self.hardware.device.flops_per_s
+        if dtype in rates:
+            return rates[dtype]
+        if dtype in ("float64", "complex128", "int64", "uint64"):
+            return rates.get("float64", rates["float32"] / 2)
+        if dtype in ("float16", "bfloat16"):
+            return rates.get("float16", rates.get("bfloat16", rates["float32"]))
+        return rates["float32"]

@@ -1,0 +1,74 @@
+"""Hardware that ships with the package: ``DEVICE-MxD`` is M machines with D devices each.
+
+Each ``DEVICE.json`` beside this module is a whole hardware file of that device in its usual machine; a name replaces
+its counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import replace
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from .checks import HardwareError
+from .description import Hardware
+from .frozen import FrozenMapping
+
+_NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices>[1-9][0-9]*)")
+
+
+@cache
+def shipped() -> FrozenMapping[Hardware]:
+    """The shipped descriptions by device name, in alphabetical order."""
+    described = {}
+    for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".json"):
+            with as_file(entry) as path:
+                described[entry.name.removesuffix(".json")] = Hardware.load(path)
+    return FrozenMapping(described)
+
+
+def named(name: str) -> Hardware:
+    """The hardware of a name such as ``v100-2x8``.
+
+    Raises:
+        HardwareError: no such name; the nearest ones are offered.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or match["device"] not in shipped():
+        raise HardwareError(
+            f"no hardware is called {name!r}; expected DEVICE-MxD, M machines with D devices each, with DEVICE one of "
+            f"{', '.join(shipped())}: did you mean {' or '.join(_nearest(name))}? Other devices need a hardware file"
+        )
+    described = shipped()[match["device"]]
+    outer, inner = described.levels
+    levels = (replace(outer, count=int(match["machines"])), replace(inner, count=int(match["devices"])))
+    if levels == described.levels:
+        return described
+    return replace(described, name=name, levels=levels, collectives=FrozenMapping({}))
+
+
+def resolve(name_or_path: str | Path) -> Hardware:
+    """The hardware of a file's path, or of a name for :func:`named`; a path has a suffix, a folder, or exists.
+
+    Raises:
+        HardwareError: neither a readable hardware file nor a known name.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".json" or len(path.parts) > 1 or path.is_file():
+        return Hardware.load(path)
+    return named(str(name_or_path))
+
+
+def _nearest(name: str) -> list[str]:
+    usual = [described.name for described in shipped().values()]
+    device, _, counts = name.lower().partition("-")
+    guessed = [
+        f"{near}-{counts}"
+        for near in difflib.get_close_matches(device, shipped(), n=2, cutoff=0.5)
+        if _NAME.fullmatch(f"{near}-{counts}")
+    ]
+    return guessed or difflib.get_close_matches(name.lower(), usual, n=2, cutoff=0.5) or usual

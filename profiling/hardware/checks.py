@@ -1,0 +1,67 @@
+"""Checks of what a hardware description says; each failure names the field, what it got and what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+class HardwareError(ValueError):
+    """A hardware description, or what is asked of it, is impossible."""
+
+
+def fail(field: str, got: object, expected: str) -> HardwareError:
+    return HardwareError(f"{field}: got {got!r}, expected {expected}")
+
+
+def number(value: object, field: str, expected: str, least: float | None = None) -> float:
+    """A finite number above zero, or at least ``least`` where that is given."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise fail(field, value, expected)
+    if value < least if least is not None else value <= 0:
+        raise fail(field, value, expected)
+    return float(value)
+
+
+def whole(value: object, field: str, expected: str) -> int:
+    """A whole number of at least 1; a float such as 16e9 is one too."""
+    number(value, field, expected)
+    assert isinstance(value, int | float)
+    if value != int(value):
+        raise fail(field, value, expected)
+    return int(value)
+
+
+def text(value: object, field: str, expected: str = "a text that is not empty") -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise fail(field, value, expected)
+    return value
+
+
+def mapping(value: object, field: str, expected: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise fail(field, value, expected)
+    return value
+
+
+def sequence(value: object, field: str, expected: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise fail(field, value, expected)
+    return tuple(value)
+
+
+def fields(
+    value: object, where: str, required: Collection[str], optional: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """A JSON object that has all required fields, and none that is neither required nor optional."""
+    known = [*required, *optional]
+    found = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")
+    prefix = f"{where}." if where else ""
+    for name in required:
+        if name not in found:
+            raise HardwareError(f"{prefix}{name}: missing; expected the fields {', '.join(required)}")
+    for name in found:
+        if name not in known:
+            raise HardwareError(f"{prefix}{name}: unknown field; known are {', '.join(known)}")
+    return found

@@ -1,0 +1,346 @@
+"""What the devices are and how they are joined: measured at ``init``, read from a file, or taken from the catalogue.
+
+The file is FORMATS' ``tensoropt/hardware``, version 1. A value that can't be is refused when it is built, so a
+:class:`Hardware` that exists is valid; :meth:`Hardware.load` adds the file's name to what the refusal says.
+
+A parallelism is p devices of one machine, or M machines with all their devices. On a part of the hardware fewer groups
+contend, so a collective that was measured on the whole is taken for a part only where the contention is the same: the
+groups lie within levels (from the innermost outwards) whose units all take part. :meth:`Hardware.measured_on` says
+which these are; everything else on the part is modelled from the levels (``costs.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ...reschedule.layout import axes_text, parse_axes
+from ...reschedule.mesh import Level, Mesh
+from . import checks
+from .checks import HardwareError
+from .frozen import FrozenMapping, freeze, thaw
+
+FORMAT = "tensoropt/hardware"
+VERSION = 1
+COMMUNICATING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+_EMPTY: FrozenMapping[Any] = FrozenMapping({})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    Attributes:
+        name: what it is, for people.
+        memory_bytes: what a plan may use, before any safety factor.
+        flops_per_s: floating-point operations per second by dtype; ``float32`` is always there.
+        memory_bytes_per_s: what is read plus what is written, per second.
+        operator_overhead_us: what starting one operator costs.
+    """
+
+    name: str
+    memory_bytes: int
+    flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    operator_overhead_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "device.name")
+        rates = checks.mapping(self.flops_per_s, "device.flops_per_s", "an object from dtype to operations per second")
+        if "float32" not in rates:
+            raise HardwareError(f"device.flops_per_s.float32: missing; got rates for {', '.join(rates) or 'no dtype'}")
+        per_second = "a positive number per second"
+        values = {
+            "memory_bytes": checks.whole(self.memory_bytes, "device.memory_bytes", "a positive whole number of bytes"),
+            "flops_per_s": FrozenMapping(
+                {dtype: checks.number(rate, f"device.flops_per_s.{dtype}", per_second) for dtype, rate in rates.items()}
+            ),
+            "memory_bytes_per_s": checks.number(self.memory_bytes_per_s, "device.memory_bytes_per_s", per_second),
+            "operator_overhead_us": checks.number(
+                self.operator_overhead_us, "device.operator_overhead_us", "microseconds, at least 0", least=0
+            ),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLevel:
+    """One level of the hardware: how many units one unit of the level above holds, and how they are joined.
+
+    Attributes:
+        name: ``machine``, ``device``.
+        count: units in one unit of the level above.
+        latency_us: of one message between two units.
+        bytes_per_s: what one unit sends to its neighbours per second, in one direction, while it receives as much. All
+            devices below one unit share it.
+    """
+
+    name: str
+    count: int
+    latency_us: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "levels.name")
+        where = f"levels[{self.name}]"
+        values = {
+            "count": checks.whole(self.count, f"{where}.count", "a positive whole number of units"),
+            "latency_us": checks.number(self.latency_us, f"{where}.latency_us", "microseconds, at least 0", least=0),
+            "bytes_per_s": checks.number(self.bytes_per_s, f"{where}.bytes_per_s", "a positive number per second"),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTable:
+    """Measured times of one kind of collective over one device partition, all groups at once.
+
+    ``n_bytes`` is ascending, ``time_us[i]`` belongs to ``n_bytes[i]``; ``costs.py`` says which bytes are meant.
+    """
+
+    n_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        sizes = checks.sequence(self.n_bytes, "bytes", "a list of sizes")
+        times = checks.sequence(self.time_us, "time_us", "a list of times")
+        sizes = tuple(checks.whole(size, "bytes", "positive whole numbers") for size in sizes)
+        times = tuple(checks.number(time, "time_us", "positive microseconds") for time in times)
+        if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):
+            raise checks.fail("bytes", list(sizes), "at least two sizes, each larger than the one before")
+        if len(times) != len(sizes):
+            raise checks.fail("time_us", list(times), f"one time for each of the {len(sizes)} sizes")
+        object.__setattr__(self, "n_bytes", sizes)
+        object.__setattr__(self, "time_us", times)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Devices, their links, and what was measured on them.
+
+    Attributes:
+        name: ``v100-2x8``, or what the measurement calls itself.
+        device: all devices are alike.
+        levels: outermost (between machines) to innermost (between the devices of a machine).
+        collectives: by kind, then by the axes of the whole mesh as text (``"ab"``), the measured table.
+        provenance: where each number comes from, by field.
+        operators: measurements of single operators, kept as they are given.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[LinkLevel, ...]
+    collectives: Mapping[str, Mapping[str, CollectiveTable]] = field(default_factory=lambda: _EMPTY)
+    provenance: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    operators: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "name")
+        object.__setattr__(self, "levels", tuple(self.levels))
+        if not self.levels:
+            raise checks.fail("levels", [], "at least one level")
+        names = [level.name for level in self.levels]
+        if len(set(names)) != len(names):
+            raise checks.fail("levels", names, "levels of different names")
+        try:
+            mesh = self._mesh_of(tuple(level.count for level in self.levels))
+        except ValueError as error:
+            raise HardwareError(f"levels: {error}") from None
+        for kind, tables in self.collectives.items():
+            if kind not in COMMUNICATING_KINDS:
+                raise checks.fail("collectives", kind, f"one of {', '.join(COMMUNICATING_KINDS)}")
+            for axes in tables:
+                ordered = all(low < high for low, high in pairwise(axes))
+                if not axes or not ordered or not set(axes) <= set(axes_text(mesh.axes)):
+                    expected = f"some of the letters {axes_text(mesh.axes) or '(none)'}, in order: the axes of {mesh}"
+                    raise checks.fail(f"collectives.{kind}", axes, expected)
+        for where, source in self.provenance.items():
+            checks.text(source, f"provenance.{where}", "a text that says where the number comes from")
+        for name in ("collectives", "provenance", "operators"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
+
+    # Meshes
+
+    @property
+    def n_devices(self) -> int:
+        return math.prod(level.count for level in self.levels)
+
+    def _mesh_of(self, counts: tuple[int, ...]) -> Mesh:
+        return Mesh(tuple(Level(level.name, count) for level, count in zip(self.levels, counts, strict=True)))
+
+    def _counts_by_parallelism(self) -> dict[int, tuple[int, ...]]:
+        """For each allowed number of devices, ascending, the units of each level that take part."""
+        shapes: dict[int, tuple[int, ...]] = {}
+        below: tuple[int, ...] = ()
+        for index, level in reversed(list(enumerate(self.levels))):
+            for count in range(1, level.count + 1):
+                shapes.setdefault(count * math.prod(below), (1,) * index + (count, *below))
+            below = (level.count, *below)
+        return shapes
+
+    def parallelisms(self) -> tuple[int, ...]:
+        """The numbers of devices that a plan can use, ascending: p of one machine, or M machines with all of theirs."""
+        return tuple(sorted(self._counts_by_parallelism()))
+
+    def mesh(self, parallelism: int | None = None) -> Mesh:
+        """The mesh of ``parallelism`` devices, or of all.
+
+        Raises:
+            HardwareError: no such number of devices is p of one machine or M machines with all of theirs; the
+                neighbouring numbers are named.
+        """
+        if parallelism is None:
+            parallelism = self.n_devices
+        shapes = self._counts_by_parallelism()
+        if parallelism not in shapes:
+            allowed = sorted(shapes)
+            at = bisect_left(allowed, parallelism) if isinstance(parallelism, int) else len(allowed)
+            names = " or ".join(str(count) for count in allowed[max(0, at - 1) : at + 1])
+            per_machine = self.levels[-1].count
+            raise HardwareError(
+                f"parallelism {parallelism!r} is not possible on {self.name}: expected 1 to {per_machine} devices of "
+                f"one {self.levels[-2].name if len(self.levels) > 1 else 'machine'}, or several with all {per_machine} "
+                f"devices each, {self.n_devices} in all; nearest are {names}"
+            )
+        return self._mesh_of(shapes[parallelism])
+
+    def measured_on(self, mesh: Mesh) -> dict[tuple[str, tuple[int, ...]], CollectiveTable]:
+        """The measured tables that hold on ``mesh``, by kind and by axes of ``mesh`` (see the module docstring)."""
+        whole = self.mesh()
+        same_from = len(self.levels)
+        while same_from > 0 and mesh.levels[same_from - 1].count == whole.levels[same_from - 1].count:
+            same_from -= 1
+        n_same = sum(level >= same_from for level in mesh.level_of_axis)
+        first, shift = len(mesh.axes) - n_same, len(whole.axes) - len(mesh.axes)
+        return {
+            (kind, tuple(axis - shift for axis in parse_axes(axes))): table
+            for kind, tables in self.collectives.items()
+            for axes, table in tables.items()
+            if min(parse_axes(axes)) - shift >= first
+        }
+
+    # Files
+
+    def to_json(self) -> dict[str, Any]:
+        """The description as FORMATS has it."""
+        device = {
+            "name": self.device.name,
+            "memory_bytes": self.device.memory_bytes,
+            "flops_per_s": dict(self.device.flops_per_s),
+            "memory_bytes_per_s": self.device.memory_bytes_per_s,
+            "operator_overhead_us": self.device.operator_overhead_us,
+        }
+        levels = [
+            {"name": lv.name, "count": lv.count, "latency_us": lv.latency_us, "bytes_per_s": lv.bytes_per_s}
+            for lv in self.levels
+        ]
+        collectives = {
+            kind: {axes: {"bytes": list(t.n_bytes), "time_us": list(t.time_us)} for axes, t in tables.items()}
+            for kind, tables in self.collectives.items()
+        }
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "device": device,
+            "levels": levels,
+            "collectives": collectives,
+            "operators": thaw(self.operators),
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Hardware:
+        """Read what :meth:`to_json` gave.
+
+        Raises:
+            HardwareError: a field is missing, unknown or impossible, or the format or version is another.
+        """
+        _check_format(value)
+        top = checks.fields(
+            value, "", ("format", "version", "name", "device", "levels"), ("collectives", "operators", "provenance")
+        )
+        device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
+        device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us",))
+        level_fields = ("name", "count", "latency_us", "bytes_per_s")
+        levels = checks.sequence(top["levels"], "levels", "a list of levels, outermost first")
+        optional = {name: top.get(name, {}) for name in ("collectives", "operators", "provenance")}
+        for name, given in optional.items():
+            checks.mapping(given, name, "an object")
+        return cls(
+            name=top["name"],
+            device=Device(**device),
+            levels=tuple(
+                LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields))
+                for index, level in enumerate(levels)
+            ),
+            collectives={kind: _tables(kind, tables) for kind, tables in optional["collectives"].items()},
+            provenance=optional["provenance"],
+            operators=optional["operators"],
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Hardware:
+        """Read a hardware file.
+
+        Raises:
+            HardwareError: the file can't be read, is no JSON, or describes no possible hardware; names the file.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            return cls.from_json(json.loads(text, object_pairs_hook=_without_duplicates))
+        except OSError as error:
+            raise HardwareError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise HardwareError(f"{path}: got bytes that are no text, expected JSON in UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise HardwareError(
+                f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected one JSON object of format "
+                f"{FORMAT!r}: is the file cut off?"
+            ) from None
+        except HardwareError as error:
+            raise HardwareError(f"{path}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write a file that :meth:`load` reads back as an equal description."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def _check_format(value: object) -> None:
+    found = checks.mapping(value, "the file", f"an object of format {FORMAT!r}")
+    got = (found.get("format"), found.get("version"))
+    if got[0] != FORMAT or isinstance(got[1], bool) or got[1] != VERSION:
+        raise HardwareError(
+            f"format, version: got {got[0]!r}, {got[1]!r}, expected {FORMAT!r}, {VERSION}: is it another kind of file, "
+            f"or from another release?"
+        )
+
+
+def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:
+    result = {}
+    for axes, given in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
+        where = f"collectives.{kind}.{axes}"
+        table = checks.fields(given, where, ("bytes", "time_us"))
+        try:
+            result[axes] = CollectiveTable(table["bytes"], table["time_us"])
+        except HardwareError as error:
+            raise HardwareError(f"{where}.{error}") from None
+    return result
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise HardwareError(f"{key}: occurs twice in one object, expected each field once")
+        result[key] = value
+    return result

@@ -1,0 +1,249 @@
+"""Measure this machine: what a device computes, and what each collective costs over each device partition.
+
+TensorOpt, section 3.2: every kind of collective is measured over every device partition (every set of axes, all groups
+at once, so that contention is included) at sizes 2^i. More ranks than cores are normal, so compute is measured on all
+ranks at once too. Of each quantity a rank takes the median of its repeats, and the slowest rank counts.
+
+All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
+clock: what is measured, how often, and when to stop follow from times that were first agreed on (:class:`_Ranks`), the
+largest over all ranks. An agreement is a barrier too.
+
+The budget is a wish: half is for compute, half for collectives, each part of equal shares. Each part makes its fewest
+repeats whatever they take; sizes whose predicted time passes the share are left out, and the ends come first, so
+that a short budget thins the table instead of cutting it off.
+
+The levels' latency and bandwidth, which meshes of fewer devices need, are fitted to the all-gathers of each level
+alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, through the smallest and the largest size.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+
+from ..reschedule.execute import Communicator
+from ..reschedule.layout import Axes, axes_text, block_bounds
+from ..reschedule.mesh import Level, Mesh
+from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
+from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
+from .memory import available_memory_bytes
+
+SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
+"""Bytes, the most telling first."""
+FEWEST_SIZES = 2
+REPEATS = (3, 15)
+"""Fewest and most."""
+_OVERHEAD_BUDGET_S = 0.02
+
+Tables = dict[str, dict[str, CollectiveTable]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process is among the ranks that measure together.
+
+    Attributes:
+        communicator: of all ranks, None for one alone.
+        rank: this one's number in the mesh.
+        local_ranks: how many ranks share this machine's memory.
+        broadcast: gives rank 0's value to every rank.
+    """
+
+    communicator: Communicator | None = None
+    rank: int = 0
+    local_ranks: int = 1
+    broadcast: Callable[[Any], Any] = lambda value: value
+
+
+def measure(
+    levels: Sequence[Level],
+    place: Place | None = None,
+    budget_s: float = 1.0,
+    engine: str = "tensorflow",
+    name: str = "this machine",
+) -> Hardware:
+    """Measure the devices of all ranks; every rank must call it, and gets an equal description.
+
+    Args:
+        levels: of the mesh that the ranks make, outermost first.
+        place: where this rank is; without it, one device alone.
+        budget_s: about how long it may take, without the start of the engine.
+        engine: ``tensorflow`` or ``numpy``.
+
+    Raises:
+        ValueError: an unknown engine, no budget, or several devices without a communicator.
+    """
+    place = place or Place()
+    mesh = Mesh(tuple(levels))
+    if engine not in ("tensorflow", "numpy"):
+        raise ValueError(f"unknown engine to measure with: got {engine!r}, expected 'tensorflow' or 'numpy'")
+    if not budget_s > 0:
+        raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
+    if place.communicator is None and mesh.n_devices > 1:
+        raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
+    computing: Engine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
+    ranks = _Ranks(place.communicator, mesh)
+    when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
+    device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
+    call_us = _overhead_us(computing.callbacks(), ranks)
+    tables = measure_collectives(mesh, place, budget_s / 2, call_us)
+    provenance["collectives"] = f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python"
+    fitted = tuple(_fitted(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
+    single = [level.name for level in mesh.levels if level.count == 1]
+    provenance["levels"] = "fitted to the measured all-gathers" + (
+        f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
+    )
+    measured = Hardware(name=name, device=device, levels=fitted, collectives=tables, provenance=provenance)
+    result: Hardware = place.broadcast(measured)  # the numbers agree already, names and dates need not
+    return result
+
+
+class _Ranks:
+    """Numbers on which all ranks agree."""
+
+    def __init__(self, communicator: Communicator | None, mesh: Mesh) -> None:
+        self._communicator = communicator
+        self._axes = mesh.axes
+        self.count = mesh.n_devices
+
+    def largest(self, value: float) -> float:
+        if self._communicator is None or not self._axes:
+            return value
+        return float(self._communicator.all_reduce(self._axes, np.array([value], np.float64), "max")[0])
+
+    def smallest(self, value: float) -> float:
+        return -self.largest(-value)
+
+    def median_s(self, action: Action, budget_s: float) -> float:
+        """The slowest rank's median over repeats of ``action``, which all ranks start together."""
+        action()
+        self.largest(0.0)
+        repeats = _repeats(budget_s, self.largest(time_s(action)))
+        return self.largest(statistics.median(time_s(action) for _ in range(repeats)))
+
+
+def _repeats(budget_s: float, once_s: float) -> int:
+    fewest, most = REPEATS
+    return max(fewest, min(most, int(budget_s / once_s)))
+
+
+def _overhead_us(timed: Chain | None, ranks: _Ranks) -> float:
+    """What one of the chain's operators costs, at least 0: the difference of two times is noisy."""
+    if timed is None:
+        return 0.0
+    few, many = (ranks.median_s(action, _OVERHEAD_BUDGET_S) for action in (timed.few, timed.many))
+    return max(0.0, many - few) / timed.more * 1e6
+
+
+def _measure_device(
+    engine: Engine, place: Place, ranks: _Ranks, budget_s: float, when: str
+) -> tuple[Device, dict[str, str]]:
+    """The device as all ranks see it, and where its numbers come from."""
+    share_s = budget_s / 3
+    flops = 2 * engine.gemm_extent**3
+    rates = {dtype: flops / ranks.median_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
+    bytes_per_s = 2 * STREAM_BYTES / ranks.median_s(engine.stream(), share_s)
+    overhead_us = _overhead_us(engine.operators(), ranks)
+    own = engine.device_memory_bytes()
+    memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
+    device = Device(
+        name=engine.device_name(),
+        memory_bytes=int(ranks.smallest(memory_bytes)),
+        flops_per_s=rates,
+        memory_bytes_per_s=bytes_per_s,
+        operator_overhead_us=overhead_us,
+    )
+    free = f"free when measured, over {place.local_ranks} ranks of the machine, the least of all ranks"
+    provenance = {
+        "memory_bytes": "the device's own" if own is not None else free,
+        "flops_per_s": f"{when}: {engine.name}, product of square matrices of {engine.gemm_extent} rows",
+        "memory_bytes_per_s": f"{when}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
+        "operator_overhead_us": f"{when}: {engine.name}, a chain of operators on one number",
+    }
+    return device, provenance
+
+
+def measure_collectives(mesh: Mesh, place: Place, budget_s: float, call_us: float = 0.0) -> Tables:
+    """The times of all kinds over all device partitions of ``mesh``; every rank must call it, and gets equal tables.
+
+    Args:
+        budget_s: about how long it may take.
+        call_us: what a collective costs beyond the communicator's own time: the engine's call to it.
+    """
+    subsets = list(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
+    if place.communicator is None or not subsets:
+        return {}
+    ranks = _Ranks(place.communicator, mesh)
+    share_s = budget_s / (len(subsets) * len(COMMUNICATING_KINDS))
+    tables: Tables = {kind: {} for kind in COMMUNICATING_KINDS}
+    for axes in subsets:
+        for kind in COMMUNICATING_KINDS:
+            times = _series(ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes))  # noqa: B023
+            sizes = tuple(sorted(times))
+            time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
+            tables[kind][axes_text(axes)] = CollectiveTable(sizes, time_us)
+    return tables
+
+
+def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> dict[int, float]:
+    """Seconds by size; a size's time is predicted from the next larger known one, else in proportion."""
+    times: dict[int, float] = {}
+    spent_s = 0.0
+    for size in SIZES:
+        if len(times) >= FEWEST_SIZES:
+            larger = [times[known] for known in sorted(times) if known > size]
+            predicted_s = larger[0] if larger else times[max(times)] * size / max(times)
+            if spent_s + REPEATS[0] * predicted_s > share_s:
+                continue
+        action = of_size(size)
+        action()
+        once_s = ranks.largest(time_s(action))
+        repeats = _repeats(share_s / len(SIZES), once_s)
+        times[size] = ranks.largest(statistics.median(time_s(action) for _ in range(repeats)))
+        spent_s += once_s * 2 + times[size] * repeats
+    return times
+
+
+def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -> Action:
+    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``."""
+    communicator = place.communicator
+    assert communicator is not None
+    n_members, mine = mesh.size_of(axes), mesh.index_along(axes, place.rank)
+    n_numbers = n_bytes // np.dtype(np.float32).itemsize
+    bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
+    whole = np.ones(n_numbers, np.float32)
+    blocks = [whole[start:end] for start, end in bounds]
+    shapes = [block.shape for block in blocks]
+    if kind == "all_reduce":
+        return lambda: communicator.all_reduce(axes, whole)
+    if kind == "reduce_scatter":
+        return lambda: communicator.reduce_scatter(axes, blocks, shapes[mine])
+    if kind == "all_gather":
+        return lambda: communicator.all_gather(axes, blocks[mine], shapes, communicator.empty(whole.shape, whole.dtype))
+    received = [shapes[mine]] * n_members
+    n_received = shapes[mine][0] * n_members
+    return lambda: communicator.all_to_all(axes, blocks, received, communicator.empty((n_received,), whole.dtype))
+
+
+def _fitted(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
+    """The link of a level, from the all-gathers among its units alone: see the module docstring."""
+    axes = tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == index)
+    if not axes:
+        return LinkLevel(level.name, level.count, 0.0, device.memory_bytes_per_s)
+    table = tables["all_gather"][axes_text(axes)]
+    steps = level.count - 1
+    (small, large), (first_us, last_us) = ((ends[0], ends[-1]) for ends in (table.n_bytes, table.time_us))
+    us_per_byte = max(last_us - first_us, 1e-3 * last_us) / (large - small)
+    sharing = mesh.size_of(tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] > index))
+    return LinkLevel(
+        name=level.name,
+        count=level.count,
+        latency_us=max(0.0, first_us - us_per_byte * small) / steps,
+        bytes_per_s=sharing * steps / level.count / us_per_byte * 1e6,
+    )
