@@ -1,0 +1,193 @@
+"""The four eliminations on a graph of tables, all in the Pareto semiring (section 3.2).
+
+The graph is a set of tables, at most one per scope; two variables are neighbours if a table depends on both.
+
+- *Node elimination* (Eq. 4: o_i with one input o_h and one output o_j becomes an edge e_hj): ``eliminate`` multiplies
+  the tables of a variable and sums it out. With two neighbours that is Eq. 4, whichever way the edges point; with one
+  neighbour the variable is summed into it; with none it becomes a constant.
+- *Edge elimination* (Eq. 5: parallel edges become one): ``add`` multiplies a table into the one of the same scope.
+- *Branch elimination* (Eq. 6: o_i is joined with o_h, their states concatenated): ``eliminate`` of a variable with
+  three or more neighbours joins these; the resulting table's cells are their concatenated states. A part of a joined
+  variable is summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
+- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``condition``. Exact,
+  and not counted, where the variable has a single state.
+
+Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
+combinations are not allowed. Equal ones go by the joined states looked at, then by topological order.
+
+Complexity: eliminating v with neighbours N looks at sum_k prod_{n in N} (states of n allowed with state k of v)
+combinations, K^3 for node elimination, each a product of frontiers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .combine import combine
+from .interface import sum_out
+from .problem import InfeasibleError, Ints
+from .table import Table, unit_table
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Effort:
+    """What eliminating a variable costs, ordered as the eliminations are."""
+
+    cells: float
+    """The size of the resulting table, at most."""
+    joined: float
+    """Combinations of states that are looked at, at most."""
+    variable: int
+
+
+@dataclass(slots=True)
+class TableGraph:
+    """The tables that are left, and what was done so far. Tables are never changed, so that ``copy`` is cheap.
+
+    Attributes:
+        names: of the variables, for messages.
+        sizes: number of states of each variable.
+        tables: by scope. The product of all is the problem.
+        fixed: states given by ``condition``.
+        counts: eliminations done, by kind.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
+    fixed: dict[int, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    _efforts: dict[int, Effort] = field(default_factory=dict)
+
+    def copy(self) -> TableGraph:
+        fixed, efforts = dict(self.fixed), dict(self._efforts)
+        return TableGraph(self.names, self.sizes, dict(self.tables), fixed, Counter(self.counts), efforts)
+
+    @property
+    def variables(self) -> tuple[int, ...]:
+        """Those that are not yet eliminated, in topological order."""
+        return tuple(sorted({variable for scope in self.tables for variable in scope}))
+
+    def neighbours(self, variable: int) -> tuple[int, ...]:
+        scopes = (scope for scope in self.tables if variable in scope)
+        return tuple(sorted({other for scope in scopes for other in scope} - {variable}))
+
+    def add(self, table: Table) -> None:
+        """Multiply a table into the graph: edge elimination (Eq. 5) where its scope is taken.
+
+        Raises:
+            InfeasibleError: nothing is allowed.
+        """
+        present = self.tables.get(table.scope)
+        if present is not None:
+            self.counts["edge"] += len(table.scope) > 1
+            table = combine(present, table)
+        if table.n_cells == 0:
+            names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
+            raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
+        self.tables[table.scope] = table
+        self._forget(table.scope)
+
+    def effort(self, variable: int) -> Effort:
+        """What eliminating ``variable`` would take, from the number of cells that each of its states has."""
+        known = self._efforts.get(variable)
+        if known is None:
+            joined = np.ones(self.sizes[variable], np.float64)
+            for table in self._tables_of(variable):
+                joined *= np.bincount(table.column(variable), minlength=len(joined))
+            n_joined = float(joined.sum())
+            dense = math.prod(float(self.sizes[other]) for other in self.neighbours(variable))
+            known = self._efforts[variable] = Effort(min(dense, n_joined), n_joined, variable)
+        return known
+
+    def cheapest(self, among: Iterable[int]) -> Effort | None:
+        """The elimination to do next, None if there is nothing to choose from."""
+        return min((self.effort(variable) for variable in among), default=None)
+
+    def eliminate(self, variable: int) -> None:
+        """Sum a variable out, exactly (Eq. 4, Eq. 6).
+
+        Raises:
+            InfeasibleError: every state of the variable conflicts with its neighbours.
+        """
+        n_neighbours = len(self.neighbours(variable))
+        self.counts["branch" if n_neighbours > 2 else "node"] += 1
+        tables = self._pop_tables_of(variable)
+        tables.sort(key=lambda table: (table.trace is None and len(table.scope) > 1, table.n_points, table.scope))
+        last = tables.pop()  # an edge as it was given, if there is one: it has interfaces
+        others = sorted(tables, key=lambda table: (table.n_points, table.scope))
+        product = others[0] if others else unit_table()
+        for table in others[1:]:
+            product = combine(product, table)
+        result = sum_out(product, last, variable)
+        if result.n_cells == 0:
+            raise InfeasibleError(
+                f"no strategy is allowed: every state of {self.names[variable]!r} is infeasible together with "
+                f"those of its neighbours {', '.join(repr(self.names[v]) for v in result.scope) or '(none)'}"
+            )
+        self.add(result)
+
+    def condition(self, variable: int, state: int) -> None:
+        """Give a variable one state (Eq. 7): not exact, unless it is the only one.
+
+        Raises:
+            InfeasibleError: a neighbour has no state that goes with it.
+        """
+        tables = self._pop_tables_of(variable)
+        if any((table.column(variable) != state).any() for table in tables):
+            self.counts["heuristic"] += 1
+        self.fixed[variable] = state
+        for table in tables:
+            cells = np.flatnonzero(table.column(variable) == state).astype(np.int64, copy=False)
+            scope = tuple(other for other in table.scope if other != variable)
+            column = table.scope.index(variable)
+            self.add(table.take(cells, scope, np.delete(table.states[cells], column, axis=1)))
+
+    def states_by_promise(self, variable: int) -> tuple[int, ...]:
+        """The states that ``condition`` should try, the most promising first.
+
+        A state's promise is the least memory and the least time that each of the variable's tables has with it, summed,
+        each normalised over the states, with equal weight.
+        """
+        n_states = self.sizes[variable]
+        mem, time = np.zeros(n_states), np.zeros(n_states)
+        for table in self._tables_of(variable):
+            state = table.column(variable)[table.cell_of_point]
+            mem += _least(table.mem, state, n_states)
+            time += _least(table.time, state, n_states)
+        possible = np.flatnonzero(np.isfinite(mem))
+        score = _normalised(mem[possible]) + _normalised(time[possible])
+        return tuple(possible[np.argsort(score, kind="stable")].tolist())
+
+    def _tables_of(self, variable: int) -> list[Table]:
+        return [table for scope, table in self.tables.items() if variable in scope]
+
+    def _pop_tables_of(self, variable: int) -> list[Table]:
+        tables = self._tables_of(variable)
+        for table in tables:
+            del self.tables[table.scope]
+            self._forget(table.scope)
+        return tables
+
+    def _forget(self, scope: tuple[int, ...]) -> None:
+        for variable in scope:
+            self._efforts.pop(variable, None)
+
+
+def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:
+    least = np.full(n_states, np.inf)
+    np.minimum.at(least, state, costs)
+    return least
+
+
+def _normalised(values: Floats) -> Floats:
+    span = float(np.ptp(values)) if len(values) else 0.0
+    return (values - values.min()) / span if span else np.zeros_like(values)

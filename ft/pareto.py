@@ -1,0 +1,98 @@
+"""The Pareto semiring: frontiers with a product (all sums of pairs) and a sum (the union), both reduced.
+
+All kernels are pure functions on arrays that return *indices*, so that whoever calls can carry back-pointers along.
+Of points with equal costs exactly one is kept, the one with the lowest index; the result does not depend on anything
+else, so every search is deterministic.
+
+| operation (section 3.1) | function | complexity |
+|---|---|---|
+| reduce, Algorithm 1 | ``reduce_unsorted``, ``reduce_sorted`` | O(n log n), O(n) |
+| reduce of many sets at once | ``reduce_cells_sorted_by_cell`` | O(n log n) |
+| product | ``product`` | O(n m log(n m)) |
+| union | ``union`` | O((n + m) log(n + m)) |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .problem import Ints
+
+_KEY_BITS = 62
+
+
+def reduce_sorted(mem: Ints, time: Ints) -> Ints:
+    """Indices of the frontier of points that are sorted by memory, then time, both ascending (Algorithm 1).
+
+    A point is kept where its time is below that of all before it: of equal points, the first.
+    """
+    if len(mem) == 0:
+        return np.empty(0, np.int64)
+    keep = np.empty(len(mem), np.bool_)
+    keep[0] = True
+    keep[1:] = time[1:] < np.minimum.accumulate(time)[:-1]
+    return np.flatnonzero(keep)
+
+
+def reduce_unsorted(mem: Ints, time: Ints) -> Ints:
+    """Indices of the frontier of points in any order, by ascending memory; of equal points, the lowest index."""
+    order: Ints = np.lexsort((time, mem)).astype(np.int64, copy=False)  # stable: equal points stay by index
+    kept: Ints = order[reduce_sorted(mem[order], time[order])]
+    return kept
+
+
+def reduce_cells_sorted_by_cell(cell: Ints, mem: Ints, time: Ints) -> Ints:
+    """Indices of the frontiers of many sets of points at once, by ascending cell, then memory.
+
+    Args:
+        cell: int64[n], the set that each point belongs to, ascending, in [0, n].
+        mem, time: int64[n], non-negative and below INFEASIBLE.
+
+    One unstable sort by (cell, memory) and one running minimum leave few points beside the frontier's own, because a
+    point that is no running minimum in *some* order by memory is dominated; only these few are sorted exactly. Cell and
+    memory share one integer key, and subtracting the cell from time makes the running minimum restart at each cell.
+    Cells that do not fit the key together are done in two halves.
+    """
+    n_points = len(cell)
+    if n_points == 0:
+        return np.empty(0, np.int64)
+    first = int(cell[0])
+    n_cells = int(cell[-1]) - first + 1
+    shift = max(int(mem.max()), int(time.max()), 1).bit_length()
+    if n_cells > 1 and n_cells.bit_length() + shift > _KEY_BITS:
+        middle = int(np.searchsorted(cell, first + n_cells // 2))
+        upper = reduce_cells_sorted_by_cell(cell[middle:], mem[middle:], time[middle:])
+        return np.concatenate([reduce_cells_sorted_by_cell(cell[:middle], mem[:middle], time[:middle]), upper + middle])
+    offset = (cell - first) << shift
+    order = np.argsort(offset + mem)
+    falling = (time - offset)[order]
+    near = order[falling == np.minimum.accumulate(falling)]
+    near.sort()  # by index, so that the stable sort below prefers the lowest
+    near = near[np.lexsort((time[near], offset[near] + mem[near]))]
+    falling = time[near] - offset[near]
+    kept: Ints = near[reduce_sorted(mem[near], falling)]
+    return kept
+
+
+def product(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """The frontier of all sums of a point of one and a point of the other.
+
+    Returns:
+        The frontier's memory and time, and for each of its points the index into the one and into the other.
+    """
+    left = np.repeat(np.arange(len(mem), dtype=np.int64), len(other_mem))
+    right = np.tile(np.arange(len(other_mem), dtype=np.int64), len(mem))
+    sum_mem, sum_time = mem[left] + other_mem[right], time[left] + other_time[right]
+    kept = reduce_unsorted(sum_mem, sum_time)
+    return sum_mem[kept], sum_time[kept], left[kept], right[kept]
+
+
+def union(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints]:
+    """The frontier of the points of both.
+
+    Returns:
+        The frontier's memory and time, and the index of each of its points, the other's counted after the one's.
+    """
+    all_mem, all_time = np.concatenate([mem, other_mem]), np.concatenate([time, other_time])
+    kept = reduce_unsorted(all_mem, all_time)
+    return all_mem[kept], all_time[kept], kept

@@ -1,0 +1,145 @@
+"""What the search sees: variables with states, and the costs of states and of pairs of states.
+
+A strategy picks one state per node; it costs (Equation 3 of the TensorOpt paper)
+
+    mem(S)  = sum over nodes  mem[s_i]  + sum over edges  mem[s_i, s_j]
+    time(S) = sum over nodes time[s_i]  + sum over edges time[s_i, s_j]
+
+which :meth:`Problem.cost` computes from scratch, and which every search here minimises in both components at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+INFEASIBLE = 1 << 55
+"""A cost at or above this means "not allowed". Two feasible costs, and 128 infeasible ones, add up within int64."""
+
+
+class InfeasibleError(ValueError):
+    """No strategy is allowed; the message names the node or edge where that shows."""
+
+
+def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
+    """``array`` as a read-only int64 view, checked."""
+    given = np.asarray(array)
+    if not np.issubdtype(given.dtype, np.integer):
+        raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {given.dtype}; round them first")
+    if given.ndim != n_dims or given.size == 0:
+        expected = "[K] with K >= 1" if n_dims == 1 else "[K source, K target] with both K >= 1"
+        raise ValueError(f"{what} of {owner} must have shape {expected}, got {given.shape}")
+    if given.min() < 0 or given.max() > np.iinfo(np.int64).max:
+        worst = given.min() if given.min() < 0 else given.max()
+        raise ValueError(f"{what} of {owner} must lie in [0, 2^63), got {worst}; INFEASIBLE means not allowed")
+    result: Ints = given.astype(np.int64, copy=False).view()
+    result.flags.writeable = False
+    return result
+
+
+def _set_costs(owner: Node | Edge, label: str, n_dims: int) -> None:
+    mem_bytes = _costs(owner.mem_bytes, "mem_bytes", label, n_dims)
+    time_ns = _costs(owner.time_ns, "time_ns", label, n_dims)
+    if mem_bytes.shape != time_ns.shape:
+        shapes = mem_bytes.shape, time_ns.shape
+        raise ValueError(f"mem_bytes and time_ns of {label} must have one shape, got {shapes}")
+    object.__setattr__(owner, "mem_bytes", mem_bytes)
+    object.__setattr__(owner, "time_ns", time_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One variable with K states: an operator's configs, or a tensor's states.
+
+    Attributes:
+        name: for messages.
+        mem_bytes: int64[K], the memory of each state.
+        time_ns: int64[K], the time of each state.
+    """
+
+    name: str
+    mem_bytes: Ints
+    time_ns: Ints
+
+    def __post_init__(self) -> None:
+        _set_costs(self, f"node {self.name!r}", 1)
+
+    @property
+    def n_states(self) -> int:
+        return len(self.mem_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """Costs that depend on the states of two nodes.
+
+    Attributes:
+        source, target: indices into ``Problem.nodes``.
+        mem_bytes, time_ns: int64[K of source, K of target].
+    """
+
+    source: int
+    target: int
+    mem_bytes: Ints
+    time_ns: Ints
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise ValueError(f"an edge joins two nodes, got {self.source} twice; add its diagonal to the node's costs")
+        _set_costs(self, f"edge {self.source} -> {self.target}", 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Nodes in topological order, and edges between them (several between two nodes, either way, are fine).
+
+    Raises:
+        ValueError: no node, or an edge whose ends or shape do not fit the nodes.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "edges", tuple(self.edges))
+        if not self.nodes:
+            raise ValueError("a problem needs at least one node, got none")
+        for index, edge in enumerate(self.edges):
+            for end in (edge.source, edge.target):
+                if not 0 <= end < len(self.nodes):
+                    raise ValueError(f"edge {index} names node {end}, but there are {len(self.nodes)} nodes")
+            expected = (self.nodes[edge.source].n_states, self.nodes[edge.target].n_states)
+            if edge.mem_bytes.shape != expected:
+                raise ValueError(f"costs of edge {self.edge_name(edge)} must be {expected}, got {edge.mem_bytes.shape}")
+
+    def edge_name(self, edge: Edge) -> str:
+        return f"{self.nodes[edge.source].name!r} -> {self.nodes[edge.target].name!r}"
+
+    def cost(self, strategy: Sequence[int]) -> tuple[int, int]:
+        """Memory in bytes and time in nanoseconds of one state per node, from scratch (Equation 3).
+
+        The strategy is allowed if both are below INFEASIBLE.
+
+        Raises:
+            ValueError: not one state per node, or a state that a node does not have.
+        """
+        if len(strategy) != len(self.nodes):
+            raise ValueError(f"a strategy has one state for each of {len(self.nodes)} nodes, got {len(strategy)}")
+        states = [int(state) for state in strategy]
+        mem_bytes = time_ns = 0
+        for node, state in zip(self.nodes, states, strict=True):
+            if not 0 <= state < node.n_states:
+                raise ValueError(f"node {node.name!r} has states 0 to {node.n_states - 1}, got {state}")
+            mem_bytes += int(node.mem_bytes[state])
+            time_ns += int(node.time_ns[state])
+        for edge in self.edges:
+            pair = states[edge.source], states[edge.target]
+            mem_bytes += int(edge.mem_bytes[pair])
+            time_ns += int(edge.time_ns[pair])
+        return mem_bytes, time_ns
