@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .layout import Axes, Shape
 from .path import Path
-from .steps import Step
+from .steps import COMMUNICATING, Step
 from .summing import Array, reduce_in_order
 
 Bounds = tuple[tuple[int, int], ...]
@@ -37,6 +37,10 @@ class Communicator(Protocol):
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         """An uninitialised array for a result."""
+        ...
+
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
+        """A flat array of ``count`` elements, valid until ``name`` is taken again."""
         ...
 
     def all_gather(
@@ -69,19 +73,29 @@ class RankStep:
     local_shape: Shape
     result_shape: Shape
     send_slices: tuple[Slices, ...]  # into the local piece, per member; empty where all of it goes to all
+    send_in_place: bool  # the pieces, one after the other, are the local piece
     recv_shapes: tuple[Shape, ...]
     recv_slices: tuple[Slices, ...]  # into the result, per member; empty where what arrives is the result
     recv_in_place: bool  # the pieces, one after the other, are the result
     local_slices: Slices  # of a local step: into the local piece (slice) or the result (pad)
-    keeps: bool  # of a keep: whether this rank holds the value
+    is_first: bool  # of a keep: at coordinate 0 of its axes, where the value is kept
 
-    def pack(self, local: Array) -> list[Array]:
-        """What to send to each member, C-contiguous."""
+    def pack(self, local: Array, buffer: Array | None = None) -> list[Array]:
+        """What to send to each member: C-contiguous, and one after the other in ``local`` or in a flat ``buffer``."""
         if local.shape != self.local_shape:
             raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
         if not self.send_slices:
-            return [np.ascontiguousarray(local).reshape(local.shape)] * len(self.recv_shapes)
-        return [np.ascontiguousarray(local[part]).reshape(local[part].shape) for part in self.send_slices]
+            return [np.asarray(local, order="C")] * len(self.recv_shapes)
+        parts = [local[part] for part in self.send_slices]
+        if self.send_in_place and local.flags.c_contiguous:
+            return parts
+        buffer = np.empty(local.size, local.dtype) if buffer is None else buffer
+        packed, start = [], 0
+        for part in parts:
+            packed.append(buffer[start : start + part.size].reshape(part.shape))
+            packed[-1][...] = part
+            start += part.size
+        return packed
 
     def unpack(self, received: Sequence[Array], out: Array | None = None) -> Array:
         """The result, from what the members sent, in ``out`` where given."""
@@ -101,7 +115,7 @@ class RankStep:
             out = np.empty(self.result_shape, local.dtype)
         if self.kind == "slice":
             out[...] = local[self.local_slices]
-        elif self.kind == "keep" and self.keeps:
+        elif self.kind == "keep" and self.is_first:
             out[...] = local
         else:
             out[...] = 0
@@ -110,19 +124,23 @@ class RankStep:
         return out
 
     def run(self, local: Array, communicator: Communicator) -> Array:
-        """Carry out the step."""
+        """Carry out the step; the result is new memory."""
         if self.kind == "all_reduce":
             return communicator.all_reduce(self.axes, self.pack(local)[0])
+        sends: list[Array] = []
+        if self.send_slices:
+            in_place = self.send_in_place and local.flags.c_contiguous
+            sends = self.pack(local, None if in_place else communicator.scratch("send", local.size, local.dtype))
         if self.kind == "reduce_scatter":
-            return communicator.reduce_scatter(self.axes, self.pack(local), self.result_shape)
+            return communicator.reduce_scatter(self.axes, sends, self.result_shape)
         result = communicator.empty(self.result_shape, local.dtype)
-        if self.kind in ("slice", "keep", "pad"):
+        if self.kind not in COMMUNICATING:
             return self.apply_local(local, result)
-        out = result if self.recv_in_place else None
+        out = result.reshape(-1) if self.recv_in_place else communicator.scratch("receive", result.size, local.dtype)
         if self.kind == "all_gather":
             received = communicator.all_gather(self.axes, self.pack(local)[0], self.recv_shapes, out)
         else:
-            received = communicator.all_to_all(self.axes, self.pack(local), self.recv_shapes, out)
+            received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out)
         return result if self.recv_in_place else self.unpack(received, result)
 
 
@@ -155,6 +173,7 @@ def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
         _extents(mine_before),
         result_shape,
         tuple(sends),
+        bool(sends) and _follow_in_memory(_extents(mine_before), sends),
         tuple(recv_shapes),
         tuple(recvs),
         bool(recvs) and _follow_in_memory(result_shape, recvs),

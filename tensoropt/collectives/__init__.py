@@ -1,0 +1,1 @@
+"""Communicators that carry out rescheduling steps between real devices."""

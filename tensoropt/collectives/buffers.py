@@ -1,0 +1,36 @@
+"""Memory for what collectives receive."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# TensorFlow takes over a NumPy array without a copy only if it starts on this boundary (its allocators' alignment).
+ALIGNMENT = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An uninitialised C-contiguous array that starts on a 64-byte boundary."""
+    resolved = np.dtype(dtype)
+    n_bytes = math.prod(shape) * resolved.itemsize
+    memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + n_bytes].view(resolved).reshape(shape)
+
+
+class Scratch:
+    """Named pieces of memory that grow and are used again: fresh large ones cost more in page faults than a copy."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def take(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
+        resolved = np.dtype(dtype)
+        n_bytes = count * resolved.itemsize
+        if name not in self._memory or self._memory[name].nbytes < n_bytes:
+            self._memory[name] = aligned_empty((n_bytes,), np.uint8)
+        return self._memory[name][:n_bytes].view(resolved)

@@ -1,0 +1,213 @@
+"""Collectives between processes by mpi4py, one sub-communicator for each set of mesh axes.
+
+MPI only moves bytes here; sums are NumPy's, always in the order of the group's ranks. So every dtype works (bfloat16,
+bool), replicas are equal to the bit on all ranks, and the result is the simulation's. That costs nothing: OpenMPI's own
+Allreduce is no faster at any size that was measured, its Reduce_scatter from 1 MB on 3 to 10 times slower (2 and 4
+ranks, shared memory; ``tests/mpi/time_collectives.py`` measures again).
+
+    all-reduce       2 members           exchange whole arrays, add
+                     small arrays        all-gather, add
+                     else                all-to-all of chunks, add, all-gather in place
+    reduce-scatter                       all-to-all, add
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
+from ..reschedule.mesh import Mesh
+from ..reschedule.summing import reduce_in_order
+from .buffers import Scratch, aligned_empty
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+Array = npt.NDArray[Any]
+
+# What MPI moves in place of elements of so many bytes: it need not know what they are, and has no type for some.
+_OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+# An all-reduce that would receive at most so many bytes by an all-gather does; one message less pays up to about here.
+_GATHER_AND_ADD_BYTES = 1 << 18
+
+
+class MpiCommunicator:
+    """A :class:`~tensoropt.reschedule.execute.Communicator` over the processes of an MPI communicator.
+
+    Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are
+    formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
+    """
+
+    def __init__(self, comm: Comm, mesh: Mesh, on_collective: Callable[[], None] | None = None) -> None:
+        if comm.size != mesh.n_devices:
+            raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
+        self._comm, self._mesh = comm, mesh
+        self._groups: dict[Axes, Comm] = {}
+        self._scratch = Scratch()
+        self._on_collective = on_collective
+
+    def prepare(self, axes_list: Iterable[Axes]) -> None:
+        """Form the groups of these sets of axes. All ranks must call this with the same sets.
+
+        Raises:
+            RuntimeError: the ranks ask for different groups (on every rank).
+        """
+        self._begin()
+        wanted = sorted({tuple(sorted(axes)) for axes in axes_list} - self._groups.keys())
+        by_rank = self._comm.allgather(wanted)
+        if any(other != wanted for other in by_rank):
+            differing = next(rank for rank, other in enumerate(by_rank) if other != by_rank[0])
+            raise RuntimeError(
+                f"the ranks prepare different groups: rank 0 {by_rank[0]}, rank {differing} {by_rank[differing]}; "
+                "all ranks must run the same plan"
+            )
+        rank = self._comm.rank
+        for axes in wanted:
+            others = tuple(axis for axis in self._mesh.axes if axis not in axes)
+            self._groups[axes] = self._comm.Split(self._mesh.index_along(others, rank), rank)
+
+    def free(self) -> None:
+        """Give the groups back to MPI. All ranks must call this."""
+        for axes in sorted(self._groups):
+            self._groups.pop(axes).Free()
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised array that TensorFlow takes over without a copy."""
+        return aligned_empty(shape, dtype)
+
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
+        """A flat array that is valid until ``name`` is taken again."""
+        return self._scratch.take(name, count, dtype)
+
+    def all_gather(
+        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        """The members' ``send``, in group order: consecutive parts of ``out``, or of a new array."""
+        group = self._group(axes)
+        self._begin()
+        counts = [prod(shape) for shape in recv_shapes]
+        received = self._flat_out(out, sum(counts), send.dtype)
+        if len(set(counts)) == 1:
+            group.Allgather(_opaque(send), _opaque(received))
+        else:
+            group.Allgatherv(_opaque(send), (_opaque(received), counts))
+        return _split(received, recv_shapes)
+
+    def all_to_all(
+        self, axes: Axes, sends: Sequence[Array], recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        """What the members send to this rank, in group order: consecutive parts of ``out``, or of a new array."""
+        group = self._group(axes)
+        self._begin()
+        counts = [prod(shape) for shape in recv_shapes]
+        received = self._flat_out(out, sum(counts), sends[0].dtype)
+        self._exchange(group, sends, received, counts)
+        return _split(received, recv_shapes)
+
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape) -> Array:
+        """The sum of what the members send to this rank, in group order."""
+        group = self._group(axes)
+        self._begin()
+        dtype, n_members = sends[0].dtype, len(sends)
+        received = self.scratch("reduce", n_members * prod(own_shape), dtype)
+        self._exchange(group, sends, received, [prod(own_shape)] * n_members)
+        return reduce_in_order(_split(received, [own_shape] * n_members), out=self.empty(own_shape, dtype))
+
+    def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
+        """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
+        group = self._group(axes)
+        self._begin()
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        result = self.empty(array.shape, array.dtype)
+        if group.size == 2:
+            self._reduce_exchanged(group, array, op, result)
+        elif array.nbytes * group.size <= _GATHER_AND_ADD_BYTES:
+            received = self.scratch("reduce", array.size * group.size, array.dtype)
+            group.Allgather(_opaque(array), _opaque(received))
+            reduce_in_order(_split(received, [array.shape] * group.size), op, result)
+        else:
+            self._reduce_chunks(group, array.reshape(-1), op, result.reshape(-1))
+        return result
+
+    def _reduce_exchanged(self, group: Comm, array: Array, op: str, result: Array) -> None:
+        received = self.scratch("reduce", array.size, array.dtype)
+        other = 1 - group.rank
+        group.Sendrecv(_opaque(array), other, recvbuf=_opaque(received), source=other)
+        received = received.reshape(array.shape)
+        reduce_in_order((array, received) if group.rank == 0 else (received, array), op, result)
+
+    def _reduce_chunks(self, group: Comm, flat: Array, op: str, result: Array) -> None:
+        """Member i reduces the i-th chunk; an element's sum is the same whatever chunk it is in."""
+        n_members = group.size
+        bounds = [block_bounds(flat.size, n_members, member) for member in range(n_members)]
+        counts = [end - start for start, end in bounds]
+        own = counts[group.rank]
+        received = self.scratch("reduce", own * n_members, flat.dtype)
+        self._exchange(group, [flat[start:end] for start, end in bounds], received, [own] * n_members)
+        start, end = bounds[group.rank]
+        reduce_in_order(_split(received, [(own,)] * n_members), op, result[start:end])
+        group.Allgatherv(MPI.IN_PLACE, (_opaque(result), counts))
+
+    def _exchange(self, group: Comm, sends: Sequence[Array], received: Array, counts: Sequence[int]) -> None:
+        """Send ``sends[i]`` to member i; what arrives fills ``received``."""
+        joined = _join(sends)
+        if joined is None:
+            joined = self.scratch("joined", sum(piece.size for piece in sends), sends[0].dtype)
+            for part, piece in zip(_split(joined, [piece.shape for piece in sends]), sends, strict=True):
+                part[...] = piece
+        send_counts = [piece.size for piece in sends]
+        group.Alltoallv((_opaque(joined), send_counts), (_opaque(received), counts))
+
+    def _begin(self) -> None:
+        if self._on_collective is not None:
+            self._on_collective()
+
+    def _flat_out(self, out: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
+        if out is None:
+            return self.empty((count,), dtype)
+        if out.size != count or out.dtype != dtype or not out.flags.c_contiguous:
+            raise ValueError(f"out has {out.size} elements of {out.dtype}, expected {count} of {dtype}, C-contiguous")
+        return out.reshape(-1)
+
+    def _group(self, axes: Axes) -> Comm:
+        group = self._groups.get(axes) or self._groups.get(tuple(sorted(axes)))
+        if group is None:
+            raise RuntimeError(
+                f"no group was formed for axes {axes_text(axes)!r} of mesh {self._mesh}; "
+                f"call prepare([{tuple(sorted(axes))}]) on all ranks before the first collective"
+            )
+        return group
+
+
+def _opaque(array: Array) -> Array:
+    opaque: Array = array.reshape(-1).view(_OPAQUE[array.dtype.itemsize])
+    return opaque
+
+
+def _split(flat: Array, shapes: Sequence[Shape]) -> list[Array]:
+    """Consecutive parts of a flat array, as views."""
+    ends = accumulate(prod(shape) for shape in shapes)
+    return [flat[end - prod(shape) : end].reshape(shape) for shape, end in zip(shapes, ends, strict=True)]
+
+
+def _join(pieces: Sequence[Array]) -> Array | None:
+    """The flat array of which these are consecutive parts; None if they are not."""
+    filled = [piece for piece in pieces if piece.size]
+    if not filled:
+        return pieces[0].reshape(-1)
+    following = filled[0].ctypes.data
+    for piece in filled:
+        if piece.ctypes.data != following or not piece.flags.c_contiguous:
+            return None
+        following += piece.nbytes
+    count = sum(piece.size for piece in filled)
+    first = filled[0].reshape(-1)
+    return np.lib.stride_tricks.as_strided(first, (count,), first.strides, writeable=False)
