@@ -9,9 +9,9 @@ TENSORFLOW ?= cpu
 # ranks of the demo
 NP ?= 2
 VENV := .venv
+BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 ifeq ($(shell id -u),0)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -29,24 +29,24 @@ $(INSTALLED): setup.py
 	    echo "tensoropt: no $(PYTHON) on the PATH. On Debian and Ubuntu install it with: apt update && apt install python3 python3-venv" >&2; \
 	    exit 1; }
 	@"$(PYTHON)" setup.py check_python
-	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,test,lint]"
-	$(VENV)/bin/python -m tensoropt.launch --configure
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,test,lint]"
+	$(BIN)/python -m tensoropt.launch --configure
 	@touch $@
 
 demo: install ## train on handwritten digits with NP=2 ranks
-	mpirun -n $(NP) python examples/train_digits.py
+	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
 
 test: install ## all tests, those on several ranks too
-	python -m pytest tests
+	$(BIN)/python -m pytest tests
 
 lint: install ## ruff and mypy
-	ruff check .
-	mypy -p tensoropt
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p tensoropt
 
 bench: install ## the benchmarks' tables
-	@for benchmark in tests/benchmarks/*.py; do echo "== $$benchmark"; python "$$benchmark"; done
+	@for benchmark in tests/benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 
 clean: ## remove .venv and what tools left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

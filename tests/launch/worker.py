@@ -1,0 +1,77 @@
+"""A rank for the tests of launching: does what its first argument says, on the rank that the second names."""
+
+import os
+import signal
+import sys
+import time
+
+from tensoropt import failures
+from tensoropt.errors import InputError
+from tensoropt.processes import current_processes, install_error_handling
+
+
+def fault(kind: str) -> None:
+    if kind == "input":
+        raise InputError("the batch must divide: got 7.")
+    if kind == "value":
+        raise ValueError("boom")
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "exit-text":
+        sys.exit("text")
+    if kind == "raise-exit":
+        raise SystemExit(3)
+    if kind == "stop":
+        sys.exit(0)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+
+
+def main() -> None:
+    kind, who = sys.argv[1], sys.argv[2]
+    failures.AGREEMENT_S, failures.WATCH_INTERVAL_S = 3.0, 0.5  # sooner than a user's, to be quick
+    processes = current_processes()
+    install_error_handling(processes)
+    processes.barrier()
+    if kind == "collectives":
+        print(
+            f"rank {processes.rank} of {processes.size}: {processes.broadcast(processes.rank + 5)} "
+            f"{processes.gather(processes.rank)} {processes.gather_max(processes.rank / 2)} "
+            f"{processes.machines}x{processes.devices_per_machine}"
+        )
+    elif kind == "leftover":
+        if processes.rank == processes.size - 1:
+            before = time.process_time()
+            processes.wait_for_others()
+            print(f"leftover cpu {time.process_time() - before:.3f}")
+            sys.exit(0)
+        time.sleep(4)
+        print("worked")
+    elif kind == "leftover-input":
+        if processes.rank == processes.size - 1:
+            processes.wait_for_others()
+            sys.exit(0)
+        fault("input")
+    elif kind == "caught-exit":
+        try:
+            fault("exit")
+        except SystemExit:
+            processes.barrier()
+        if processes.rank == 0:
+            time.sleep(4)  # longer than ranks wait for each other after a failure
+        print("went on")
+    elif kind == "slow":
+        if processes.rank == 0:
+            time.sleep(4)
+        print("done")
+    elif kind == "numbered":
+        raise InputError(f"rank-dependent: got {processes.rank}.")
+    else:
+        if who == "all" or processes.rank == int(who):
+            fault(kind)
+        processes.barrier()
+
+
+main()
