@@ -1,0 +1,74 @@
+"""Heuristic elimination: real strategies, never below the true frontier, counted, and said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
+
+from .problems import SHAPES, Costs, build, random_problem
+
+
+@pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
+@pytest.mark.parametrize("max_table_cells", [1, 3, 5])
+def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> None:
+    n_inexact = n_worse = 0
+    for seed in range(0, 400, 2):
+        problem = random_problem(seed)
+        try:
+            true = search(problem, "exhaustive")
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                search(problem, algorithm, max_table_cells=max_table_cells)
+            continue
+        got = search(problem, algorithm, max_table_cells=max_table_cells)
+        for mem, time, strategy in zip(got.mem_bytes, got.time_ns, got.strategies, strict=True):
+            assert problem.cost(strategy) == (mem, time)
+            within = true.at(int(mem))
+            assert within is not None
+            assert true.time_ns[within] <= time
+        assert got.exact == (got.eliminations["heuristic"] == 0)
+        same = got.mem_bytes.tolist() == true.mem_bytes.tolist() and got.time_ns.tolist() == true.time_ns.tolist()
+        assert same or not got.exact
+        n_inexact += not got.exact
+        n_worse += not same
+    assert n_inexact > 0
+    assert n_worse > 0  # otherwise this would not test anything
+
+
+def test_the_mask_is_what_gets_one_state() -> None:
+    n, pairs = SHAPES["mask"]
+    problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
+    frontier = search(problem, max_table_cells=8)
+    assert not frontier.exact
+    assert frontier.eliminations["heuristic"] == 1
+    assert len(set(frontier.strategies[:, n - 1].tolist())) == 1
+
+
+def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
+    """State 0 of the hub is the cheapest by far, but the three nodes around it then contradict each other."""
+    zero = np.zeros(2, np.int64)
+    hub = Node("hub", np.array([0, 1000]), np.array([0, 1000]))
+    ring = tuple(Node(name, zero, zero) for name in "abc")
+    # "a" and "b" must differ, and "b" and "c", and "c" and "a", unless the hub's state 1 lets "c" take its third state.
+    ring = (*ring[:2], Node("c", np.zeros(3, np.int64), np.zeros(3, np.int64)))
+    differ = np.array([[INFEASIBLE, 0], [0, INFEASIBLE]])
+    differ_or_third = np.array([[INFEASIBLE, 0, 0], [0, INFEASIBLE, 0]])
+    third_needs_one = np.array([[0, 0, INFEASIBLE], [0, 0, 0]])
+    slight = np.array([[0, 1], [1, 0]])
+    edges = (
+        Edge(1, 2, differ, differ),
+        Edge(2, 3, differ_or_third, differ_or_third),
+        Edge(1, 3, differ_or_third, differ_or_third),
+        Edge(0, 3, third_needs_one, third_needs_one),
+        Edge(0, 1, slight, slight),
+        Edge(0, 2, slight, slight),
+    )
+    problem = Problem((hub, *ring), edges)
+    true = search(problem, "exhaustive")
+    assert set(true.strategies[:, 0].tolist()) == {1}
+    for algorithm in ("ft-ldp", "ft-elimination"):
+        frontier = search(problem, algorithm, max_table_cells=1)
+        assert frontier.eliminations["heuristic"] > 0
+        assert frontier.mem_bytes[0] >= true.mem_bytes[0]

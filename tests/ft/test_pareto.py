@@ -1,0 +1,124 @@
+"""The laws of the Pareto semiring, against a check of dominance by definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.ft.pareto import product, reduce_cells_sorted_by_cell, reduce_sorted, reduce_unsorted, union
+from tensoropt.ft.problem import INFEASIBLE
+
+small = st.integers(0, 6)  # few values: ties and duplicates
+large = st.integers(0, INFEASIBLE - 1)
+points = st.one_of(st.lists(st.tuples(small, small), max_size=25), st.lists(st.tuples(large, large), max_size=8))
+Points = list[tuple[int, int]]
+
+
+def arrays(pairs: Points) -> tuple[np.ndarray, np.ndarray]:
+    array = np.array(pairs, np.int64).reshape(-1, 2)
+    return array[:, 0].copy(), array[:, 1].copy()
+
+
+def minimal(pairs: Points) -> Points:
+    """Definition 1, O(n^2): the distinct points that no other point is at least as good as in both costs."""
+    distinct = sorted(set(pairs))
+    return [p for p in distinct if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in distinct)]
+
+
+def reduced(pairs: Points) -> Points:
+    kept = reduce_unsorted(*arrays(pairs))
+    return [pairs[index] for index in kept]
+
+
+@given(points)
+def test_reduce_keeps_the_minimal_points_once_by_lowest_index(pairs: Points) -> None:
+    kept = reduce_unsorted(*arrays(pairs)).tolist()
+    assert [pairs[index] for index in kept] == minimal(pairs)
+    assert kept == [pairs.index(pair) for pair in minimal(pairs)]
+
+
+@given(points)
+def test_reduce_of_sorted_points_is_the_same(pairs: Points) -> None:
+    ordered = sorted(pairs)
+    assert reduce_sorted(*arrays(ordered)).tolist() == reduce_unsorted(*arrays(ordered)).tolist()
+
+
+@given(points)
+def test_reduce_is_idempotent(pairs: Points) -> None:
+    once = reduced(pairs)
+    assert reduced(once) == once
+
+
+@given(points, st.randoms())
+def test_reduce_does_not_depend_on_order(pairs: Points, random) -> None:
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    assert reduced(shuffled) == reduced(pairs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), points), max_size=6))
+def test_reduce_of_cells_is_reduce_of_each(cells: list[tuple[int, Points]]) -> None:
+    cells.sort(key=lambda item: item[0])
+    rows = [(cell, *pair) for cell, pairs in cells for pair in pairs]
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    kept = reduce_cells_sorted_by_cell(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()).tolist()
+    expected = []
+    for cell in sorted({row[0] for row in rows}):
+        of_cell = [index for index, row in enumerate(rows) if row[0] == cell]
+        expected += [of_cell[i] for i in reduce_unsorted(*arrays([rows[index][1:] for index in of_cell]))]
+    assert kept == expected
+
+
+def test_reduce_of_cells_that_do_not_fit_one_key() -> None:
+    rng = np.random.default_rng(0)
+    cell = np.sort(rng.integers(0, 3000, 20_000))
+    mem, time = rng.integers(INFEASIBLE - 50, INFEASIBLE, (2, 20_000))
+    kept = reduce_cells_sorted_by_cell(cell, mem, time)
+    expected = []
+    for value in np.unique(cell):
+        of_cell = np.flatnonzero(cell == value)
+        expected += of_cell[reduce_unsorted(mem[of_cell], time[of_cell])].tolist()
+    assert kept.tolist() == expected
+
+
+@given(points, points)
+def test_product_is_all_sums_with_their_origins(a: Points, b: Points) -> None:
+    mem, time, left, right = product(*arrays(a), *arrays(b))
+    got = list(zip(mem.tolist(), time.tolist(), strict=True))
+    assert got == minimal([(m + n, t + u) for m, t in a for n, u in b])
+    assert got == [(a[i][0] + b[j][0], a[i][1] + b[j][1]) for i, j in zip(left, right, strict=True)]
+
+
+@given(points, points)
+def test_union_is_both_with_their_origins(a: Points, b: Points) -> None:
+    mem, time, origin = union(*arrays(a), *arrays(b))
+    got = list(zip(mem.tolist(), time.tolist(), strict=True))
+    assert got == minimal(a + b)
+    assert got == [(a + b)[index] for index in origin]
+
+
+@given(points, points, points)
+def test_product_distributes_over_union(a: Points, b: Points, c: Points) -> None:
+    def times(x: Points, y: Points) -> Points:
+        mem, time, _, _ = product(*arrays(x), *arrays(y))
+        return list(zip(mem.tolist(), time.tolist(), strict=True))
+
+    assert times(a, reduced(b + c)) == reduced(times(a, b) + times(a, c))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], []),
+        ([(1, 1)], [0]),
+        ([(1, 1), (1, 1), (1, 1)], [0]),  # duplicates: the first
+        ([(1, 5), (1, 3), (1, 4)], [1]),  # ties in memory: the least time
+        ([(3, 2), (1, 2), (2, 2)], [1]),  # ties in time: the least memory
+        ([(2, 1), (1, 2), (1, 2), (2, 1)], [1, 0]),
+    ],
+)
+def test_table_of_ties(pairs: Points, expected: list[int]) -> None:
+    assert reduce_unsorted(*arrays(pairs)).tolist() == expected
+    assert reduce_cells_sorted_by_cell(np.zeros(len(pairs), np.int64), *arrays(pairs)).tolist() == expected
