@@ -1,0 +1,123 @@
+"""What the backward pass does, asked of TensorFlow itself.
+
+The model is emitted once more as for one device, with a hook at every operand, and TensorFlow derives its gradients. The
+hooks tell to which operands a gradient comes back; the operators of the gradient tell which tensors they read, hence what
+is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from .ir import CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
+from .lowering.operators import Job, Values, emit
+from .reschedule.mesh import Mesh
+from .rules.registry import rule_of
+from .rules.rule import Config, interface
+
+# Gradient functions read these only for shapes, which are known.
+_SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split())
+_TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Attributes:
+    gradients: (operator, input position) of the operands to which a gradient comes back.
+    kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
+    kept_results: names of the tensors that their own producer's gradient reads.
+    """
+
+    gradients: frozenset[tuple[str, int]]
+    kept_operands: frozenset[tuple[str, int]]
+    kept_results: frozenset[str]
+
+
+def analyse(graph: Graph) -> Backward:
+    """What the backward passes of all training steps read and where gradients go."""
+    found = [_Trace(graph).run(step) for step in graph.train_steps.values()]
+    return Backward(
+        frozenset().union(*(b.gradients for b in found)),
+        frozenset().union(*(b.kept_operands for b in found)),
+        frozenset().union(*(b.kept_results for b in found)),
+    )
+
+
+@dataclass
+class _Trace:
+    graph: Graph
+    values: dict[str, tf.Tensor] = field(default_factory=dict)
+    hooks: list[tuple[tuple[str, int], tf.Tensor]] = field(default_factory=list)
+    reached: set[tuple[str, int]] = field(default_factory=set)
+
+    def run(self, step: TrainStep) -> Backward:
+        with tf.Graph().as_default() as traced:
+            needed = self.graph.ancestors([step.loss], step.variables)
+            for op in self.graph.operators.values():
+                if op.name in needed and op.updates is None:
+                    self._emit(op)
+            n_forward = len(traced.get_operations())
+            variables = [self.values[self.graph.operators[name].result.name] for name in step.variables]
+            _tracing.append(self)
+            try:
+                gradients = [g for g in tf.gradients(self.values[step.loss.name], variables) if g is not None]
+            finally:
+                _tracing.pop()
+            readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
+        return Backward(
+            frozenset(self.reached),
+            frozenset(key for key, tensor in self.hooks if _is_read(tensor, readers)),
+            frozenset(name for name, tensor in self.values.items() if _is_read(tensor, readers)),
+        )
+
+    def _emit(self, op: Operator) -> None:
+        if op.type in SOURCES and op.type != CONSTANT:
+            kind = tf.as_dtype(op.result.dtype)
+            self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)
+            return
+        rule, mesh = rule_of(op), Mesh.of(1)
+        config = Config(mesh, ())
+        operands = [[self._hook(op, position, tensor)] for position, tensor in op.operands]
+        job = Job(op, rule, config, interface(rule, config), (0,), _no_delivery)
+        for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
+            self.values[tensor.name] = values[0]
+
+    def _hook(self, op: Operator, position: int, tensor: Tensor) -> tf.Tensor:
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": _TRACE}):
+            (hooked,) = tf.identity_n([self.values[tensor.name]])
+        hooked.op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(self.hooks)))
+        self.hooks.append(((op.name, position), hooked))
+        return hooked
+
+
+_tracing: list[_Trace] = []
+
+
+@tf.RegisterGradient(_TRACE)
+def _trace_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    trace = _tracing[-1]
+    trace.reached.add(trace.hooks[op.get_attr(_NUMBER)][0])
+    return gradient
+
+
+def _no_delivery(k: int, values: Values) -> Values:
+    raise AssertionError("on one device nothing is delivered inside of an operator")
+
+
+def _live(tensors: Iterable[tf.Tensor]) -> set[str]:
+    """The operators that these tensors need."""
+    pending = [tensor.op for tensor in tensors]
+    live: set[str] = set()
+    while pending:
+        op = pending.pop()
+        if op.name not in live:
+            live.add(op.name)
+            pending += [tensor.op for tensor in op.inputs]
+    return live
+
+
+def _is_read(tensor: tf.Tensor, readers: set[str]) -> bool:
+    return any(op.name in readers and op.type not in _SHAPE_ONLY for op in tensor.consumers())

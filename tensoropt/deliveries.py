@@ -1,0 +1,153 @@
+"""Deliveries: a tensor brought from the layout in which it is made to the demand of whoever takes it.
+
+Forward from the result layout to the operand layout; backward from the operand's gradient layout to the result's. What is
+charged for a delivery and what is executed both come from the two paths that :class:`Router` finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .ir import Operator, Tensor
+from .reschedule.layout import Axes, Layout, Shape
+from .reschedule.path import Path, StepCosts, cheapest_path
+from .reschedule.steps import Move, State, make_step
+from .rules.rule import Config, Demand, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One tensor, from a layout to a demand.
+
+    Attributes:
+        reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
+    """
+
+    shape: Shape
+    item_bytes: int
+    source: Layout
+    demand: Demand
+    reduction: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The paths of a delivery; ``backward`` is None where no gradient comes back."""
+
+    forward: Path
+    backward: Path | None
+
+    @property
+    def n_collectives(self) -> int:
+        return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing at all is to be done."""
+        return not self.forward.steps and (self.backward is None or not self.backward.steps)
+
+
+@dataclass(frozen=True)
+class Router:
+    """Finds routes by a cost model, each only once.
+
+    ``choose`` picks a path; the shortest by default, and anything legal in tests.
+    """
+
+    costs: StepCosts
+    choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
+    _routes: dict[Delivery, Route] = field(default_factory=dict, init=False, repr=False)
+    _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
+
+    def route(self, delivery: Delivery) -> Route:
+        """The cheapest forward path, and backward path where a gradient comes back."""
+        found = self._routes.get(delivery)
+        if found is None:
+            found = self._routes[delivery] = Route(self._forward(delivery), self._backward(delivery))
+        return found
+
+    def time_ns(self, delivery: Delivery) -> int:
+        route = self.route(delivery)
+        total = route.forward.time_ns(self.costs, delivery.item_bytes)
+        return total + (route.backward.time_ns(self.costs, delivery.item_bytes) if route.backward else 0)
+
+    def _path(self, source: Layout, target: Layout, delivery: Delivery) -> Path:
+        key = (source, target, delivery.shape, delivery.item_bytes)
+        if key not in self._paths:
+            self._paths[key] = self.choose(*key, self.costs)
+        return self._paths[key]
+
+    def _forward(self, delivery: Delivery) -> Path:
+        source, target = delivery.source, delivery.demand.layout
+        if delivery.reduction == "sum":
+            return self._path(source, target, delivery)
+        # A maximum can't be split into reduce-scatter and all-gather by the shortest path's sums: one all-reduce.
+        move = Move("all_reduce", source.partial, None, None, State.of(target))
+        return Path(source, target, (make_step(source, move),), delivery.shape)
+
+    def _backward(self, delivery: Delivery) -> Path | None:
+        demand, source = delivery.demand, delivery.source
+        if demand.varying is None:
+            return None
+        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(()), delivery)
+
+
+def copy_bytes(delivery: Delivery) -> int:
+    """The bytes of the delivered copy on the device that has the largest piece."""
+    return math.prod(delivery.demand.layout.largest_local_shape(delivery.shape)) * delivery.item_bytes
+
+
+def delivery_of(tensor: Tensor, source: Layout, demand: Demand) -> Delivery:
+    return Delivery(tensor.shape, tensor.item_bytes, source, demand)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A value that an operator completes over split factors while it runs.
+
+    Attributes:
+        kept: the factors of the value's dimensions; a dimension of extent 1 for each that is None.
+        reduction: ``sum`` or ``max``.
+        has_gradient: whether the gradient of the value is needed (not for a maximum that only shifts).
+    """
+
+    kept: tuple[str | None, ...]
+    reduction: str
+    has_gradient: bool
+
+
+def statistic_delivery(
+    statistic: Statistic, rule: Rule, config: Config, over: Axes, item_bytes: int, with_gradient: bool
+) -> Delivery:
+    """The delivery inside of an operator that completes a statistic over the axes ``over``."""
+    splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
+    shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
+    source = Layout(config.mesh, splits, over)
+    demand = Demand(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
+    return Delivery(shape, item_bytes, source, demand, statistic.reduction)
+
+
+def inner_deliveries(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> tuple[Delivery, ...]:
+    """The deliveries inside of an operator whose config splits factors that need them, in order of execution."""
+    over = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
+    if not over:
+        return ()
+    item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
+    return tuple(
+        statistic_delivery(statistic, rule, config, over, item_bytes, with_gradient)
+        for statistic in statistics_of(op, rule)
+    )
+
+
+def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
+    """The statistics that the special lowering of an operator completes, in order of execution."""
+    if op.type.startswith("FusedBatchNorm"):
+        per_channel = Statistic(("c",), "sum", True)
+        return (per_channel, per_channel)
+    if op.type in ("Max", "Min"):
+        kept = tuple(names[0] if names and names[0] not in rule.inner else None for names in rule.operands[0] or ())
+        return (Statistic(kept, "max", False), Statistic(kept, "sum", False))
+    rows = tuple(names[0] if names != ("c",) else None for names in rule.operands[0] or ())
+    return (Statistic(rows, "max", False), Statistic(rows, "sum", True))

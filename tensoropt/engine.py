@@ -1,0 +1,294 @@
+"""Running a model by a strategy: local variables, feeding, fetching, training steps.
+
+For each set of fetches and feeds the engine builds one TensorFlow function with just what these need, once; every rank
+builds the same functions in the same order. Variables are read when a function starts and updated when it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .deliveries import Router, delivery_of
+from .errors import InputError
+from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from .lowering.backends import CommunicatingBackend, EmulatedBackend
+from .lowering.deliver import Collective, Deliverer
+from .lowering.local import piece_of, uniform_shape
+from .lowering.model import LocalModel, gradients_of
+from .lowering.operators import Values
+from .optimizers import UPDATES, Update
+from .reschedule.layout import Layout
+from .rules.rule import Demand
+from .strategy import StrategyView
+
+UPDATE_OPERATORS = {
+    "AssignVariableOp": tf.Variable.assign,
+    "AssignAddVariableOp": tf.Variable.assign_add,
+    "AssignSubVariableOp": tf.Variable.assign_sub,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What one function computes: tensors (each whole, or this rank's piece), training steps, other operators."""
+
+    tensors: tuple[tuple[Tensor, bool], ...] = ()
+    train_steps: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor that is given; ``is_local`` where each rank has only its share of the batch."""
+
+    tensor: Tensor
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFunction:
+    call: Callable[..., Any]
+    log: tuple[Collective, ...]
+
+
+@dataclass
+class Engine:
+    """Attributes:
+    view: the strategy on its graph.
+    router: finds the path of each delivery.
+    backend: carries out the paths.
+    initial_value: the whole first value of a variable, by its operator's name.
+    agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
+        differ, and readies the collectives.
+    """
+
+    view: StrategyView
+    router: Router
+    backend: CommunicatingBackend | EmulatedBackend
+    initial_value: Callable[[str], np.ndarray]
+    agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
+    variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
+    slots: dict[tuple[str, str, str], list[tf.Variable]] = field(default_factory=dict)
+    _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for op in self.graph.variables:
+            self.variables[op.name] = self._local_variables(op, self.initial_value(op.name), op.name)
+        for step in self.graph.train_steps.values():
+            self._make_slots(step)
+
+    @property
+    def graph(self) -> Graph:
+        return self.view.graph
+
+    def _make_slots(self, step: TrainStep) -> None:
+        update = UPDATES[step.optimizer]
+        for name in step.variables:
+            op = self.graph.operators[name]
+            for slot in update.slots:
+                # Zeros are made piece by piece: a whole array of them need not fit.
+                zeros = np.broadcast_to(np.zeros((), _numpy_dtype(op.result)), op.result.shape)
+                self.slots[step.name, name, slot] = self._local_variables(op, zeros, f"{name}/{slot}")
+        for power in update.powers:
+            start = np.asarray(dict(step.hyperparameters)[power])
+            dtype = self._step_dtype(step)
+            self.slots[step.name, "", power] = [
+                tf.Variable(start, dtype=dtype, trainable=False, name=f"{step.name}/{power}_power")
+                for _ in self.backend.ranks
+            ]
+
+    def _step_dtype(self, step: TrainStep) -> str:
+        return self.graph.operators[step.variables[0]].result.dtype
+
+    def _local_variables(self, op: Operator, whole: np.ndarray, name: str) -> list[tf.Variable]:
+        layout, shape = self.view.layout(op.result), op.result.shape
+        made = []
+        for rank in self.backend.ranks:
+            piece = np.ascontiguousarray(whole[piece_of(layout, shape, rank)]).reshape(layout.local_shape(shape, rank))
+            made.append(
+                tf.Variable(
+                    piece, dtype=op.result.dtype, shape=uniform_shape(layout, shape), trainable=False, name=name
+                )
+            )
+        return made
+
+    def initialize(self) -> None:
+        """Give all variables their first values again, and the slots theirs."""
+        for op in self.graph.variables:
+            fresh = self._local_variables(op, self.initial_value(op.name), op.name)
+            for variable, value in zip(self.variables[op.name], fresh, strict=True):
+                variable.assign(value)
+        for (step, name, slot), variables in self.slots.items():
+            for variable in variables:
+                start = 0 if name else dict(self.graph.train_steps[step].hyperparameters)[slot]
+                variable.assign(tf.zeros_like(variable) + tf.cast(start, variable.dtype))
+
+    @property
+    def local_parameter_bytes(self) -> list[int]:
+        """Per rank that is built here, the bytes of the pieces of trained variables that it holds."""
+        totals = [0] * len(self.backend.ranks)
+        for op in self.graph.variables:
+            if op.is_trainable:
+                for i, rank in enumerate(self.backend.ranks):
+                    local = self.view.layout(op.result).local_shape(op.result.shape, rank)
+                    totals[i] += int(np.prod(local)) * op.result.item_bytes
+        return totals
+
+    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray]) -> list[list[np.ndarray]]:
+        """Run once; per fetched tensor its value on each rank that is built here."""
+        built = self.function(fetch, tuple(feeds))
+        arguments = []
+        for feed, value in feeds.items():
+            layout = self._fed_layout(feed)
+            for rank in self.backend.ranks:
+                piece = value if feed.is_local else _cut(value, layout, feed.tensor.shape, rank)
+                arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
+        flat = [value.numpy() for value in built.call(*arguments)]
+        n_ranks = len(self.backend.ranks)
+        return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
+
+    def _fed_layout(self, feed: Feed) -> Layout:
+        """Where the fed pieces are: as the tensor's producer leaves them, or the batch over all ranks in order."""
+        if not feed.is_local:
+            return self.view.layout(feed.tensor)
+        mesh = self.view.strategy.mesh
+        rank = len(feed.tensor.shape)
+        return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
+
+    def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+        """The function for these fetches and feeds, built where it is new.
+
+        Raises:
+            InputError: a placeholder that is needed isn't fed.
+        """
+        key = (fetch, feeds)
+        if key not in self._functions:
+            self._functions[key] = self._build(fetch, feeds)
+        return self._functions[key]
+
+    def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+        needed = self._needed(fetch, {feed.tensor.name for feed in feeds})
+        for name in needed:
+            op = self.graph.operators[name]
+            if op.type == PLACEHOLDER:
+                raise InputError(f"placeholder '{name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
+        deliverer = Deliverer(self.backend)
+        n_ranks = len(self.backend.ranks)
+
+        def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
+            with deliverer.building():
+                return self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
+
+        signature = [
+            tf.TensorSpec(uniform_shape(self._fed_layout(feed), feed.tensor.shape), feed.tensor.dtype)
+            for feed in feeds
+            for _ in range(n_ranks)
+        ]
+        function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
+        self.agree(structure_digest(function.graph, deliverer.log), deliverer.log)
+        return BuiltFunction(function, tuple(deliverer.log))
+
+    def _emit(
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
+    ) -> list[tf.Tensor]:
+        sources = {op.result.name: [v.read_value() for v in self.variables[op.name]] for op in self.graph.variables
+                   if op.name in needed}
+        for feed, values in fed.items():
+            sources[feed.tensor.name] = values
+            if feed.is_local:
+                demand = Demand(self.view.layout(feed.tensor), None)
+                delivery = delivery_of(feed.tensor, self._fed_layout(feed), demand)
+                route = self.router.route(delivery)
+                sources[feed.tensor.name] = deliverer.deliver(delivery, route, values, feed.tensor.name)
+        model = LocalModel(
+            self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
+        )
+        model.emit(needed)
+        results = [
+            model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
+            for tensor, is_local in fetch.tensors
+        ]
+        for name in fetch.train_steps:
+            self._train(self.graph.train_steps[name], model)
+        return [tf.identity(value) for values in results for value in values]
+
+    def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
+        assert op.updates is not None
+        variables = self.variables[op.updates]
+        if op.type in UPDATE_OPERATORS:
+            for variable, value in zip(variables, operands[0], strict=True):
+                UPDATE_OPERATORS[op.type](variable, value)
+            return []
+        return [[variable.read_value() for variable in variables]]
+
+    def _train(self, step: TrainStep, model: LocalModel) -> None:
+        losses = model.replicated(step.loss, step.name, with_gradient=True)
+        reads = [model.value(self.graph.operators[name].result) for name in step.variables]
+        update = UPDATES[step.optimizer]
+        numbers = self._numbers(step, update, model)
+        for name, gradients in zip(step.variables, gradients_of(losses, reads), strict=True):
+            if gradients is None:
+                continue
+            for i, (variable, gradient) in enumerate(zip(self.variables[name], gradients, strict=True)):
+                slots = {slot: self.slots[step.name, name, slot][i] for slot in update.slots}
+                cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
+                update.apply(variable, slots, gradient, cast)
+        for power in update.powers:
+            for variable, value in zip(self.slots[step.name, "", power], numbers[power], strict=True):
+                variable.assign(variable * tf.cast(value, variable.dtype))
+        if step.step_counter is not None:
+            for variable in self.variables[step.step_counter]:
+                variable.assign_add(tf.ones([], variable.dtype))
+
+    def _numbers(self, step: TrainStep, update: Update, model: LocalModel) -> dict[str, list[Any]]:
+        """The hyperparameters and running powers, per rank."""
+        numbers: dict[str, list[Any]] = {}
+        for key, value in step.hyperparameters:
+            given = isinstance(value, Tensor)
+            numbers[key] = model.replicated(value, step.name) if given else [value] * len(self.backend.ranks)
+        for power in update.powers:
+            numbers[f"{power}_power"] = [v.read_value() for v in self.slots[step.name, "", power]]
+        return numbers
+
+    def _needed(self, fetch: Fetch, given: set[str]) -> set[str]:
+        """The operators that a function runs: all that its targets need and that isn't given."""
+        tensors = [tensor for tensor, _ in fetch.tensors]
+        operators = list(fetch.operators)
+        for name in fetch.train_steps:
+            step = self.graph.train_steps[name]
+            tensors += [step.loss, *(value for _, value in step.hyperparameters if isinstance(value, Tensor))]
+            operators += [*step.variables, *step.controls]
+        return self.graph.ancestors(tensors, operators, given)
+
+
+def _cut(value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int) -> np.ndarray:
+    """A rank's piece of a whole value; where the layout holds a sum, all of it is at coordinate 0."""
+    piece = value[piece_of(layout, shape, rank)]
+    if layout.partial and layout.mesh.index_along(layout.partial, rank):
+        return np.zeros_like(piece)
+    return piece
+
+
+def _numpy_dtype(tensor: Tensor) -> Any:
+    return tf.as_dtype(tensor.dtype).as_numpy_dtype
+
+
+def _names(fetch: Fetch) -> str:
+    return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
+
+
+def structure_digest(graph: Any, log: Sequence[Collective]) -> str:
+    """Equal for graphs of equal structure; values of constants, and sizes, may differ between ranks."""
+    text = hashlib.sha256()
+    for node in graph.as_graph_def().node:
+        text.update(f"{node.op} {node.name} {list(node.input)}\n".encode())
+    for entry in log:
+        text.update(f"{entry}\n".encode())
+    return text.hexdigest()

@@ -1,0 +1,284 @@
+"""From a recorded ``tf.Graph`` to the intermediate representation.
+
+Shape arithmetic and constants are folded: with a known batch every operator that depends on constants and shapes alone has
+a value, which TensorFlow computes. Reads of variables and identities become aliases. What only initialises variables is
+left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .errors import InputError
+from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
+from .reschedule.layout import Shape
+from .rules.registry import has_rule, static_positions
+
+_PACKAGES = tuple(
+    os.sep + os.path.join(*parts) + os.sep
+    for parts in (("site-packages", "tensorflow"), ("site-packages", "keras"), ("tensoropt",))
+)
+_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_SHAPE_READERS = ("Shape", "ShapeN", "Size", "Rank")
+_READS = ("ReadVariableOp",)
+_UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *_READS, *_UPDATES)
+_ALIASING = ("Identity", "Snapshot")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A ``minimize`` in terms of the recorded graph; :class:`tensoropt.ir.TrainStep` in terms of the imported one."""
+
+    op: tf.Operation
+    loss: tf.Tensor
+    variables: tuple[tf.Variable, ...]
+    optimizer: str
+    hyperparameters: tuple[tuple[str, Any], ...]
+    step_counter: tf.Variable | None
+
+
+def source_line(op: tf.Operation) -> str:
+    """The innermost line of the user's code on the way to this operator, as ``file:line``."""
+    for frame in reversed(op.traceback or ()):
+        filename = os.path.abspath(frame.filename)
+        if not filename.startswith(_OWN_FOLDER) and not any(part in filename for part in _PACKAGES[:2]):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return ""
+
+
+def import_graph(recorded: tf.Graph, steps: Iterable[RecordedStep]) -> Graph:
+    """Import everything that was recorded, except what only initialises variables.
+
+    Raises:
+        InputError: a shape is not fully known, or an operator can't be captured.
+    """
+    return _Importer(recorded).run(tuple(steps))
+
+
+def initializer_names(recorded: tf.Graph) -> frozenset[str]:
+    """The operators that give variables their first values, and those that only group such operators."""
+    variables = recorded.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    names = {variable.initializer.name for variable in variables}
+    for op in recorded.get_operations():
+        if op.type == "NoOp" and op.control_inputs and all(c.name in names for c in op.control_inputs):
+            names.add(op.name)
+    return frozenset(names)
+
+
+@dataclass
+class _Importer:
+    recorded: tf.Graph
+    operators: dict[str, Operator] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    static: set[str] = field(default_factory=set)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
+        trained = {variable.handle.op.name for step in steps for variable in step.variables}
+        ops = self._wanted(steps)
+        self._find_static(ops)
+        self._fold(ops)
+        for op in ops:
+            if op.type == "VarHandleOp":
+                self._import_variable(op, op.name in trained)
+            elif op.type in _READS and not op.control_inputs:
+                self.aliases[op.outputs[0].name] = op.inputs[0].name
+            elif op.type in _ALIASING and not op.control_inputs and op.name not in self.static:
+                self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
+            elif op.name in self.static:
+                for tensor in op.outputs:
+                    if not tensor.consumers():
+                        self._import_constant(tensor)
+            elif op.name not in {step.op.name for step in steps}:
+                self._import_operator(op)
+        return Graph(self.operators, {step.op.name: self._import_step(step) for step in steps}, self.aliases)
+
+    def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
+        """The ancestors of all results that aren't there for initialisation, in order of creation."""
+        initializers = initializer_names(self.recorded)
+        all_ops = self.recorded.get_operations()
+        left_out = {op.name for op in all_ops if op.name in initializers or op.type == "VarIsInitializedOp"}
+        pending = [
+            op
+            for op in all_ops
+            if op.name not in left_out and not any(tensor.consumers() for tensor in op.outputs)
+        ]
+        wanted: set[str] = set()
+        while pending:
+            op = pending.pop()
+            if op.name in wanted or op.name in left_out:
+                continue
+            wanted.add(op.name)
+            pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        return [op for op in all_ops if op.name in wanted]
+
+    def _find_static(self, ops: list[tf.Operation]) -> None:
+        for op in ops:
+            if op.type in _NOT_FOLDED or op.op_def.is_stateful or not op.outputs:
+                continue
+            reads_shape = op.type in _SHAPE_READERS and all(t.shape.is_fully_defined() for t in op.inputs)
+            if reads_shape or all(tensor.op.name in self.static for tensor in op.inputs):
+                self.static.add(op.name)
+
+    def _fold(self, ops: list[tf.Operation]) -> None:
+        """Have TensorFlow compute the static tensors that an operator which isn't static, or the user, reads."""
+        wanted = [
+            tensor
+            for op in ops
+            if op.name in self.static
+            for tensor in op.outputs
+            if not tensor.consumers() or any(user.name not in self.static for user in tensor.consumers())
+        ]
+        if not wanted:
+            return
+        shapes = {
+            out: _shape_value(op, index)
+            for op in ops
+            if op.name in self.static and op.type in _SHAPE_READERS
+            for index, out in enumerate(op.outputs)
+        }
+        wanted = [tensor for tensor in wanted if tensor not in shapes] if shapes else wanted
+        self.values.update({tensor.name: value for tensor, value in shapes.items()})
+        with tf.compat.v1.Session(graph=self.recorded) as session:
+            for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
+                self.values[tensor.name] = np.asarray(value)
+
+    def _canonical(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
+        return Tensor(tensor.name, _known_shape(tensor, op), tensor.dtype.base_dtype.name)
+
+    def _add(self, op: Operator) -> None:
+        self.operators[op.name] = op
+        self.tensors.update({tensor.name: tensor for tensor in op.outputs})
+
+    def _import_variable(self, op: tf.Operation, trained: bool) -> None:
+        shape = tf.TensorShape(op.get_attr("shape"))
+        if not shape.is_fully_defined():
+            raise InputError(
+                f"variable '{op.name}' ({source_line(op)}) has shape {shape}; every extent must be known: give its shape"
+            )
+        result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
+        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=source_line(op)))
+
+    def _import_constant(self, tensor: tf.Tensor) -> Tensor:
+        """The tensor of a constant operator with the folded value, made where it is first asked for."""
+        if tensor.name not in self.tensors:
+            op = tensor.op
+            name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
+            result, value = (self._tensor(tensor, op),), {0: self.values[tensor.name]}
+            self._add(Operator(name, CONSTANT, (), result, statics=value, source=source_line(op)))
+        return self.tensors[tensor.name]
+
+    def _operand(self, tensor: tf.Tensor) -> Tensor:
+        if tensor.op.name in self.static:
+            return self._import_constant(tensor)
+        return self.tensors[self._canonical(tensor.name)]
+
+    def _import_operator(self, op: tf.Operation) -> None:
+        functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
+        if functions:
+            raise InputError(
+                f"{op.type} '{op.name}' ({source_line(op)}) calls a function, which can't be recorded; expected plain "
+                "operators: write loops over a known range in Python, and conditions with tensoropt.where"
+            )
+        if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
+            self._import_update(op)
+            return
+        inputs: list[Tensor | None] = []
+        statics = {}
+        steered = static_positions(op.type, len(op.inputs)) if has_rule(op.type) else range(len(op.inputs))
+        for index, tensor in enumerate(op.inputs):
+            if tensor.op.name in self.static and index in steered:
+                inputs.append(None)
+                statics[index] = self.values[tensor.name]
+            elif tensor.dtype == tf.resource:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({source_line(op)}) works on a variable in place, which can't be recorded; "
+                    "expected assign, assign_add or assign_sub, or an optimizer of tensoropt"
+                )
+            else:
+                inputs.append(self._operand(tensor))
+        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        kind = PLACEHOLDER if op.type == "Placeholder" else op.type
+        self._add(
+            Operator(
+                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), source_line(op)
+            )
+        )
+
+    def _import_update(self, op: tf.Operation) -> None:
+        """An assignment, or a read that must come after one."""
+        value = tuple(self._operand(tensor) for tensor in op.inputs[1:])
+        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        self._add(
+            Operator(
+                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), source_line(op)
+            )
+        )
+
+    def _controls(self, op: tf.Operation) -> tuple[str, ...]:
+        """The imported operators that this one was told to wait for."""
+        return tuple(c.name for c in op.control_inputs if c.name in self.operators)
+
+    def _import_step(self, step: RecordedStep) -> TrainStep:
+        hyperparameters = tuple(
+            (key, self._operand(value) if isinstance(value, tf.Tensor) else float(value))
+            for key, value in step.hyperparameters
+        )
+        return TrainStep(
+            step.op.name,
+            self._operand(step.loss),
+            tuple(variable.handle.op.name for variable in step.variables),
+            step.optimizer,
+            hyperparameters,
+            step.step_counter.handle.op.name if step.step_counter is not None else None,
+            self._controls(step.op),
+        )
+
+
+def _shape_value(op: tf.Operation, index: int) -> np.ndarray:
+    shape = op.inputs[index].shape.as_list()
+    value: Any = {"Size": int(np.prod(shape)), "Rank": len(shape)}.get(op.type, shape)
+    return np.asarray(value, op.outputs[index].dtype.as_numpy_dtype)
+
+
+def _known_shape(tensor: tf.Tensor, op: tf.Operation) -> Shape:
+    if tensor.shape.is_fully_defined():
+        return tuple(tensor.shape.as_list())
+    what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
+    raise InputError(
+        f"{what} '{op.name}' ({source_line(op)}) has shape {tensor.shape}; expected every extent to be known, since a plan "
+        "is made for one batch: write the batch size where the shape says None"
+    )
+
+
+def _attributes(op: tf.Operation) -> dict[str, Any]:
+    """TensorFlow's attributes, without those that follow from the operands, and without annotations."""
+    inferred = set()
+    for argument in op.op_def.input_arg:
+        inferred.update((argument.type_attr, argument.number_attr, argument.type_list_attr))
+    attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}
+    return attributes | {ARGUMENTS: tuple(_argument(op, argument) for argument in op.op_def.input_arg)}
+
+
+def _argument(op: tf.Operation, argument: Any) -> tuple[str, int | None]:
+    """An argument's name and, where it is a list, its length."""
+    if argument.number_attr:
+        return argument.name, op.get_attr(argument.number_attr)
+    return argument.name, len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else None
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,1 @@
+"""From a plan to the graph that each rank runs."""

@@ -1,0 +1,58 @@
+"""What becomes of shapes and constants on one rank.
+
+The graphs of all ranks are equal in structure. Static shapes are therefore the same everywhere: an extent whose blocks
+differ between ranks is unknown, and a constant whose value depends on the rank is *opaque*, so that TensorFlow derives no
+shape from it and emits the same gradients on every rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ..ir import Operator
+from ..reschedule.layout import Layout, Shape
+from ..rules.rule import Interface
+
+
+def uniform_shape(layout: Layout, shape: Shape) -> tf.TensorShape:
+    """The local shape as far as all ranks agree on it."""
+    blocks = (layout.mesh.size_of(axes) for axes in layout.splits)
+    return tf.TensorShape([extent // n if extent % n == 0 else None for extent, n in zip(shape, blocks, strict=True)])
+
+
+def opaque(value: np.ndarray | list[int] | int, dtype: tf.DType) -> tf.Tensor:
+    """A constant that TensorFlow can't look into while it builds the graph."""
+    constant = tf.constant(value, dtype)
+    return tf.compat.v1.placeholder_with_default(constant, constant.shape)
+
+
+def local_constant(value: np.ndarray, layout: Layout, shape: Shape, rank: int, dtype: tf.DType) -> tf.Tensor:
+    """A rank's piece of a constant."""
+    if not layout.split_axes:
+        return tf.constant(value, dtype)
+    piece = tf.constant(value[piece_of(layout, shape, rank)], dtype)
+    return tf.compat.v1.placeholder_with_default(piece, uniform_shape(layout, shape))
+
+
+def piece_of(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
+    """The rank's piece of a whole array."""
+    return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
+
+
+def _shape_operand(layout: Layout, shape: Shape, rank: int) -> np.ndarray | tf.Tensor:
+    local = list(layout.local_shape(shape, rank))
+    return np.asarray(local, np.int32) if layout.is_even(shape) else opaque(local, tf.int32)
+
+
+def local_statics(op: Operator, interface: Interface, rank: int) -> dict[int, np.ndarray | tf.Tensor]:
+    """The static inputs as this rank needs them: target shapes are those of its piece."""
+    statics: dict[int, np.ndarray | tf.Tensor] = dict(op.statics)
+    if op.type in ("Reshape", "BroadcastTo"):
+        statics[1] = _shape_operand(interface.results[0], op.result.shape, rank)
+    elif op.type == "Slice":
+        operand = op.inputs[0]
+        assert operand is not None
+        whole = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
+        statics[2] = np.where(whole, -1, op.statics[2])
+    return statics

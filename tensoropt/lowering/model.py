@@ -1,0 +1,112 @@
+"""The model on this process's ranks: operators in program order, deliveries between them, losses and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from ..deliveries import Router, delivery_of, inner_deliveries
+from ..ir import CONSTANT, SOURCES, Operator, Tensor
+from ..reschedule.layout import Layout
+from ..rules.rule import Demand
+from ..strategy import StrategyView
+from .deliver import Deliverer
+from .operators import Job, Values, emit
+
+
+@dataclass
+class LocalModel:
+    """Emits what is asked for, and what that needs, each operator once.
+
+    Attributes:
+        view: the strategy on its graph.
+        router: finds the path of each delivery.
+        deliverer: emits the deliveries.
+        sources: local values that are given: fed tensors, and variables by their tensor's name.
+        update: carries out an operator that updates a variable, or reads it after an update, on local operands.
+        training: whether gradients are taken of what is emitted.
+    """
+
+    view: StrategyView
+    router: Router
+    deliverer: Deliverer
+    sources: Mapping[str, Values]
+    update: Callable[[Operator, list[Values]], list[Values]]
+    training: bool
+    _values: dict[str, Values] = field(default_factory=dict)
+    _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
+
+    def emit(self, names: set[str]) -> None:
+        """Emit operators (with all that they need among them) in program order."""
+        for op in self.view.graph.operators.values():
+            if op.name in names and not all(tensor.name in self.sources for tensor in op.outputs):
+                self._emit_operator(op)
+
+    def value(self, tensor: Tensor) -> Values:
+        """A tensor's local values in its result layout."""
+        return self.sources[tensor.name] if tensor.name in self.sources else self._values[tensor.name]
+
+    def delivered(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
+        """A tensor for a demand. Consumers with the tensor's shared demand share one delivery, others have their own."""
+        if not self.training:
+            demand = Demand(demand.layout, None)
+        key = (tensor.name, demand)
+        if key in self._delivered:
+            return self._delivered[key]
+        delivery = delivery_of(tensor, self.view.layout(tensor), demand)
+        route = self.router.route(delivery)
+        values = self.deliverer.deliver(delivery, route, self.value(tensor), operator)
+        if not self.training or demand == self.view.strategy.shared.get(tensor.name):
+            self._delivered[key] = values
+        return values
+
+    def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
+        """A tensor in whole on every rank."""
+        whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
+        return self.delivered(tensor, Demand(whole, () if with_gradient else None), operator)
+
+    def without_sums(self, tensor: Tensor, operator: str) -> Values:
+        """A tensor's pieces as they lie, with pending sums completed."""
+        return self.delivered(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
+
+    def _emit_operator(self, op: Operator) -> None:
+        if op.updates is not None:
+            self._emit_update(op, op.updates)
+            return
+        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
+        operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
+        # Whether the inner deliveries carry gradients follows from whether the operator's result does.
+        with_gradient = self.training and any((op.name, position) in self.view.gradients for position, _ in op.operands)
+        inner = inner_deliveries(op, rule, config, with_gradient)
+
+        def complete(k: int, values: Values) -> Values:
+            return self.deliverer.deliver(inner[k], self.router.route(inner[k]), values, op.name)
+
+        job = Job(op, rule, config, self.view.interfaces[op.name], self.deliverer.backend.ranks, complete)
+        assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
+        for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
+            self._values[tensor.name] = values
+
+    def _emit_update(self, op: Operator, variable: str) -> None:
+        layout = self.view.layout(self.view.graph.operators[variable].result)
+        operands = [self.delivered(tensor, Demand(layout, None), op.name) for _, tensor in op.operands]
+        for tensor, values in zip(op.outputs, self.update(op, operands), strict=True):
+            self._values[tensor.name] = values
+
+    def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
+        return self.delivered(tensor, self.view.demand(op, position), op.name)
+
+
+def gradients_of(losses: Values, variables: list[Values]) -> list[Values | None]:
+    """The gradients of the (replicated) losses, per variable its local values; None where a loss doesn't depend on it.
+
+    The loss's gradient is 1 on every rank; the deliveries do the rest, no scaling is needed anywhere.
+    """
+    flat = [value for values in variables for value in values]
+    seeds = [tf.ones_like(loss) for loss in losses]
+    gradients = tf.gradients(losses, flat, grad_ys=seeds)
+    n_ranks = len(losses)
+    grouped = [gradients[i : i + n_ranks] for i in range(0, len(gradients), n_ranks)]
+    return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]

@@ -1,0 +1,35 @@
+"""Looking up rows, and one-hot vectors."""
+
+from __future__ import annotations
+
+from ..ir import Operator
+from .elementwise import FIRST
+from .registry import op_rule
+from .rule import Rule, make_rule
+
+
+@op_rule("GatherV2", static=(2,))
+def gather(op: Operator) -> Rule | str:
+    """A lookup in split rows finds some of them on each device: a partial result."""
+    params, indices = op.inputs[0], op.inputs[1]
+    assert params is not None and indices is not None
+    if op.attrs["batch_dims"]:
+        return "it looks up within a batch (batch_dims is not 0)"
+    axis = int(op.statics[2]) % len(params.shape)
+    index_dims = tuple((f"i{k}",) for k in range(len(indices.shape)))
+    params_dims = tuple(("rows",) if k == axis else (f"d{k}",) for k in range(len(params.shape)))
+    result = (*params_dims[:axis], *index_dims, *params_dims[axis + 1 :])
+    fixed = () if params.is_float else ("rows",)
+    extents = {"rows": params.shape[axis]}
+    return make_rule(op, (params_dims, index_dims, None), (result,), extents, fixed=fixed, linear=FIRST, flops_per_point=0.0)
+
+
+@op_rule("OneHot", static=(1, 2, 3))
+def one_hot(op: Operator) -> Rule:
+    indices = op.inputs[0]
+    assert indices is not None
+    rank = len(op.result.shape)
+    new = op.attrs["axis"] % rank
+    dims = iter((f"i{k}",) for k in range(len(indices.shape)))
+    result = tuple(() if k == new else next(dims) for k in range(rank))
+    return make_rule(op, (tuple(names for names in result if names), None, None, None), (result,))

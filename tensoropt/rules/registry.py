@@ -1,0 +1,69 @@
+"""The registry: operator type to rule, one entry a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..ir import SOURCES, Operator
+from .rule import Rule, make_rule, replicated_rule
+
+RuleFunction = Callable[[Operator], Rule | str]
+_RULES: dict[str, RuleFunction] = {}
+_STATIC: dict[str, tuple[int, ...]] = {}
+
+
+def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a rule for operator types.
+
+    The decorated function takes an operator and returns its rule, or a text that says why it must run replicated.
+
+    Args:
+        types: TensorFlow's names of the operator types.
+        static: the inputs that must be constants and steer the operator, by position; -1 is the last.
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for name in types:
+            if name in _RULES:
+                raise ValueError(f"operator type {name} has a rule already: {_RULES[name].__module__}")
+            _RULES[name] = function
+            _STATIC[name] = tuple(static)
+        return function
+
+    return register
+
+
+def has_rule(op_type: str) -> bool:
+    _load()
+    return op_type in _RULES
+
+
+def rule_types() -> tuple[str, ...]:
+    """All operator types with a rule."""
+    _load()
+    return tuple(sorted(_RULES))
+
+
+def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
+    """Which inputs of an operator of this type are static."""
+    _load()
+    return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))
+
+
+def rule_of(op: Operator) -> Rule:
+    """The rule of an operator; without one, it runs replicated, and ``rule.without`` says why."""
+    _load()
+    if op.type in SOURCES:
+        dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
+        return make_rule(op, (), (dims,), flops_per_point=0.0)
+    if op.type not in _RULES:
+        return replicated_rule(op, f"operator type {op.type} has no rule")
+    if any(op.inputs[i] is not None for i in static_positions(op.type, len(op.inputs))):
+        return replicated_rule(op, f"an input of {op.type} that steers it isn't a constant")
+    found = _RULES[op.type](op)
+    return replicated_rule(op, found) if isinstance(found, str) else found
+
+
+def _load() -> None:
+    """Import the modules that register rules; not at import time, since they import this one."""
+    from . import convolution, elementwise, indexing, linear_algebra, reduction, shape, softmax  # noqa: F401

@@ -1,0 +1,213 @@
+"""Operators that move elements and compute nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..ir import Operator, Tensor
+from ..reschedule.layout import Shape
+from .elementwise import FIRST, broadcast_dims
+from .registry import op_rule
+from .rule import Dims, Rule, make_rule
+
+
+def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
+    """The factors that two shapes of the same elements share.
+
+    Dimensions are taken in the shortest groups of equal products; of each group the greatest common divisor of the two
+    leading dimensions is a factor of both, in front, where blocks stay blocks.
+    """
+    source_dims: list[tuple[str, ...]] = [()] * len(source)
+    target_dims: list[tuple[str, ...]] = [()] * len(target)
+    extents: dict[str, int] = {}
+    i = j = 0
+    if math.prod(source) == 0:
+        return tuple(source_dims), tuple(target_dims), extents
+    while i < len(source) and j < len(target):
+        if source[i] == 1:
+            i += 1
+        elif target[j] == 1:
+            j += 1
+        else:
+            name = f"r{len(extents)}"
+            extents[name] = math.gcd(source[i], target[j])
+            source_dims[i] = target_dims[j] = (name,)
+            left, right = source[i], target[j]
+            i, j = i + 1, j + 1
+            while left != right:
+                if left < right:
+                    left, i = left * source[i], i + 1
+                else:
+                    right, j = right * target[j], j + 1
+    return tuple(source_dims), tuple(target_dims), extents
+
+
+def _reshape(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    source, target, extents = reshape_dims(operand.shape, op.result.shape)
+    statics = (None,) * (len(op.inputs) - 1)
+    return make_rule(op, (source, *statics), (target,), extents=extents, linear=FIRST, flops_per_point=0.0)
+
+
+@op_rule("Reshape", "ExpandDims", static=(1,))
+def reshape(op: Operator) -> Rule:
+    return _reshape(op)
+
+
+@op_rule("Squeeze")
+def squeeze(op: Operator) -> Rule:
+    return _reshape(op)
+
+
+@op_rule("Transpose", static=(1,))
+def transpose(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = tuple((f"d{i}",) for i in range(rank))
+    moved = tuple(dims[int(axis)] for axis in op.statics[1])
+    return make_rule(op, (dims, None), (moved,), linear=FIRST)
+
+
+@op_rule("BroadcastTo", static=(1,))
+def broadcast_to(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    operand = op.inputs[0]
+    assert operand is not None
+    return make_rule(op, (broadcast_dims(operand, rank), None), (broadcast_dims(op.result, rank),), linear=FIRST)
+
+
+@op_rule("Tile", static=(1,))
+def tile(op: Operator) -> Rule:
+    multiples = op.statics[1]
+    dims = tuple((f"d{i}",) if int(times) == 1 else () for i, times in enumerate(multiples))
+    return make_rule(op, (dims, None), (dims,), linear=FIRST)
+
+
+def _along(op: Operator, axis: int, rank: int) -> Dims:
+    """All dimensions but one, which stays whole."""
+    return tuple(() if i == axis % rank else (f"d{i}",) for i in range(rank))
+
+
+@op_rule("ConcatV2", static=(-1,))
+def concat(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = _along(op, int(op.statics[len(op.inputs) - 1]), rank)
+    n_parts = len(op.inputs) - 1
+    return make_rule(op, (*(dims,) * n_parts, None), (dims,), linear=(tuple(range(n_parts)),))
+
+
+@op_rule("Pack")
+def pack(op: Operator) -> Rule:
+    dims = _along(op, op.attrs["axis"], len(op.result.shape))
+    part = tuple(names for names in dims if names)
+    return make_rule(op, (part,) * len(op.inputs), (dims,), linear=(tuple(range(len(op.inputs))),))
+
+
+@op_rule("Unpack")
+def unpack(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    dims = _along(op, op.attrs["axis"], len(operand.shape))
+    return make_rule(op, (dims,), (tuple(names for names in dims if names),) * len(op.outputs), linear=FIRST)
+
+
+@op_rule("Split", static=(0,))
+def split(op: Operator) -> Rule:
+    dims = _along(op, int(op.statics[0]), len(op.result.shape))
+    return make_rule(op, (None, dims), (dims,) * len(op.outputs), linear=((1,),))
+
+
+@op_rule("SplitV", static=(1, 2))
+def split_v(op: Operator) -> Rule:
+    dims = _along(op, int(op.statics[2]), len(op.result.shape))
+    return make_rule(op, (dims, None, None), (dims,) * len(op.outputs), linear=FIRST)
+
+
+@op_rule("Pad", static=(1,))
+def pad(op: Operator) -> Rule:
+    return _padded(op, FIRST)
+
+
+@op_rule("PadV2", static=(1, 2))
+def pad_with(op: Operator) -> Rule:
+    return _padded(op, FIRST if not op.statics[2].any() else ())
+
+
+@op_rule("MirrorPad", static=(1,))
+def mirror_pad(op: Operator) -> Rule:
+    return _padded(op, FIRST)
+
+
+def _padded(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    dims = tuple(() if amounts.any() else (f"d{i}",) for i, amounts in enumerate(np.asarray(op.statics[1])))
+    return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=linear)
+
+
+@op_rule("Slice", static=(1, 2))
+def slice_(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    whole = (a == b for a, b in zip(operand.shape, op.result.shape, strict=True))
+    dims = tuple((f"d{i}",) if is_whole else () for i, is_whole in enumerate(whole))
+    return make_rule(op, (dims, None, None), (dims,), linear=FIRST)
+
+
+def strided_dimensions(op: Operator, operand: Tensor) -> list[tuple[int | None, int | None]]:
+    """How StridedSlice maps dimensions: pairs (operand's, result's); None where one has no counterpart."""
+    begin, masks = op.statics[1], op.attrs
+    n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)
+    has_ellipsis = bool(masks["ellipsis_mask"])
+    n_named = len(begin) - n_new - has_ellipsis
+    pairs: list[tuple[int | None, int | None]] = []
+    source = target = 0
+
+    def keep() -> None:
+        nonlocal source, target
+        pairs.append((source, target))
+        source, target = source + 1, target + 1
+
+    for i in range(len(begin)):
+        if masks["ellipsis_mask"] >> i & 1:
+            for _ in range(len(operand.shape) - n_named):
+                keep()
+        elif masks["new_axis_mask"] >> i & 1:
+            pairs.append((None, target))
+            target += 1
+        elif masks["shrink_axis_mask"] >> i & 1:
+            pairs.append((source, None))
+            source += 1
+        else:
+            keep()
+    while source < len(operand.shape):
+        keep()
+    return pairs
+
+
+@op_rule("StridedSlice", static=(1, 2, 3))
+def strided_slice(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    source: list[tuple[str, ...]] = [()] * len(operand.shape)
+    target: list[tuple[str, ...]] = [()] * len(op.result.shape)
+    for number, (i, j) in enumerate(strided_dimensions(op, operand)):
+        # A whole dimension that is read backwards isn't block by block the same.
+        if i is not None and j is not None and operand.shape[i] == op.result.shape[j] and not _reverses(op, operand, i):
+            source[i] = target[j] = (f"d{number}",)
+    return make_rule(op, (tuple(source), None, None, None), (tuple(target),), linear=FIRST)
+
+
+def _reverses(op: Operator, operand: Tensor, dimension: int) -> bool:
+    """Whether a dimension is read with a negative stride."""
+    begin, strides, masks = op.statics[1], op.statics[3], op.attrs
+    source = 0
+    n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)
+    for i in range(len(begin)):
+        if masks["ellipsis_mask"] >> i & 1:
+            source += len(operand.shape) - (len(begin) - n_new - 1)
+        elif not masks["new_axis_mask"] >> i & 1:
+            if source == dimension:
+                return bool(strides[i] < 0)
+            source += 1
+    return False

@@ -1,0 +1,27 @@
+"""Softmax and the cross-entropies; over split classes the maximum and the sum are collectives inside."""
+
+from __future__ import annotations
+
+from ..ir import Operator
+from .registry import op_rule
+from .rule import Rule, make_rule, pattern_rule
+
+
+@op_rule("Softmax", "LogSoftmax")
+def softmax(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = (*((f"d{i}",) for i in range(rank - 1)), ("c",))
+    return make_rule(op, (dims,), (dims,), inner={"c"}, flops_per_point=5.0)
+
+
+@op_rule("SoftmaxCrossEntropyWithLogits")
+def cross_entropy(op: Operator) -> Rule | str:
+    logits, labels = (tensor for _, tensor in op.operands)
+    if logits.shape != labels.shape:
+        return f"logits {list(logits.shape)} and labels {list(labels.shape)} are broadcast"
+    return pattern_rule(op, "n c, n c -> n, n c", inner={"c"}, flops_per_point=8.0)
+
+
+@op_rule("SparseSoftmaxCrossEntropyWithLogits")
+def sparse_cross_entropy(op: Operator) -> Rule:
+    return pattern_rule(op, "n c, n -> n, n c", inner={"c"}, flops_per_point=8.0)
