@@ -1,6 +1,6 @@
 """What each rank does in ``test_collectives.py``: every kind of step between real processes against the simulation.
 
-``mpirun -n 4 python -m mpi4py tests/mpi/collectives_worker.py time`` prints times instead, beside MPI's own collectives.
+``mpirun -n 4 python -m mpi4py tests/mpi/collectives_worker.py time`` prints times instead, beside MPI's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.reschedule.execute import RankPath, rank_step, run_path
+from tensoropt.reschedule.execute import rank_step, run_path
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts, all_pairs
@@ -107,7 +107,9 @@ def check_direct_calls(mesh, communicator):
         assert piece.tolist() == [10 * member + RANK] * (member + 1)
     for member, piece in enumerate(communicator.all_gather(mesh.axes, sends[0], shapes)):
         assert piece.tolist() == [10 * member] * (member + 1)
-    summed = communicator.reduce_scatter(mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,))
+    summed = communicator.reduce_scatter(
+        mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,)
+    )
     assert summed.tolist() == [sum(range(COMM.size))] * (RANK + 1)
 
 
@@ -151,7 +153,10 @@ def print_times() -> None:
     communicator = MpiCommunicator(COMM, mesh)
     communicator.prepare([mesh.axes])
     if RANK == 0:
-        print(f"microseconds, medians, {COMM.size} ranks\n{'KiB':>6} {'all-reduce':>12} {'MPI':>8} {'reduce-scatter':>16} {'MPI':>8}")
+        print(
+            f"microseconds, medians, {COMM.size} ranks\n"
+            f"{'KiB':>6} {'all-reduce':>12} {'MPI':>8} {'reduce-scatter':>16} {'MPI':>8}"
+        )
     for n_kib in (1, 16, 64, 256, 1024, 4096, 16384):
         array = np.ones(n_kib * 256 // COMM.size * COMM.size, np.float32)
         chunks = list(np.split(array, COMM.size))

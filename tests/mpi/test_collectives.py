@@ -44,7 +44,11 @@ def test_aligned_buffers(shape: tuple[int, ...], dtype: type) -> None:
 
 def test_scratch_is_used_again_and_grows() -> None:
     scratch = Scratch()
-    small, again, other = scratch.take("a", 10, np.int32), scratch.take("a", 5, np.int64), scratch.take("b", 10, np.int32)
+    small, again, other = (
+        scratch.take("a", 10, np.int32),
+        scratch.take("a", 5, np.int64),
+        scratch.take("b", 10, np.int32),
+    )
     assert np.shares_memory(small, again) and not np.shares_memory(small, other)
     assert scratch.take("a", 1000, np.float64).shape == (1000,)
 

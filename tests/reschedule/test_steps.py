@@ -1,0 +1,158 @@
+"""Which steps are legal, what they say, and what a cost model is asked for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensoropt.reschedule.graph import all_states, edge_bytes, layout_graph
+from tensoropt.reschedule.layout import Layout
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import all_layouts
+from tensoropt.reschedule.steps import KINDS, Step, legal_steps, make_step, moves
+
+ROOT = Path(__file__).parents[2]
+
+
+def starts_with(longer: tuple[int, ...], shorter: tuple[int, ...]) -> bool:
+    return longer[: len(shorter)] == shorter and longer != shorter
+
+
+def one_step(source: Layout, target: Layout) -> str | None:
+    """The kind of the single step between two layouts, told from what differs: the definition, read backwards."""
+    before, after = set(source.partial), set(target.partial)
+    changed = [(old, new) for old, new in zip(source.splits, target.splits, strict=True) if old != new]
+    if not changed:
+        return "all_reduce" if after < before else "keep" if before < after else None
+    if len(changed) == 1:
+        [(old, new)] = changed
+        if starts_with(old, new):
+            removed = set(old) - set(new)
+            return "all_gather" if before == after else "pad" if after == before | removed else None
+        if starts_with(new, old):
+            added = set(new) - set(old)
+            return "slice" if before == after else "reduce_scatter" if before == after | added else None
+        return "all_to_all" if set(old) == set(new) and before == after else None
+    if len(changed) == 2 and before == after:
+        for (old, new), (to_old, to_new) in (changed, changed[::-1]):
+            if (
+                starts_with(old, new)
+                and starts_with(to_new, to_old)
+                and set(old) - set(new) == set(to_new) - set(to_old)
+            ):
+                return "all_to_all"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        (Mesh.of(2, 2), (5, 7)),
+        (Mesh.of(2, 3), (5, 7)),
+        (Mesh.of(2, 2), (3, 4, 6)),
+        (Mesh.of(2, 4), (8, 8)),
+        (Mesh.of(2, 4), (2, 5)),
+        (Mesh.of(8), ()),
+        (Mesh.of(1), (3,)),
+    ],
+    ids=str,
+)
+def test_legal_steps_are_all_single_steps(mesh: Mesh, shape: tuple[int, ...]) -> None:
+    layouts = all_layouts(mesh, shape)
+    for source in layouts:
+        found = {step.target: step.kind for step in legal_steps(source, shape)}
+        expected = {target: kind for target in layouts if (kind := one_step(source, target))}
+        assert found == expected
+        assert len(found) == len(legal_steps(source, shape)), "no layout is reached twice"
+
+
+def test_steps_say_what_they_do() -> None:
+    mesh = Mesh.of(2, 2)
+    steps = {str(step) for step in legal_steps(Layout.parse(mesh, "[ab, -]"), (8, 8))}
+    assert steps == {
+        "all_gather(b 0)",
+        "all_gather(ab 0)",
+        "all_to_all(b 0>1)",
+        "all_to_all(ab 0>0)",
+        "all_to_all(ab 0>1)",
+        "pad(b 0)",
+        "pad(ab 0)",
+    }
+    steps = {str(step) for step in legal_steps(Layout.parse(mesh, "[-] +a"), (8,))}
+    assert steps == {"reduce_scatter(a 0)", "all_reduce(a)", "slice(b 0)", "keep(b)"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "n_elements"),
+    [
+        ("[ab, -]", "[a, -]", 3 * 7),  # all-gather: the largest result
+        ("[ab, -]", "[-, -]", 5 * 7),
+        ("[-, b] +a", "[a, b]", 5 * 4),  # reduce-scatter: the largest input
+        ("[-, b] +a", "[-, b]", 5 * 4),  # all-reduce: the tensor
+        ("[ab, -]", "[a, b]", 2 * 7),  # all-to-all: the largest input
+        ("[a, -]", "[a, b]", 3 * 4),  # local steps: the largest result
+        ("[a, -]", "[a, -] +b", 3 * 7),
+        ("[a, -]", "[-, -] +a", 5 * 7),
+    ],
+)
+def test_bytes_of_the_largest_rank(source: str, target: str, n_elements: int) -> None:
+    mesh, shape = Mesh.of(2, 2), (5, 7)
+    layouts = Layout.parse(mesh, source), Layout.parse(mesh, target)
+    [step] = [step for step in legal_steps(layouts[0], shape) if step.target == layouts[1]]
+    assert step.n_bytes(shape, 8) == n_elements * 8
+
+
+def test_the_graph_has_the_same_edges_and_bytes_as_the_steps() -> None:
+    mesh, shape = Mesh.of(2, 3), (5, 2, 4)
+    for partial in (False, True):
+        graph = layout_graph(2, 3, partial)
+        fits, elements = graph.sizes(mesh, shape)
+        layouts = [Layout(mesh, *state) for state in graph.states]
+        assert fits.tolist() == [layout.fits(shape) for layout in layouts]
+        n_bytes = edge_bytes(graph, elements, 4)
+        edges = zip(graph.source, graph.target, graph.kind, n_bytes, strict=True)
+        in_graph = {(layouts[i], layouts[j], KINDS[kind], size) for i, j, kind, size in edges if fits[i] and fits[j]}
+        assert in_graph == {
+            (step.source, step.target, step.kind, step.n_bytes(shape, 4))
+            for layout in layouts
+            if layout.fits(shape)
+            for step in legal_steps(layout, shape)
+            if partial or not step.target.partial
+        }
+
+
+def test_counts_of_layouts() -> None:
+    assert len(set(all_states(2, 4, True))) == len(list(all_states(2, 4, True))) == 40
+    assert len(set(all_states(4, 4, True))) == len(list(all_states(4, 4, True))) == 2424
+    assert [layout.partial for layout in all_layouts(Mesh.of(2), ())] == [(), (0,)]
+
+
+def test_moves_and_steps_correspond() -> None:
+    layout = Layout.parse(Mesh.of(2, 4), "[ab, -] +c")
+    for move in moves(3, (layout.splits, layout.partial)):
+        step: Step = make_step(layout, move)
+        assert (step.target.splits, step.target.partial) == move.target and step.source == layout
+
+
+def test_order_does_not_depend_on_the_process() -> None:
+    program = (
+        "from tensoropt.reschedule.path import *; from tensoropt.reschedule.steps import *\n"
+        "mesh = Mesh.of(2, 4)\n"
+        "print([str(step) for layout in all_layouts(mesh, (8, 8)) for step in legal_steps(layout, (8, 8))])\n"
+        "import sys; assert not {'tensorflow', 'mpi4py'} & set(sys.modules)\n"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=dict(os.environ, PYTHONPATH=str(ROOT), PYTHONHASHSEED=seed),
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1] and len(outputs[0]) > 10000
