@@ -164,3 +164,17 @@ def test_wrong_use_is_refused() -> None:
         search(problem, "mcmc")
     with pytest.raises(ValueError, match="max_table_cells"):
         search(problem, max_table_cells=0)
+
+
+@pytest.mark.parametrize("followed", [0, 3])
+@pytest.mark.parametrize("algorithm", FAST)
+def test_equal_costs_by_different_inner_states_are_kept_apart(algorithm: str, followed: int) -> None:
+    """Two inner nodes follow one end of a diamond at complementary costs: the ends' states then all cost the same."""
+    free, costs = np.zeros(2, np.int64), np.array([[0, 1], [1, 0]])
+    ends = [Node("first", np.array([3, 0]), np.array([0, 2])), Node("last", np.array([0, 5]), np.array([7, 0]))]
+    other = 3 - followed
+    edges = []
+    for inner, cost in ((1, costs), (2, 1 - costs)):
+        edges += [identity_edge(followed, inner, 2), Edge(inner, other, cost, cost)]
+    problem = Problem((ends[0], Node("left", free, free), Node("right", free, free), ends[1]), tuple(edges))
+    assert assert_equals_enumeration(problem, algorithm, followed)
