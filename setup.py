@@ -10,16 +10,29 @@ import sys
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 
 
+def supported_minors():
+    """The minor versions of Python 3, newest first."""
+    return range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
+
+
+def usable_python():
+    """The command of a Python on the PATH that will do, else of one to install."""
+    for minor in supported_minors():
+        for folder in os.environ.get("PATH", "").split(os.pathsep):
+            if os.access(os.path.join(folder, "python3.%d" % minor), os.X_OK):
+                return "python3.%d" % minor
+    return "python3.%d" % NEWEST_PYTHON[1]
+
+
 def check_python():
     """Exit with a sentence where this Python can't hold the virtual environment."""
     version = "%d.%d" % sys.version_info[:2]
     supported = "%d.%d to %d.%d" % (OLDEST_PYTHON + NEWEST_PYTHON)
-    newest = "python%d.%d" % NEWEST_PYTHON
     if not OLDEST_PYTHON <= tuple(sys.version_info[:2]) <= NEWEST_PYTHON:
         sys.exit(
             "tensoropt: TensorFlow has no wheel for Python %s (%s): expected Python %s.\n"
-            "Install one of these and name it, as in: make install PYTHON=%s"
-            % (version, sys.executable, supported, newest)
+            "Install one of these if there is none and name it, as in: make install PYTHON=%s"
+            % (version, sys.executable, supported, usable_python())
         )
     try:
         import ensurepip  # noqa: F401
@@ -37,11 +50,13 @@ def describe_package():
     """Hand the package to setuptools."""
     from setuptools import find_packages, setup
 
+    with open("README.md", encoding="utf-8") as file:
+        readme = file.read()
     setup(
         name="tensoropt",
         version="0.1.0",
         description="Automatic parallel training for TensorFlow, with plans found by Frontier-Tracking",
-        long_description=open("README.md", encoding="utf-8").read(),
+        long_description=readme,
         long_description_content_type="text/markdown",
         license="Apache-2.0",
         # tensoropt/ft, tensoropt/reschedule and tensoropt/profiling are links to the folders at the top.
@@ -66,11 +81,10 @@ def describe_package():
             "demo": ["scikit-learn"],
             "plot": ["matplotlib"],
             "test": ["pytest>=8", "hypothesis>=6.90", "scikit-learn", "matplotlib", "setuptools>=70.1"],
-            "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm", "scipy-stubs", "types-networkx"],
+            "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
         entry_points={"console_scripts": ["tensoropt = tensoropt.cli:main"]},
-        classifiers=["Programming Language :: Python :: %d.%d" % (3, minor) for minor in range(OLDEST_PYTHON[1], NEWEST_PYTHON[1] + 1)]
-        + ["Operating System :: POSIX :: Linux"],
+        classifiers=["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],
     )
 
 

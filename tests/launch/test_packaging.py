@@ -1,6 +1,7 @@
 """What the wheel holds, and what make says to a Python that can't be used."""
 
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -72,7 +73,7 @@ def test_make_names_the_pythons_that_tensorflow_supports(checkout, tmp_path):
         assert result.returncode != 0
         assert f"no wheel for Python {version[0]}.{version[1]}" in result.stderr
         assert "expected Python 3.10 to 3.13" in result.stderr
-        assert "make install PYTHON=python3.13" in result.stderr
+        assert re.search(r"make install PYTHON=python3\.1[0-3]\b", result.stderr)
         assert not (checkout / ".venv").exists()
 
 
