@@ -25,6 +25,7 @@ from .lowering.operators import Values
 from .optimizers import UPDATES, Update
 from .reschedule.layout import Layout
 from .rules.rule import Demand
+from .slots import SLOTS
 from .strategy import StrategyView
 
 UPDATE_OPERATORS = {
@@ -91,7 +92,7 @@ class Engine:
         update = UPDATES[step.optimizer]
         for name in step.variables:
             op = self.graph.operators[name]
-            for slot in update.slots:
+            for slot in SLOTS[step.optimizer]:
                 # Zeros are made piece by piece: a whole array of them need not fit.
                 zeros = np.broadcast_to(np.zeros((), _numpy_dtype(op.result)), op.result.shape)
                 self.slots[step.name, name, slot] = self._local_variables(op, zeros, f"{name}/{slot}")
@@ -237,7 +238,7 @@ class Engine:
             if gradients is None:
                 continue
             for i, (variable, gradient) in enumerate(zip(self.variables[name], gradients, strict=True)):
-                slots = {slot: self.slots[step.name, name, slot][i] for slot in update.slots}
+                slots = {slot: self.slots[step.name, name, slot][i] for slot in SLOTS[step.optimizer]}
                 cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
                 update.apply(variable, slots, gradient, cast)
         for power in update.powers:

@@ -1,4 +1,5 @@
-"""The optimizers: TensorFlow's own update operators on each rank's shard, with slots laid out as their parameter.
+"""The optimizers: TensorFlow's own update operators on each rank's shard, with slots (``slots.py``, zeros at first) laid out as
+their parameter.
 
 Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
 """
@@ -19,13 +20,11 @@ class Update:
     """How an optimizer updates one shard.
 
     Attributes:
-        slots: names of the slots that each parameter has, all zeros at first.
         powers: hyperparameters of which the optimizer needs the running power.
         apply: (variable, slots by name, gradient, numbers): emits the update. ``numbers`` has the hyperparameters, and
             the running power of x as ``x_power``.
     """
 
-    slots: tuple[str, ...]
     powers: tuple[str, ...]
     apply: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.Tensor, Numbers], Any]
 
@@ -64,8 +63,8 @@ def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbe
 
 
 UPDATES: dict[str, Update] = {
-    "sgd": Update((), (), _gradient_descent),
-    "momentum": Update(("momentum",), (), _momentum(nesterov=False)),
-    "nesterov": Update(("momentum",), (), _momentum(nesterov=True)),
-    "adam": Update(("m", "v"), ("beta1", "beta2"), _adam),
+    "sgd": Update((), _gradient_descent),
+    "momentum": Update((), _momentum(nesterov=False)),
+    "nesterov": Update((), _momentum(nesterov=True)),
+    "adam": Update(("beta1", "beta2"), _adam),
 }

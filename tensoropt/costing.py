@@ -1,0 +1,141 @@
+"""What operators and deliveries cost: Equations (1) and (2) of the TensorOpt paper.
+
+    m(o, s) = mp + mt    :func:`OperatorCosting.mem_bytes`   parameters with gradients and slots; tensors kept for backward
+    t(o, s) = tc + ts    :func:`OperatorCosting.time_ns`     compute forward and backward, collectives inside
+    m(e), t(e)           :class:`DeliveryCosting`            copies that are kept; rescheduling forward and backward
+
+*ts*, the synchronisation of a parameter's gradient, is the backward delivery between the parameter and its consumer here.
+Costs are integers: bytes and nanoseconds, of the device that has the largest pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from .backward import Backward
+from .deliveries import Delivery, copy_bytes, inner_deliveries
+from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
+from .slots import SLOTS
+from .reschedule.layout import Layout, Shape
+from .reschedule.mesh import Mesh
+from .reschedule.path import AllPairs, StepCosts, all_pairs
+from .rules.rule import Config, Interface, Rule, local_points
+
+# These results are other views of their operand's memory.
+ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
+
+
+class ComputeCosts(Protocol):
+    """What computing costs: the interface at which operator models plug in."""
+
+    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class OperatorCosting:
+    """Costs of single operators of a graph, by config."""
+
+    graph: Graph
+    backward: Backward
+    compute: ComputeCosts
+    deliveries: DeliveryCosting
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Names of the tensors that some gradient reads, where they lie; of a view, the tensor that it views."""
+        names = set(self.backward.kept_results)
+        for name, position in self.backward.kept_operands:
+            tensor = self.graph.operators[name].inputs[position]
+            assert tensor is not None
+            names.add(tensor.name)
+        return frozenset(self._viewed(name) for name in names)
+
+    def _viewed(self, name: str) -> str:
+        producer = self.graph.producers[name]
+        while producer.type in ALIASES:
+            name = producer.operands[0][1].name
+            producer = self.graph.producers[name]
+        return name
+
+    @cached_property
+    def copies_per_parameter(self) -> dict[str, int]:
+        """By trained variable: its value, its gradient, and its slots."""
+        return {
+            name: 2 + len(SLOTS[step.optimizer])
+            for step in self.graph.train_steps.values()
+            for name in step.variables
+        }
+
+    def mem_bytes(self, op: Operator, seen: Interface) -> int:
+        """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass."""
+        total = 0
+        for tensor, layout in zip(op.outputs, seen.results, strict=True):
+            piece = math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes
+            if op.type == VARIABLE:
+                total += piece * self.copies_per_parameter.get(op.name, 1)
+            elif op.type == CONSTANT or tensor.name in self.kept:
+                total += piece
+        return total
+
+    def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+        """Forward and backward compute; for a variable the optimizer's update."""
+        if op.type in (PLACEHOLDER, CONSTANT) or op.updates is not None:
+            return 0
+        dtype = op.result.dtype if op.outputs else "float32"
+        moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
+        if op.type == VARIABLE:
+            copies = self.copies_per_parameter.get(op.name, 0)
+            # An update reads the gradient, and reads and writes the value and each slot.
+            return self.compute.time_ns(0, (2 * copies - 1) * moved, dtype) if copies else 0
+        flops = round(rule.flops_per_point * local_points(rule, config))
+        n_gradients = sum((op.name, position) in self.backward.gradients for position, _ in op.operands)
+        time_ns = self.compute.time_ns(flops, moved, dtype)
+        return time_ns + (self.compute.time_ns(flops * n_gradients, moved * n_gradients, dtype) if n_gradients else 0)
+
+    def _bytes_moved(self, op: Operator, seen: Interface) -> int:
+        pieces: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
+        for position, tensor in op.operands:
+            demand = seen.operands[position]
+            if demand is not None:
+                pieces.append((tensor, demand.layout))
+        return sum(math.prod(layout.largest_local_shape(t.shape)) * t.item_bytes for t, layout in pieces)
+
+    def inner_time_ns(self, op: Operator, rule: Rule, config: Config) -> int:
+        """The collectives inside of an operator."""
+        with_gradient = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
+        return sum(self.deliveries.time_ns(each) for each in inner_deliveries(op, rule, config, with_gradient))
+
+
+@dataclass
+class DeliveryCosting:
+    """Times of deliveries: shortest paths between all layouts of a tensor's shape, found once per shape."""
+
+    mesh: Mesh
+    steps: StepCosts
+    _tables: dict[tuple[Shape, int], AllPairs] = field(default_factory=dict)
+
+    def table(self, shape: Shape, item_bytes: int) -> AllPairs:
+        key = (shape, item_bytes)
+        if key not in self._tables:
+            self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps)
+        return self._tables[key]
+
+    def time_ns(self, delivery: Delivery) -> int:
+        """Forward and, where a gradient comes back, backward."""
+        source, demand = delivery.source, delivery.demand
+        if delivery.reduction == "max":
+            n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
+            return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
+        table = self.table(delivery.shape, delivery.item_bytes)
+        time_ns = int(table.time_ns[table.index[source], table.index[demand.layout]])
+        if demand.varying is not None:
+            back = table.index[demand.layout.with_partial(demand.varying)], table.index[source.with_partial(())]
+            time_ns += int(table.time_ns[back])
+        return time_ns
+
+    def mem_bytes(self, delivery: Delivery, is_kept: bool) -> int:
+        """The delivered copy, if there is one and a gradient reads it."""
+        return copy_bytes(delivery) if is_kept and delivery.source != delivery.demand.layout else 0
