@@ -33,6 +33,7 @@ class Communicator(Protocol):
 
     Every member calls the same method in the same order. Pieces are C-contiguous; results are new arrays from
     :meth:`empty`, unless ``out`` is given: then the pieces that arrive fill it in group order, one after the other.
+    ``joined`` is an array of which ``sends`` are all consecutive parts, where the caller knows one: it saves a copy.
     """
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
@@ -50,12 +51,19 @@ class Communicator(Protocol):
         ...
 
     def all_to_all(
-        self, axes: Axes, sends: Sequence[Array], recv_shapes: Sequence[Shape], out: Array | None = None
+        self,
+        axes: Axes,
+        sends: Sequence[Array],
+        recv_shapes: Sequence[Shape],
+        out: Array | None = None,
+        joined: Array | None = None,
     ) -> list[Array]:
         """What the members send to this rank, in group order; ``sends[i]`` goes to member i."""
         ...
 
-    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape) -> Array:
+    def reduce_scatter(
+        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
+    ) -> Array:
         """The sum of what the members send to this rank; ``sends[i]`` goes to member i."""
         ...
 
@@ -128,11 +136,13 @@ class RankStep:
         if self.kind == "all_reduce":
             return communicator.all_reduce(self.axes, self.pack(local)[0])
         sends: list[Array] = []
+        joined = local
         if self.send_slices:
-            in_place = self.send_in_place and local.flags.c_contiguous
-            sends = self.pack(local, None if in_place else communicator.scratch("send", local.size, local.dtype))
+            if not (self.send_in_place and local.flags.c_contiguous):
+                joined = communicator.scratch("send", local.size, local.dtype)
+            sends = self.pack(local, joined)
         if self.kind == "reduce_scatter":
-            return communicator.reduce_scatter(self.axes, sends, self.result_shape)
+            return communicator.reduce_scatter(self.axes, sends, self.result_shape, joined)
         result = communicator.empty(self.result_shape, local.dtype)
         if self.kind not in COMMUNICATING:
             return self.apply_local(local, result)
@@ -140,7 +150,7 @@ class RankStep:
         if self.kind == "all_gather":
             received = communicator.all_gather(self.axes, self.pack(local)[0], self.recv_shapes, out)
         else:
-            received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out)
+            received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out, joined)
         return result if self.recv_in_place else self.unpack(received, result)
 
 

@@ -101,7 +101,9 @@ def layout_graph(n_axes: int, rank: int, partial: bool) -> LayoutGraph:
         n_axes,
         states,
         index,
-        np.array([[mask_of_axes(axes) for axes in state.splits] for state in states], np.int64).reshape(len(states), rank),
+        np.array([[mask_of_axes(axes) for axes in state.splits] for state in states], np.int64).reshape(
+            len(states), rank
+        ),
         *(np.ascontiguousarray(column) for column in columns),
     )
 

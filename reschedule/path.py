@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.sparse import csr_array  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
 from .graph import (
     Ints,

@@ -34,11 +34,18 @@ class SingleCommunicator:
         return [self._copy(send, recv_shapes[0], out)]
 
     def all_to_all(
-        self, axes: Axes, sends: Sequence[Array], recv_shapes: Sequence[Shape], out: Array | None = None
+        self,
+        axes: Axes,
+        sends: Sequence[Array],
+        recv_shapes: Sequence[Shape],
+        out: Array | None = None,
+        joined: Array | None = None,
     ) -> list[Array]:
         return [self._copy(sends[0], recv_shapes[0], out)]
 
-    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape) -> Array:
+    def reduce_scatter(
+        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
+    ) -> Array:
         return self._copy(sends[0], own_shape)
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
