@@ -2,8 +2,8 @@
 
 MPI only moves bytes here; sums are NumPy's, always in the order of the group's ranks. So every dtype works (bfloat16,
 bool), replicas are equal to the bit on all ranks, and the result is the simulation's. Against OpenMPI 5's own sums on
-shared memory, 2 ranks on 2 cores and 4 on 2: reduce-scatter is 4 to 10 times as fast from 1 MB up; all-reduce is as fast
-with 2 ranks and, with 4, equal at 16 MB and up to 1.6 times slower around 256 KB.
+shared memory, 2 ranks on 2 cores and 4 on 2: reduce-scatter is 4 to 10 times as fast from 1 MB up; all-reduce is as
+fast with 2 ranks and, with 4, equal at 16 MB and up to 1.6 times slower around 256 KB.
 ``mpirun -n 4 python -m mpi4py tests/mpi/collectives_worker.py time`` measures again.
 
     all-reduce       2 members           exchange whole arrays, add
