@@ -205,21 +205,18 @@ def _extents(bounds: Bounds) -> Shape:
     return tuple(end - start for start, end in bounds)
 
 
-def _follow_in_memory(shape: Shape, parts: Sequence[Slices]) -> bool:
-    """Whether the parts, each C-contiguous and one after the other, are an array of ``shape``."""
+def _follow_in_memory(shape: Shape, tiles: Sequence[Slices]) -> bool:
+    """Whether tiles of an array of ``shape``, each C-contiguous, are the array when put one after the other.
+
+    They are if each starts where those before it end: a tile that is not one run of memory puts the next one off.
+    """
     filled = 0
-    for part in parts:
-        extents = [piece.stop - piece.start for piece in part]
-        if math.prod(extents) == 0:
-            continue
-        whole_from = len(shape)
-        while whole_from and extents[whole_from - 1] == shape[whole_from - 1]:
-            whole_from -= 1
-        contiguous = all(extent == 1 for extent in extents[: max(whole_from - 1, 0)])
-        if not contiguous or np.ravel_multi_index([piece.start for piece in part], shape) != filled:
+    for tile in tiles:
+        size = math.prod(part.stop - part.start for part in tile)
+        if size and np.ravel_multi_index([part.start for part in tile], shape) != filled:
             return False
-        filled += math.prod(extents)
-    return filled == math.prod(shape)
+        filled += size
+    return True
 
 
 def pack(step: Step, shape: Shape, rank: int, local: Array) -> list[Array]:
