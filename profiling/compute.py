@@ -81,12 +81,12 @@ class NumpyEngine:
         return lambda: np.multiply(array, np.float32(0.5))
 
     def operators(self) -> Chain:
-        number = np.ones(1, np.float32)
+        small, result = np.full((4, 4), 0.25, np.float32), np.empty((4, 4), np.float32)
 
         def chain(length: int) -> Action:
             def run() -> None:
                 for _ in range(length):
-                    np.tanh(number, out=number)
+                    np.matmul(small, small, out=result)
 
             return run
 
@@ -151,7 +151,7 @@ class TensorFlowEngine:
 
     def _chain(self, step: Callable[[Any], Any], lengths: tuple[int, int]) -> Chain:
         tf = self._tf
-        start = tf.ones(1)
+        start = tf.fill((4, 4), 0.25)
 
         def build(length: int) -> Action:
             def body(x: Any) -> Any:
@@ -167,7 +167,7 @@ class TensorFlowEngine:
 
     def operators(self) -> Chain:
         with self._tf.device(self._device):
-            return self._chain(self._tf.tanh, (1, _CHAIN + 1))
+            return self._chain(lambda x: self._tf.matmul(x, x), (1, _CHAIN + 1))
 
     def callbacks(self) -> Chain | None:
         tf = self._tf

@@ -39,7 +39,6 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
-_OVERHEAD_BUDGET_S = 0.02
 
 Tables = dict[str, dict[str, CollectiveTable]]
 
@@ -49,7 +48,7 @@ class Place:
     """Where this process is among the ranks that measure together.
 
     Attributes:
-        communicator: of all ranks, None for one alone.
+        communicator: of all ranks, prepared for :func:`device_partitions`; None for one alone.
         rank: this one's number in the mesh.
         local_ranks: how many ranks share this machine's memory.
         broadcast: gives rank 0's value to every rank.
@@ -94,7 +93,7 @@ def measure(
     call_us = _overhead_us(computing.callbacks(), ranks)
     tables = measure_collectives(mesh, place, budget_s / 2, call_us)
     provenance["collectives"] = f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python"
-    fitted = tuple(_fitted(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
+    fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
         f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
@@ -134,11 +133,16 @@ def _repeats(budget_s: float, once_s: float) -> int:
 
 
 def _overhead_us(timed: Chain | None, ranks: _Ranks) -> float:
-    """What one of the chain's operators costs, at least 0: the difference of two times is noisy."""
+    """What one of the chain's operators costs. A difference of medians would be mostly noise, so the fastest count."""
     if timed is None:
         return 0.0
-    few, many = (ranks.median_s(action, _OVERHEAD_BUDGET_S) for action in (timed.few, timed.many))
-    return max(0.0, many - few) / timed.more * 1e6
+    fastest_s = []
+    for action in (timed.few, timed.many):
+        for _ in range(2):  # an engine's first runs prepare
+            action()
+        ranks.largest(0.0)
+        fastest_s.append(min(time_s(action) for _ in range(REPEATS[1])))
+    return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / timed.more * 1e6)
 
 
 def _measure_device(
@@ -164,9 +168,14 @@ def _measure_device(
         "memory_bytes": "the device's own" if own is not None else free,
         "flops_per_s": f"{when}: {engine.name}, product of square matrices of {engine.gemm_extent} rows",
         "memory_bytes_per_s": f"{when}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
-        "operator_overhead_us": f"{when}: {engine.name}, a chain of operators on one number",
+        "operator_overhead_us": f"{when}: {engine.name}, a chain of products of 4 by 4 matrices",
     }
     return device, provenance
+
+
+def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
+    """Every set of axes that makes groups of more than one device: what a communicator must be prepared for."""
+    return tuple(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
 
 
 def measure_collectives(mesh: Mesh, place: Place, budget_s: float, call_us: float = 0.0) -> Tables:
@@ -176,7 +185,7 @@ def measure_collectives(mesh: Mesh, place: Place, budget_s: float, call_us: floa
         budget_s: about how long it may take.
         call_us: what a collective costs beyond the communicator's own time: the engine's call to it.
     """
-    subsets = list(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
+    subsets = device_partitions(mesh)
     if place.communicator is None or not subsets:
         return {}
     ranks = _Ranks(place.communicator, mesh)
@@ -231,7 +240,7 @@ def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -
     return lambda: communicator.all_to_all(axes, blocks, received, communicator.empty((n_received,), whole.dtype))
 
 
-def _fitted(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
+def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
     """The link of a level, from the all-gathers among its units alone: see the module docstring."""
     axes = tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == index)
     if not axes:

@@ -1,0 +1,33 @@
+"""One rank of a measurement under mpirun: measures, and rank 0 saves the hardware; all check that they agree.
+
+Usage: measuring_rank.py MACHINES ENGINE BUDGET_S FILE
+"""
+
+import sys
+
+from mpi4py import MPI
+
+from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.profiling.measure import Place, device_partitions, measure
+from tensoropt.reschedule.mesh import Level, Mesh
+
+
+def main() -> None:
+    machines, engine, budget_s, path = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
+    comm = MPI.COMM_WORLD
+    levels = (Level("machine", machines), Level("device", comm.size // machines))
+    mesh = Mesh(levels)
+    communicator = MpiCommunicator(comm, mesh)
+    communicator.prepare(device_partitions(mesh))
+    place = Place(communicator, comm.rank, local_ranks=comm.size, broadcast=comm.bcast)
+    start = MPI.Wtime()
+    hardware = measure(levels, place, budget_s=budget_s, engine=engine)
+    if comm.rank == 0:
+        print(f"measured in {MPI.Wtime() - start:.2f} s")
+        hardware.save(path)
+    if any(other != hardware for other in comm.allgather(hardware)):
+        raise AssertionError("the ranks have different descriptions")
+
+
+if __name__ == "__main__":
+    main()

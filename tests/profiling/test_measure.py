@@ -1,0 +1,155 @@
+"""Measuring: with ranks that disagree about the time, alone, and under a real mpirun."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpirun import child_environment, run_ranks
+
+from tensoropt.profiling.costs import CollectiveCosts, Curve
+from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
+from tensoropt.profiling.measure import SIZES, Place, device_partitions, fitted_link, measure, measure_collectives
+from tensoropt.reschedule.layout import axes_text
+from tensoropt.reschedule.mesh import Level, Mesh
+
+
+class SlowOneCommunicator:
+    """Two ranks as threads; rank 1 takes long for everything. Logs what each rank calls."""
+
+    def __init__(self, rank, values, barrier):
+        self.rank, self.values, self.barrier, self.log = rank, values, barrier, []
+
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
+    def all_reduce(self, axes, array, op="sum"):
+        self.log.append(("all_reduce", axes, array.shape, op))
+        self.values[self.rank] = array
+        self.barrier.wait(timeout=20)
+        result = np.maximum(*self.values) if op == "max" else sum(self.values)
+        self.barrier.wait(timeout=20)
+        return result
+
+    def _collective(self, *called):
+        self.log.append(called)
+        time.sleep(0.002 * self.rank)
+
+    def all_gather(self, axes, send, recv_shapes, out=None):
+        assert send.shape == recv_shapes[self.rank]
+        assert sum(shape[0] for shape in recv_shapes) == out.size
+        self._collective("all_gather", axes, out.nbytes)
+
+    def all_to_all(self, axes, sends, recv_shapes, out=None):
+        assert [send.shape for send in sends][self.rank] == recv_shapes[0]
+        self._collective("all_to_all", axes, sum(send.nbytes for send in sends))
+
+    def reduce_scatter(self, axes, sends, own_shape):
+        assert sends[self.rank].shape == own_shape
+        self._collective("reduce_scatter", axes, sum(send.nbytes for send in sends))
+
+
+def test_ranks_call_alike_though_their_clocks_differ():
+    mesh, barrier, values = Mesh.of(2), threading.Barrier(2), [None, None]
+    communicators = [SlowOneCommunicator(rank, values, barrier) for rank in range(2)]
+    tables = [None, None]
+
+    def run(rank):
+        tables[rank] = measure_collectives(mesh, Place(communicators[rank], rank), 0.3, call_us=5.0)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=50)
+    assert communicators[0].log == communicators[1].log
+    assert tables[0] == tables[1]
+    assert set(tables[0]) == set(COMMUNICATING_KINDS)
+    # the slow rank's sleep counts, and the engine's call on top
+    assert all(time_us > 2005 for time_us in tables[0]["all_gather"]["a"].time_us)
+    sizes = {size for kind, _, size in (entry[:3] for entry in communicators[0].log) if kind == "all_gather"}
+    assert {SIZES[0], SIZES[1]} <= sizes <= set(SIZES)
+
+
+def test_one_device_alone_has_a_description_that_can_be_saved(tmp_path):
+    hardware = measure((Level("machine", 1), Level("device", 1)), budget_s=0.05, engine="numpy", name="alone")
+    hardware.save(tmp_path / "alone.json")
+    assert Hardware.load(tmp_path / "alone.json") == hardware
+    assert hardware.parallelisms() == (1,)
+    assert 1e8 < hardware.device.flops_per_s["float32"] < 1e14
+    assert 1e8 < hardware.device.memory_bytes_per_s < 1e13
+    assert 0 <= hardware.device.operator_overhead_us < 1e3
+    assert dict(hardware.collectives) == {}
+    for field in ("memory_bytes", "flops_per_s", "memory_bytes_per_s", "operator_overhead_us", "collectives", "levels"):
+        assert hardware.provenance[field]
+
+
+def test_what_cannot_be_measured():
+    levels = (Level("device", 1),)
+    for arguments, said in [
+        ({"levels": levels, "engine": "torch"}, "unknown engine.*'torch'.*'numpy'"),
+        ({"levels": levels, "budget_s": 0}, "budget.*0 s"),
+        ({"levels": levels, "budget_s": float("nan")}, "budget.*nan"),
+        ({"levels": (Level("device", 2),), "engine": "numpy"}, "2 devices needs their communicator"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            measure(**arguments)
+
+
+def test_partitions_are_all_sets_of_axes():
+    assert device_partitions(Mesh.of(1, 1)) == ()
+    assert [axes_text(axes) for axes in device_partitions(Mesh.of(2, 4))] == ["a", "b", "c", "ab", "ac", "bc", "abc"]
+
+
+def test_the_fit_finds_the_links_that_made_the_times():
+    hardware = named("v100-3x4")
+    mesh = hardware.mesh()
+    costs = CollectiveCosts(hardware, mesh)
+    sizes = (1 << 10, 1 << 22)
+    gathers = {
+        axes_text(axes): CollectiveTable(sizes, tuple(costs.time_ns("all_gather", mesh, axes, n) / 1e3 for n in sizes))
+        for axes in device_partitions(mesh)
+    }
+    for index, level in enumerate(mesh.levels):
+        link = fitted_link(level, index, mesh, {"all_gather": gathers}, hardware.device)
+        assert link.latency_us == pytest.approx(hardware.levels[index].latency_us, rel=1e-2)
+        assert link.bytes_per_s == pytest.approx(hardware.levels[index].bytes_per_s, rel=1e-2)
+
+
+def test_importing_profiling_imports_no_tensorflow():
+    code = (
+        "import sys, tensoropt.profiling.measure, tensoropt.profiling.report; "
+        "sys.exit('tensorflow' in sys.modules or 'mpi4py' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=child_environment(), timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "machines", "engine", "partitions"),
+    [(2, 1, "tensorflow", ["a"]), (3, 1, "numpy", ["a"]), (4, 2, "numpy", ["a", "b", "ab"])],
+)
+def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines, engine, partitions):
+    path = tmp_path / "measured.json"
+    script = Path(__file__).with_name("measuring_rank.py")
+    done = run_ranks(n_ranks, script, machines, engine, 0.3, path, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    hardware = Hardware.load(path)
+    assert hardware.n_devices == n_ranks
+    assert set(hardware.collectives) == set(COMMUNICATING_KINDS)
+    mesh = hardware.mesh()
+    costs = CollectiveCosts(hardware, mesh)
+    for kind, tables in hardware.collectives.items():
+        assert list(tables) == partitions
+        for axes, table in tables.items():
+            assert table.n_bytes[0] <= 1 << 10
+            assert table.n_bytes[-1] >= 1 << 22
+            assert Curve.of(table).time_ns(1 << 26) > Curve.of(table).time_ns(1 << 10)
+            numbers = tuple("abc".index(axis) for axis in axes)
+            assert costs.source(kind, numbers).startswith("measured: measured 2")
+            assert costs.time_ns(kind, mesh, numbers, 1 << 20) > 1_000
+    for parallelism in hardware.parallelisms()[1:]:
+        part = hardware.mesh(parallelism)
+        assert CollectiveCosts(hardware, part).time_ns("all_reduce", part, part.axes, 1 << 20) > 100
