@@ -23,7 +23,8 @@ from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, configs, interface, why_invalid
-from .strategy import Strategy, operand_demand
+from .strategy import Strategy
+from .takers import Taker, step_demand, taker_demand, takers_of
 
 Force = Mapping[str, Mapping[str, int]]
 SharedState = tuple[Layout, Demand | None]
@@ -100,18 +101,18 @@ class ProblemBuilder:
         self.index = {v.op.name: i for i, v in enumerate(variants)}
         self.of = {v.op.name: v for v in variants}
         self.nodes = [Node(v.op.name, v.mem_bytes, v.compute_ns + v.inner_ns) for v in variants]
-        consumers = self._consumers()
+        takers = takers_of(self.graph)
         steps = [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.graph.train_steps]
         self.step_index = {node.name: len(self.nodes) + i for i, node in enumerate(steps)}
         self.nodes += steps
         tensors = []
         for variant in variants:
             for result, tensor in enumerate(variant.op.outputs):
-                takers = consumers.get(tensor.name, [])
-                if len(takers) == 1:
-                    self._connect(variant, result, tensor, takers[0])
-                elif takers:
-                    tensors.append((tensor, self._share(variant, result, tensor, takers)))
+                those = takers.get(tensor.name, [])
+                if len(those) == 1:
+                    self._connect(variant, result, tensor, those[0])
+                elif those:
+                    tensors.append((tensor, self._share(variant, result, tensor, those)))
         return StrategyProblem(Problem(tuple(self.nodes), tuple(self.edges)), self.mesh, variants, tuple(tensors))
 
     def variants(self, op: Operator) -> Variants:
@@ -143,34 +144,16 @@ class ProblemBuilder:
             f"{self.mesh}: {why_not(rule, self.mesh, pinned)}"
         )
 
-    def _consumers(self) -> dict[str, list[_Taker]]:
-        takers: dict[str, list[_Taker]] = {}
-        for op in self.graph.step_operators:
-            for position, tensor in op.operands:
-                takers.setdefault(tensor.name, []).append(_Taker(op.updates or op.name, position, op.updates is not None))
-        for step in self.graph.train_steps.values():
-            takers.setdefault(step.loss.name, []).append(_Taker(step.name, LOSS))
-            for _, value in step.hyperparameters:
-                if isinstance(value, Tensor):
-                    takers.setdefault(value.name, []).append(_Taker(step.name, HYPERPARAMETER))
-        return takers
-
-    def _demands(self, tensor: Tensor, taker: _Taker) -> list[Demand]:
+    def _demands(self, tensor: Tensor, taker: Taker) -> list[Demand]:
         """What a taker asks of a tensor, in each of its node's states."""
-        if taker.name in self.step_index:
-            whole = Layout.replicated(self.mesh, len(tensor.shape))
-            return [Demand(whole, () if taker.position == LOSS else None)]
-        variant = self.of[taker.name]
-        if taker.is_update:
-            return [Demand(seen.results[0], None) for seen in variant.interfaces]
-        return [
-            operand_demand(seen, taker.name, taker.position, self.backward.gradients) for seen in variant.interfaces
-        ]
+        if taker.is_step:
+            return [step_demand(self.mesh, tensor, taker)]
+        return [taker_demand(seen, taker, self.backward.gradients) for seen in self.of[taker.name].interfaces]
 
-    def _node_of(self, taker: _Taker) -> int:
-        return self.step_index[taker.name] if taker.name in self.step_index else self.index[taker.name]
+    def _node_of(self, taker: Taker) -> int:
+        return self.step_index[taker.name] if taker.is_step else self.index[taker.name]
 
-    def _is_kept(self, taker: _Taker) -> bool:
+    def _is_kept(self, taker: Taker) -> bool:
         return (taker.name, taker.position) in self.backward.kept_operands and not taker.is_update
 
     def _costs(
@@ -184,7 +167,7 @@ class ProblemBuilder:
         mem = np.array([[self.deliveries.mem_bytes(each, is_kept) for each in row] for row in deliveries], np.int64)
         return mem[np.ix_(row_of, column_of)], time_ns[np.ix_(row_of, column_of)]
 
-    def _connect(self, variant: Variants, result: int, tensor: Tensor, taker: _Taker) -> None:
+    def _connect(self, variant: Variants, result: int, tensor: Tensor, taker: Taker) -> None:
         sources = [seen.results[result] for seen in variant.interfaces]
         mem, time_ns = self._costs(tensor, sources, self._demands(tensor, taker), self._is_kept(taker))
         source, target = self.index[variant.op.name], self._node_of(taker)
@@ -196,7 +179,7 @@ class ProblemBuilder:
             self.edges.append(Edge(source, target, mem, time_ns))
 
     def _share(
-        self, variant: Variants, result: int, tensor: Tensor, takers: list[_Taker]
+        self, variant: Variants, result: int, tensor: Tensor, takers: list[Taker]
     ) -> tuple[SharedState, ...]:
         """A node for a tensor with several takers, with its edges from the producer and to the takers."""
         results = [seen.results[result] for seen in variant.interfaces]
@@ -226,18 +209,6 @@ class ProblemBuilder:
             )
             self.edges.append(edge)
         return tuple(states)
-
-
-LOSS, HYPERPARAMETER = -1, -2
-
-
-@dataclass(frozen=True, slots=True)
-class _Taker:
-    """Who takes a tensor: an operator at an input position, a training step, or an update of the variable ``name``."""
-
-    name: str
-    position: int
-    is_update: bool = False
 
 
 def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:

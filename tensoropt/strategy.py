@@ -50,8 +50,10 @@ class StrategyView:
         }
 
     def layout(self, tensor: Tensor) -> Layout:
-        """The layout in which a tensor's producer leaves it."""
+        """The layout in which a tensor's producer leaves it; what is read after an update lies as the variable does."""
         producer = self.graph.producers[tensor.name]
+        if producer.updates is not None:
+            return self.interfaces[producer.updates].results[0]
         return self.interfaces[producer.name].results[producer.outputs.index(tensor)]
 
     def demand(self, op: Operator, position: int) -> Demand:

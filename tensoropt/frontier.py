@@ -1,0 +1,107 @@
+"""The frontier of a recorded model on some hardware: the search over its Problem, and what its points mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tabulate import tabulate
+
+from .backward import Backward
+from .costing import DeliveryCosting, OperatorCosting
+from .errors import InputError
+from .ft import Frontier, search
+from .ir import Graph
+from .memory_limit import memory_text
+from .problem import Force, ProblemBuilder, StrategyProblem
+from .profiling.costs import CollectiveCosts, OperatorCosts
+from .profiling.hardware import Hardware
+from .reschedule.mesh import Mesh
+
+MAX_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph and what its backward pass does."""
+
+    graph: Graph
+    backward: Backward
+
+
+@dataclass(frozen=True)
+class ModelFrontier:
+    """All Pareto-minimal points of a model at one parallelism.
+
+    Attributes:
+        seconds_by_stage: ``costs`` and ``search``.
+    """
+
+    model: Model
+    hardware: Hardware
+    built: StrategyProblem
+    costing: OperatorCosting
+    found: Frontier
+    seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.built.mesh
+
+    def compute_time_ns(self, point: int) -> int:
+        """The part of a point's time that is compute; the rest is network."""
+        return self.built.compute_ns(self.found.strategies[point])
+
+    def table(self, chosen: int | None = None) -> str:
+        """The points as text, a chosen one marked; long frontiers are thinned, ends and turning point stay."""
+        found, turning = self.found, self.found.turning_point()
+        rows = []
+        shown = _thinned(len(found), {turning, *({chosen} if chosen is not None else ())})
+        for before, point in zip([-1, *shown], shown, strict=False):
+            if point > before + 1:
+                rows.append(["..."] * 4 + [f"{point - before - 1} more"])
+            time_us, compute_us = found.time_ns[point] / 1e3, self.compute_time_ns(point) / 1e3
+            marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == point]
+            memory = memory_text(int(found.mem_bytes[point]))
+            rows.append([memory, f"{time_us:,.0f}", f"{compute_us:,.0f}", f"{time_us - compute_us:,.0f}", ", ".join(marks)])
+        headers = ["memory per device", "time (us)", "compute (us)", "network (us)", ""]
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 4 + ("left",))
+
+    def summary(self) -> str:
+        """One line: how large the search was and how it went."""
+        problem, found = self.built.problem, self.found
+        n_configs = sum(len(v.configs) for v in self.built.operators)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        return (
+            f"{len(found)} points on {self.mesh.n_devices} devices {self.mesh}: {len(self.built.operators)} operators, "
+            f"{n_configs} configs, {len(problem.edges)} edges; eliminations: {kinds or 'none'}; "
+            f"{'exact' if found.exact else 'not exact'}; {sum(self.seconds_by_stage.values()):.2f} s"
+        )
+
+
+def _thinned(n_points: int, always: set[int]) -> list[int]:
+    if n_points <= MAX_ROWS:
+        return list(range(n_points))
+    spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
+    return sorted(spread | always)
+
+
+def find_frontier(model: Model, hardware: Hardware, parallelism: int, force: Force | None = None) -> ModelFrontier:
+    """Search all configs of all operators at one parallelism.
+
+    Raises:
+        InputError: the hardware doesn't have this parallelism, or ``force`` can't be had.
+    """
+    started = time.perf_counter()
+    try:
+        mesh = hardware.mesh(parallelism)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
+    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, force or {}).build()
+    costed = time.perf_counter()
+    found = search(built.problem)
+    stages = {"costs": costed - started, "search": time.perf_counter() - costed}
+    return ModelFrontier(model, hardware, built, costing, found, stages)

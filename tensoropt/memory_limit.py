@@ -1,0 +1,46 @@
+"""Memory limits as users write them: bytes, '16GB' (10^9) or '15GiB' (2^30)."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InputError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+         "TIB": 2**40}  # fmt: skip
+_TEXT = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*")
+_SAFETY = 1.1
+
+
+def parse_memory(limit: int | float | str) -> int:
+    """Bytes.
+
+    Raises:
+        InputError: not a positive amount, or an unknown unit.
+    """
+    if isinstance(limit, str):
+        match = _TEXT.fullmatch(limit)
+        if match is None or match["unit"].upper() not in UNITS:
+            raise InputError(
+                f"memory limit {limit!r} isn't an amount of memory; expected bytes, or a number with one of the units "
+                "kB, MB, GB, TB (powers of 10) or KiB, MiB, GiB, TiB (powers of 2), such as '16GB'"
+            )
+        amount = float(match["number"]) * UNITS[match["unit"].upper()]
+    else:
+        amount = float(limit)
+    if not 1 <= amount < 2**62:
+        raise InputError(f"memory limit {limit!r} must be at least one byte per device")
+    return int(amount)
+
+
+def default_limit(device_bytes: int) -> int:
+    """What a plan may use of a device by default: the costs leave out small things (TensorOpt paper, footnote 2)."""
+    return int(device_bytes / _SAFETY)
+
+
+def memory_text(n_bytes: int) -> str:
+    """A short text: ``1.25 MB``."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}" if n_bytes < 999.5 * size else f"{n_bytes / size:.0f} {unit}"
+    return f"{n_bytes} B"

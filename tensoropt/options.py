@@ -1,0 +1,142 @@
+"""The three options of the TensorOpt paper's section 4.1: mini_time, mini_parallelism, profiling."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .curve import Curve, CurvePoint
+from .errors import InputError
+from .frontier import Model, ModelFrontier, find_frontier
+from .ft import InfeasibleError
+from .ir import PLACEHOLDER
+from .memory_limit import memory_text
+from .plan import Plan
+from .planning import plan_of
+from .problem import Force
+from .profiling.hardware import Hardware, LinkLevel
+
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
+MOST_DEVICES_TRIED = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked of a search.
+
+    Attributes:
+        limit_bytes: per device; None without a limit.
+        force: degrees of factors, by operator.
+        assumed: what a plan records of its assumptions.
+    """
+
+    model: Model
+    hardware: Hardware
+    limit_bytes: int | None
+    force: Force = dataclasses.field(default_factory=dict)
+    assumed: dict[str, object] = dataclasses.field(default_factory=dict)
+
+
+def mini_time(request: Request, parallelism: int) -> Plan:
+    """Least time within the memory limit at one parallelism.
+
+    Raises:
+        InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
+    """
+    frontier = _frontier(request, parallelism)
+    point = _fastest_within(frontier, request.limit_bytes)
+    if point is None:
+        raise InputError(_nothing_fits(request, [frontier]))
+    return plan_of(frontier, point, "mini_time", request.assumed)
+
+
+def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
+    """The fewest devices that fit; of their plans the fastest that fits.
+
+    Raises:
+        InputError: nothing fits on any.
+    """
+    tried = []
+    for parallelism in sorted(parallelisms):
+        frontier = _frontier(request, parallelism)
+        point = _fastest_within(frontier, request.limit_bytes)
+        if point is not None:
+            return plan_of(frontier, point, "mini_parallelism", request.assumed)
+        tried.append(frontier)
+    raise InputError(_nothing_fits(request, tried))
+
+
+def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
+    """Least time for each parallelism, without running."""
+    batch = batch_of(request.model)
+    points = []
+    for parallelism in parallelisms:
+        frontier = _frontier(request, parallelism)
+        found = frontier.found
+        point = _fastest_within(frontier, request.limit_bytes)
+        if point is None:
+            points.append(CurvePoint(parallelism, False, int(found.mem_bytes[0]), None, None, found.exact))
+            continue
+        time_us = int(found.time_ns[point]) / 1e3
+        rate = batch / time_us * 1e6 if batch else None
+        points.append(CurvePoint(parallelism, True, int(found.mem_bytes[point]), time_us, rate, found.exact))
+    return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
+
+
+def batch_of(model: Model) -> int | None:
+    """The samples per step: the leading extent that the placeholders of the training steps share."""
+    extents = {
+        op.result.shape[0]
+        for op in model.graph.step_operators
+        if op.type == PLACEHOLDER and op.result.shape
+    }
+    return extents.pop() if len(extents) == 1 else None
+
+
+def _frontier(request: Request, parallelism: int) -> ModelFrontier:
+    try:
+        return find_frontier(request.model, request.hardware, parallelism, request.force)
+    except InfeasibleError as error:
+        raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error
+
+
+def _fastest_within(frontier: ModelFrontier, limit_bytes: int | None) -> int | None:
+    return frontier.found.fastest() if limit_bytes is None else frontier.found.at(limit_bytes)
+
+
+def _nothing_fits(request: Request, tried: Sequence[ModelFrontier]) -> str:
+    assert request.limit_bytes is not None
+    least = min(tried, key=lambda frontier: int(frontier.found.mem_bytes[0]))
+    n_devices, least_bytes = least.mesh.n_devices, int(least.found.mem_bytes[0])
+    told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
+    told += f"{n_devices} device{'s' * (n_devices > 1)} is {least_bytes:,} bytes ({memory_text(least_bytes)}) per device"
+    enough = _parallelism_that_fits(request, n_devices)
+    if enough is None:
+        return f"{told}, and up to {MOST_DEVICES_TRIED} devices aren't enough; raise memory= or make the batch smaller"
+    return f"{told}; use {enough} devices, or memory={least_bytes} or more"
+
+
+def _parallelism_that_fits(request: Request, beyond: int) -> int | None:
+    """The first larger parallelism within the limit; beyond the hardware, on more devices or machines of the same kind."""
+    known = [count for count in request.hardware.parallelisms() if count > beyond]
+    largest = max(request.hardware.parallelisms())
+    doubled = [largest * 2**i for i in range(1, 5)]
+    for count in [*known, *(count for count in doubled if count > beyond)]:
+        if count > MOST_DEVICES_TRIED:
+            return None
+        hardware = request.hardware if count in known else _enlarged(request.hardware, count)
+        frontier = _frontier(dataclasses.replace(request, hardware=hardware, force={}), count)
+        assert request.limit_bytes is not None
+        if frontier.found.at(request.limit_bytes) is not None:
+            return count
+    return None
+
+
+def _enlarged(hardware: Hardware, n_devices: int) -> Hardware:
+    """The same devices in larger number: more machines where there are several, else more devices in one."""
+    index = next((i for i, level in enumerate(hardware.levels) if level.count > 1), len(hardware.levels) - 1)
+    grown = hardware.levels[index].count * n_devices // hardware.n_devices
+    levels = list(hardware.levels)
+    level = levels[index]
+    levels[index] = LinkLevel(level.name, grown, level.latency_us, level.bytes_per_s)
+    return Hardware(hardware.name, hardware.device, tuple(levels), provenance=hardware.provenance)

@@ -1,0 +1,318 @@
+"""A plan: one chosen point of a frontier, as a value that a file holds and a later run executes without a search."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from tabulate import tabulate
+
+from .deliveries import Router
+from .errors import InputError
+from .frontier import ModelFrontier
+from .ir import Graph
+from .memory_limit import memory_text
+from .reschedule.layout import Layout, Shape
+from .reschedule.mesh import Level, Mesh
+from .reschedule.path import Path, StepCosts, cheapest_path
+from .reschedule.steps import State, make_step, moves
+from .rules.rule import Config, Demand
+from .strategy import Strategy
+
+FORMAT, VERSION = "tensoropt/plan", 1
+
+
+@dataclass(frozen=True)
+class PlannedOperator:
+    """One row of a plan."""
+
+    name: str
+    type: str
+    config: Config
+    results: tuple[Layout, ...]
+    memory_bytes: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class PlannedDelivery:
+    """One tensor brought to one demand; ``takers`` share it where ``is_shared``."""
+
+    tensor: str
+    takers: tuple[str, ...]
+    demand: Demand
+    is_shared: bool
+    forward: Path
+    backward: Path | None
+    time_us: float
+    reduction: str = "sum"
+
+    @property
+    def n_collectives(self) -> int:
+        return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a model runs on a mesh.
+
+    Attributes:
+        operators: config and costs of every operator.
+        deliveries: every delivery that does something, inside of operators too (those name the operator as tensor).
+        memory_bytes: per device, by the cost model.
+        time_us, compute_time_us: of a training step; the rest is network time.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
+        model_digest: of the model that the plan is for.
+        exact: whether the point is on the exact frontier.
+        frontier: the frontier that the plan was chosen from; not part of the file.
+        point: which of its points.
+    """
+
+    mesh: Mesh
+    operators: tuple[PlannedOperator, ...]
+    deliveries: tuple[PlannedDelivery, ...]
+    memory_bytes: int
+    time_us: float
+    compute_time_us: float
+    model_digest: str
+    exact: bool
+    option: str
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    frontier: ModelFrontier | None = field(default=None, repr=False)
+    point: int | None = None
+
+    @property
+    def parallelism(self) -> int:
+        return self.mesh.n_devices
+
+    @property
+    def strategy(self) -> Strategy:
+        shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared)
+
+    @property
+    def n_split_operators(self) -> int:
+        """Operators, sources apart, that don't run whole on every device."""
+        sources = ("Variable", "Placeholder", "Const")
+        return sum(1 for op in self.operators if op.type not in sources and op.config.used_axes)
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(delivery.n_collectives for delivery in self.deliveries)
+
+    def router(self, costs: StepCosts) -> Router:
+        """A router that takes the plan's own paths; what the plan doesn't name is found by cost."""
+        known: dict[tuple[Layout, Layout, Shape], Path] = {}
+        for delivery in self.deliveries:
+            for path in (delivery.forward, delivery.backward):
+                if path is not None and delivery.reduction == "sum":
+                    known[path.source, path.target, path.shape] = path
+
+        def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, step_costs: StepCosts) -> Path:
+            found = known.get((source, target, shape))
+            return found if found is not None else cheapest_path(source, target, shape, item_bytes, step_costs)
+
+        return Router(costs, choose)
+
+    def table(self) -> str:
+        """Operator, config, result layouts, memory, time, and the collectives that bring its operands."""
+        collectives: dict[str, list[str]] = {}
+        for delivery in self.deliveries:
+            for path in (delivery.forward, delivery.backward):
+                for step in path.steps if path is not None else ():
+                    if step.communicates:
+                        collectives.setdefault(delivery.takers[0], []).append(str(step))
+        rows = [
+            [
+                op.name,
+                op.type,
+                str(op.config),
+                " ".join(map(str, op.results)),
+                memory_text(op.memory_bytes) if op.memory_bytes else "",
+                f"{op.time_us:.0f}",
+                _counted(collectives.get(op.name, [])),
+            ]
+            for op in self.operators
+        ]
+        rows += [
+            [name, "training step", "", "", "", "", _counted(found)]
+            for name, found in collectives.items()
+            if name not in {op.name for op in self.operators}
+        ]
+        headers = ["operator", "type", "config", "result layout", "memory", "time (us)", "collectives"]
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+
+    def summary(self) -> str:
+        return (
+            f"{self.option}: {self.parallelism} device{'s' * (self.parallelism > 1)} {self.mesh}, "
+            f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
+            f"({self.compute_time_us:,.0f} us compute), {self.n_split_operators} operators split, "
+            f"{self.n_collectives} collectives per step"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.summary()}\n{self.table()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's file as a value."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "option": self.option,
+            "mesh": [{"name": level.name, "count": level.count} for level in self.mesh.levels],
+            "model_digest": self.model_digest,
+            "memory_bytes": self.memory_bytes,
+            "time_us": self.time_us,
+            "compute_time_us": self.compute_time_us,
+            "network_time_us": self.time_us - self.compute_time_us,
+            "exact": self.exact,
+            "assumed": dict(self.assumed),
+            "operators": [
+                {
+                    "name": op.name,
+                    "type": op.type,
+                    "config": str(op.config),
+                    "results": [str(layout) for layout in op.results],
+                    "memory_bytes": op.memory_bytes,
+                    "time_us": op.time_us,
+                }
+                for op in self.operators
+            ],
+            "deliveries": [
+                {
+                    "tensor": d.tensor,
+                    "takers": list(d.takers),
+                    "demand": str(d.demand),
+                    "is_shared": d.is_shared,
+                    "shape": list(d.forward.shape),
+                    "forward": _path_layouts(d.forward),
+                    "backward": _path_layouts(d.backward) if d.backward is not None else None,
+                    "time_us": d.time_us,
+                    "reduction": d.reduction,
+                }
+                for d in self.deliveries
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Plan:
+        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        return _plan_from_json(value)
+
+    def check_for(self, graph: Graph) -> None:
+        """Hold the plan against a model.
+
+        Raises:
+            InputError: it was made for another one; the message names the first difference.
+        """
+        if self.model_digest == graph.digest:
+            return
+        planned = {op.name: op.type for op in self.operators}
+        actual = {op.name: op.type for op in graph.operators.values() if op.updates is None}
+        missing = [name for name in planned if actual.get(name) != planned[name]]
+        added = [name for name in actual if name not in planned]
+        if missing:
+            difference = f"the plan has {planned[missing[0]]} '{missing[0]}', the model has not"
+        elif added:
+            difference = f"the model has {actual[added[0]]} '{added[0]}', the plan has not"
+        else:
+            difference = "operators have the same names, but other shapes, attributes or hyperparameters"
+        raise InputError(f"the plan was made for another model: {difference}; find a strategy for this one")
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan; a file that is there stays whole until the new one is."""
+        target = FilePath(file)
+        partial = target.with_name(target.name + f".{os.getpid()}.partial")
+        try:
+            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise InputError(f"plan can't be saved as '{target}': {error.strerror}") from error
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Plan:
+        """Read a plan.
+
+        Raises:
+            InputError: the file can't be read, is cut off, is not a plan, or of another version.
+        """
+        try:
+            value = json.loads(FilePath(file).read_text())
+        except OSError as error:
+            raise InputError(f"plan '{file}' can't be read: {error.strerror}") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"plan '{file}' is not whole JSON ({error}); save it again with plan.save") from error
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            got = value.get("format") if isinstance(value, dict) else type(value).__name__
+            raise InputError(f"'{file}' is not a plan: got format {got!r}, expected {FORMAT!r}")
+        if value.get("version") != VERSION:
+            raise InputError(f"plan '{file}' has version {value.get('version')!r}, expected {VERSION}; make it again")
+        try:
+            return cls.from_json(value)
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise InputError(f"plan '{file}' is damaged: {type(error).__name__} {error}; save it again") from error
+
+
+def _counted(names: list[str]) -> str:
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+
+
+def _path_layouts(path: Path) -> list[str]:
+    return [str(path.source), *(str(step.target) for step in path.steps)]
+
+
+def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
+    stops = [Layout.parse(mesh, text) for text in layouts]
+    steps = []
+    for before, after in zip(stops, stops[1:], strict=False):
+        fitting = [move for move in moves(len(mesh.sizes), State.of(before)) if move.target == State.of(after)]
+        if not fitting:
+            raise ValueError(f"no step leads from {before} to {after}")
+        steps.append(make_step(before, fitting[0]))
+    return Path(stops[0], stops[-1], tuple(steps), shape)
+
+
+def _plan_from_json(value: dict[str, Any]) -> Plan:
+    mesh = Mesh(tuple(Level(level["name"], level["count"]) for level in value["mesh"]))
+    operators = tuple(
+        PlannedOperator(
+            op["name"],
+            op["type"],
+            Config.parse(mesh, op["config"]),
+            tuple(Layout.parse(mesh, text) for text in op["results"]),
+            op["memory_bytes"],
+            op["time_us"],
+        )
+        for op in value["operators"]
+    )
+    deliveries = tuple(
+        PlannedDelivery(
+            d["tensor"],
+            tuple(d["takers"]),
+            Demand.parse(mesh, d["demand"]),
+            d["is_shared"],
+            _path(mesh, d["forward"], tuple(d["shape"])),
+            _path(mesh, d["backward"], tuple(d["shape"])) if d["backward"] is not None else None,
+            d["time_us"],
+            d["reduction"],
+        )
+        for d in value["deliveries"]
+    )
+    return Plan(
+        mesh,
+        operators,
+        deliveries,
+        value["memory_bytes"],
+        value["time_us"],
+        value["compute_time_us"],
+        value["model_digest"],
+        value["exact"],
+        value["option"],
+        value["assumed"],
+    )

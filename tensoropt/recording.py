@@ -1,0 +1,157 @@
+"""Recording: a private ``tf.Graph`` that holds the model at its full shapes; TensorFlow's own names make it.
+
+Nothing is allocated or computed. What differs from TensorFlow is only what trains: the optimizers here record a training
+step instead of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import tensorflow as tf
+
+from .errors import InputError
+from .importer import RecordedStep, source_line
+
+
+class Recording:
+    """The graph that is being recorded, and its training steps. It is the default graph until :meth:`close`."""
+
+    def __init__(self, seed: int) -> None:
+        self.graph = tf.Graph()
+        self.steps: list[RecordedStep] = []
+        self._entered = ExitStack()
+        self._entered.enter_context(self.graph.as_default())
+        # Every rank draws the same random numbers, so that all have pieces of the same values.
+        tf.compat.v1.set_random_seed(seed)
+
+    def close(self) -> None:
+        """Make eager mode, or whatever was before, the default again."""
+        self._entered.close()
+
+    def add_step(self, step: RecordedStep) -> None:
+        self.steps.append(step)
+
+
+def record_minimize(
+    recording: Recording,
+    optimizer: str,
+    hyperparameters: dict[str, Any],
+    loss: tf.Tensor,
+    var_list: Sequence[tf.Variable] | None,
+    global_step: tf.Variable | None,
+    name: str,
+) -> tf.Operation:
+    """Record a training step.
+
+    Raises:
+        InputError: the loss isn't a scalar of the recorded model, or there is nothing to train.
+    """
+    if not isinstance(loss, tf.Tensor) or loss.graph is not recording.graph:
+        raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {loss!r}")
+    where = f"'{loss.op.name}' ({source_line(loss.op)})"
+    if loss.shape.rank != 0:
+        raise InputError(
+            f"minimize takes a scalar loss, got {where} of shape {loss.shape}; take its mean: tensoropt.reduce_mean(loss)"
+        )
+    if not loss.dtype.is_floating:
+        raise InputError(f"minimize takes a floating-point loss, got {where} of type {loss.dtype.name}")
+    collected = recording.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    variables = tuple(var_list if var_list is not None else collected)
+    if not variables:
+        raise InputError(
+            f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
+        )
+    with recording.graph.as_default():
+        op = tf.no_op(name=name)
+    recording.add_step(
+        RecordedStep(op, loss, variables, optimizer, tuple(hyperparameters.items()), global_step)
+    )
+    return op
+
+
+class Optimizer:
+    """What the recording optimizers share; use :class:`GradientDescentOptimizer` and its siblings."""
+
+    kind = ""
+    default_name = ""
+
+    def __init__(self, name: str | None, **hyperparameters: Any) -> None:
+        self._name = name or self.default_name
+        self._hyperparameters = hyperparameters
+        for key, value in hyperparameters.items():
+            if not isinstance(value, (int, float, tf.Tensor)):
+                raise InputError(f"{self._name}: {key} must be a number or a recorded scalar, got {value!r}")
+
+    def minimize(
+        self,
+        loss: tf.Tensor,
+        global_step: tf.Variable | None = None,
+        var_list: Sequence[tf.Variable] | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Record one training step and return the operation to run for it."""
+        from .session import current_session
+
+        recording = current_session().recording_for("minimize")
+        return record_minimize(
+            recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name
+        )
+
+
+class GradientDescentOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.GradientDescentOptimizer``, with a default rate."""
+
+    kind, default_name = "sgd", "GradientDescent"
+
+    def __init__(self, learning_rate: float | tf.Tensor = 0.01, name: str | None = None) -> None:
+        super().__init__(name, learning_rate=learning_rate)
+
+
+class MomentumOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.MomentumOptimizer``, with defaults."""
+
+    default_name = "Momentum"
+
+    def __init__(
+        self,
+        learning_rate: float | tf.Tensor = 0.01,
+        momentum: float | tf.Tensor = 0.9,
+        name: str | None = None,
+        use_nesterov: bool = False,
+    ) -> None:
+        self.kind = "nesterov" if use_nesterov else "momentum"
+        super().__init__(name, learning_rate=learning_rate, momentum=momentum)
+
+
+class AdamOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.AdamOptimizer``."""
+
+    kind, default_name = "adam", "Adam"
+
+    def __init__(
+        self,
+        learning_rate: float | tf.Tensor = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+
+def softmax_cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:
+    """The batch's mean cross-entropy, a scalar.
+
+    Args:
+        labels: integer classes of shape [batch], or their distribution of the logits' shape.
+        logits: [batch, classes].
+    """
+    labels, logits = tf.convert_to_tensor(labels), tf.convert_to_tensor(logits)
+    if labels.dtype.is_integer:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    else:
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.reduce_mean(losses, name=name)
