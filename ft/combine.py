@@ -6,10 +6,10 @@
 
 where x are variables of ``a`` alone, y those of both, z those of ``b`` alone, and (x) is the product of frontiers.
 Without ``sum_out`` there is no union. An *arc* is a pair of cells that agree on what they share; its target is the cell
-of the result that it contributes to. Arcs are found by a sorted join (no cell, no arc), then their candidates are built
-and reduced in blocks of at most ``BLOCK`` candidates, so that temporary memory is bounded whatever the frontiers are.
+of the result that it contributes to. Arcs are found here, by a sorted join (no cell, no arc), a block at a time;
+:mod:`.merge` then builds and reduces what they contribute.
 
-Complexity: O(N log N) for N candidates, N = sum over arcs of |a cell| |b cell|; O(BLOCK + result) memory.
+Complexity: O(N log N) for N candidates, N = sum over arcs of |a cell| |b cell|.
 """
 
 from __future__ import annotations
@@ -19,56 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .pareto import reduce_cells_sorted_by_cell
-from .problem import INFEASIBLE, Ints
+from .merge import Arcs, Points, merge
+from .problem import Ints
 from .table import States, Table, Trace, codes, expand_ranges, offsets_of, unit_table
 
-BLOCK = 1 << 20
-"""Candidates, and arcs, that are looked at together: about 100 bytes of temporary memory each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arcs:
-    """Products of a run of points of the one table and a run of points of the other, by ascending target."""
-
-    target: Ints
-    a_start: Ints
-    a_count: Ints
-    b_start: Ints
-    b_count: Ints
-
-    def split(self, limit: int) -> _Arcs:
-        """The same with at most ``limit`` candidates per arc, as far as runs of ``a`` can be cut."""
-        step = np.maximum(limit // self.b_count, 1)
-        pieces = -(-self.a_count // step)
-        if (pieces == 1).all():
-            return self
-        arc = np.repeat(np.arange(len(pieces)), pieces)
-        begin = expand_ranges(np.zeros_like(pieces), pieces) * step[arc]
-        count = np.minimum(step[arc], self.a_count[arc] - begin)
-        return _Arcs(self.target[arc], self.a_start[arc] + begin, count, self.b_start[arc], self.b_count[arc])
-
-
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """Candidates or survivors: their target, their costs, and the points of the two tables that they are the sum of."""
-
-    target: Ints
-    mem: Ints
-    time: Ints
-    a_point: Ints
-    b_point: Ints
-
-    def take(self, which: Ints | slice) -> _Points:
-        return _Points(self.target[which], self.mem[which], self.time[which], self.a_point[which], self.b_point[which])
-
-    @staticmethod
-    def concatenate(parts: list[_Points]) -> _Points:
-        names = ("target", "mem", "time", "a_point", "b_point")
-        return _Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-    def reduced(self) -> _Points:
-        return self.take(reduce_cells_sorted_by_cell(self.target, self.mem, self.time))
+PAIRS = 1 << 20
+"""Arcs that are looked at together."""
 
 
 def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
@@ -80,7 +36,7 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     states, counts, survivors, n_cells = [], [], [], 0
     for a_cell, b_cell in _Join.of(a, b, sum_out).blocks():
         block_states, arcs = _targets(a, b, scope, a_cell, b_cell)
-        points = _merge(a, b, arcs)
+        points = merge(a, b, arcs)
         reached, reached_counts = np.unique(points.target, return_counts=True)
         states.append(block_states[reached])
         counts.append(reached_counts)
@@ -89,7 +45,7 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     if n_cells == 0:
         empty = np.empty(0, np.int64)
         return Table(scope, np.empty((0, len(scope)), np.int32), np.zeros(1, np.int64), empty, empty)
-    points = _Points.concatenate(survivors)
+    points = Points.concatenate(survivors)
     offsets = offsets_of(np.concatenate(counts))
     trace = _trace(a, b, points, sum_out)
     return Table(scope, np.concatenate(states), offsets, points.mem, points.time, trace)
@@ -124,13 +80,13 @@ class _Join:
         return cls(a_order, group_start.astype(np.int64, copy=False), b_order, first, count)
 
     def blocks(self) -> Iterator[tuple[Ints, Ints]]:
-        """Pairs of agreeing cells, in blocks of whole groups with about BLOCK pairs."""
+        """Pairs of agreeing cells, in blocks of whole groups with about PAIRS pairs."""
         ends = np.append(self.group_start[1:], len(self.a_order))
         pairs_before = offsets_of(self.count[self.a_order])
         group = 0
         while group < len(self.group_start):
             begin = self.group_start[group]
-            limit = pairs_before[begin] + BLOCK
+            limit = pairs_before[begin] + PAIRS
             after = max(int(np.searchsorted(pairs_before[ends], limit, side="right")), group + 1)
             cells = self.a_order[begin : ends[after - 1]]
             count = self.count[cells]
@@ -138,7 +94,7 @@ class _Join:
             group = after
 
 
-def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, _Arcs]:
+def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, Arcs]:
     """The states of the distinct targets of these pairs of cells, and the arcs to them."""
     columns = [a.column(v)[a_cell] if v in a.scope else b.column(v)[b_cell] for v in scope]
     code = codes(columns, len(a_cell))
@@ -153,51 +109,10 @@ def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: I
         states[:, index] = column[representative]
     a_cell, b_cell = a_cell[order], b_cell[order]
     a_count, b_count = np.diff(a.offsets), np.diff(b.offsets)
-    return states, _Arcs(target, a.offsets[a_cell], a_count[a_cell], b.offsets[b_cell], b_count[b_cell])
+    return states, Arcs(target, a.offsets[a_cell], a_count[a_cell], b.offsets[b_cell], b_count[b_cell])
 
 
-def _merge(a: Table, b: Table, arcs: _Arcs) -> _Points:
-    """The frontier of each target's candidates, by ascending target."""
-    arcs = arcs.split(BLOCK)
-    before = offsets_of(arcs.a_count * arcs.b_count)
-    done: list[_Points] = []
-    open_points: list[_Points] = []
-    start, n_arcs = 0, len(arcs.target)
-    while start < n_arcs:
-        stop = max(int(np.searchsorted(before, before[start] + BLOCK, side="right")) - 1, start + 1)
-        points = _Points.concatenate([*open_points, _candidates(a, b, arcs, start, stop)]).reduced()
-        cut = len(points.target)
-        if stop < n_arcs:  # the next block's first target may be this one's last: hold its survivors back
-            cut = int(np.searchsorted(points.target, arcs.target[stop]))
-        done.append(points.take(slice(0, cut)))
-        open_points = [points.take(slice(cut, None))]
-        start = stop
-    return _Points.concatenate([*done, *open_points]) if done else _candidates(a, b, arcs, 0, 0)
-
-
-def _candidates(a: Table, b: Table, arcs: _Arcs, start: int, stop: int) -> _Points:
-    """All allowed sums of arcs ``start`` to ``stop``."""
-    a_count, b_count = arcs.a_count[start:stop], arcs.b_count[start:stop]
-    count = a_count * b_count
-    target = np.repeat(arcs.target[start:stop], count)
-    if (b_count == 1).all():
-        a_point = expand_ranges(arcs.a_start[start:stop], count)
-        b_point = np.repeat(arcs.b_start[start:stop], count)
-    elif (a_count == 1).all():
-        a_point = np.repeat(arcs.a_start[start:stop], count)
-        b_point = expand_ranges(arcs.b_start[start:stop], count)
-    else:
-        row = expand_ranges(arcs.a_start[start:stop], a_count)
-        row_count = np.repeat(b_count, a_count)
-        a_point = np.repeat(row, row_count)
-        b_point = expand_ranges(np.repeat(arcs.b_start[start:stop], a_count), row_count)
-    mem, time = a.mem[a_point] + b.mem[b_point], a.time[a_point] + b.time[b_point]
-    points = _Points(target, mem, time, a_point, b_point)
-    allowed = (mem < INFEASIBLE) & (time < INFEASIBLE)
-    return points if allowed.all() else points.take(np.flatnonzero(allowed))
-
-
-def _trace(a: Table, b: Table, points: _Points, sum_out: int | None) -> Trace | None:
+def _trace(a: Table, b: Table, points: Points, sum_out: int | None) -> Trace | None:
     parents = [
         (table.trace, point.astype(np.int32))
         for table, point in ((a, points.a_point), (b, points.b_point))
@@ -221,6 +136,6 @@ def merge_states(table: Table, variable: int, representative: Ints) -> Table:
     cells = np.arange(table.n_cells, dtype=np.int64)
     unit = unit_table()
     target_states, arcs = _targets(renamed, unit, table.scope, cells, np.zeros_like(cells))
-    points = _merge(renamed, unit, arcs)
+    points = merge(renamed, unit, arcs)
     offsets = offsets_of(np.bincount(points.target, minlength=len(target_states)))
     return Table(table.scope, target_states, offsets, points.mem, points.time, _trace(table, unit, points, variable))

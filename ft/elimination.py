@@ -13,7 +13,8 @@ The graph is a set of tables, at most one per scope; two variables are neighbour
   and not counted, where the variable has a single state.
 
 Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
-combinations are not allowed. Equal ones go by the joined states looked at, then by topological order.
+combinations are not allowed. Those within a factor of four go by what tables they bring together (see
+``TableGraph.cheapest``), then by the combinations looked at, then by topological order.
 
 Complexity: eliminating v with neighbours N looks at sum_k prod_{n in N} (states of n allowed with state k of v)
 combinations, K^3 for node elimination, each a product of frontiers.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,15 +38,20 @@ from .table import Table, unit_table
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Effort:
-    """What eliminating a variable costs, ordered as the eliminations are."""
+    """What eliminating a variable costs."""
 
+    variable: int
     cells: float
     """The size of the resulting table, at most."""
     joined: float
     """Combinations of states that are looked at, at most."""
-    variable: int
+
+    @property
+    def magnitude(self) -> int:
+        """Of the resulting table: the same for sizes within a factor of four."""
+        return math.frexp(self.cells)[1] // 2
 
 
 @dataclass(slots=True)
@@ -105,12 +111,35 @@ class TableGraph:
                 joined *= np.bincount(table.column(variable), minlength=len(joined))
             n_joined = float(joined.sum())
             dense = math.prod(float(self.sizes[other]) for other in self.neighbours(variable))
-            known = self._efforts[variable] = Effort(min(dense, n_joined), n_joined, variable)
+            cells = min(dense, n_joined)
+            known = Effort(variable, cells, n_joined)
+            self._efforts[variable] = known
         return known
 
-    def cheapest(self, among: Iterable[int]) -> Effort | None:
-        """The elimination to do next, None if there is nothing to choose from."""
-        return min((self.effort(variable) for variable in among), default=None)
+    def cheapest(self, among: Collection[int]) -> Effort | None:
+        """The elimination to do next, None if there is nothing to choose from.
+
+        A table made by an elimination has no interfaces to save work by (see :mod:`.interface`) and long frontiers, so
+        between tables of one magnitude the order keeps such tables from meeting in a variable that is yet to be
+        eliminated, and leads those there are through the graph before it starts others.
+        """
+        made: dict[int, list[tuple[int, ...]]] = {}
+        for scope, table in self.tables.items():
+            if table.trace is not None and len(scope) > 1:
+                for variable in scope:
+                    made.setdefault(variable, []).append(scope)
+
+        def order(effort: Effort) -> tuple[int, int, bool, float, int]:
+            scopes = made.get(effort.variable, [])
+            result = set(self.neighbours(effort.variable))
+            meeting = sum(
+                any(effort.variable not in scope and not result.issuperset(scope) for scope in made.get(other, []))
+                for other in result.intersection(among)
+            )
+            collisions = max(len(scopes) - 1, 0) + meeting
+            return effort.magnitude, collisions, not scopes, effort.joined, effort.variable
+
+        return min((self.effort(variable) for variable in among), key=order, default=None)
 
     def eliminate(self, variable: int) -> None:
         """Sum a variable out, exactly (Eq. 4, Eq. 6).

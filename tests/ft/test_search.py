@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, Frontier, InfeasibleError, Node, Problem, combine, search
+from tensoropt.ft import INFEASIBLE, Edge, Frontier, InfeasibleError, Node, Problem, combine, merge, search
 
 from .problems import SHAPES, Costs, build, chain_pairs, identity_edge, random_problem, resnet_pairs
 
@@ -52,7 +52,10 @@ def test_small_blocks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch)
     n, pairs = SHAPES[name]
     problem = build(np.random.default_rng(5), [4] * n, pairs, Costs(50, 0.05, 0.5))
     whole = {algorithm: search(problem, algorithm) for algorithm in FAST}
-    monkeypatch.setattr(combine, "BLOCK", 7)
+    monkeypatch.setattr(merge, "BLOCK", 7)
+    monkeypatch.setattr(merge, "TILE", 2)
+    monkeypatch.setattr(merge, "_WORTH_TILING", 1)
+    monkeypatch.setattr(combine, "PAIRS", 7)
     for algorithm in FAST:
         assert_equals_enumeration(problem, algorithm, name)
         assert search(problem, algorithm).strategies.tolist() == whole[algorithm].strategies.tolist()

@@ -1,0 +1,162 @@
+"""Build the candidates of many arcs, and keep each target's frontier.
+
+Most candidates are far from the frontier and need never be built. The product of a run of points of the one frontier
+and a run of the other lies above and to the right of its *corner* (least memory of both, least time of both). Cut into
+runs of ``TILE`` points a product falls into tiles; one true candidate of each tile makes a first, coarse frontier of
+the target, and a tile whose corner is strictly dominated by that is dropped whole. What is left is built and reduced in
+blocks of at most ``BLOCK`` candidates, so that temporary memory is bounded whatever the frontiers are. Exact: what is
+dropped is strictly dominated by a candidate, and ties are untouched.
+
+Complexity: O(N / TILE^2 log N) for N candidates to find the tiles, O(M log M) for the M candidates in tiles that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .pareto import reduce_cells_sorted_by_cell
+from .problem import INFEASIBLE, Ints
+from .table import Table, expand_ranges, offsets_of
+
+BLOCK = 1 << 20
+"""Candidates, or tiles, that are looked at together: about 100 bytes of temporary memory each."""
+TILE = 16
+"""Points of either frontier in a tile."""
+_WORTH_TILING = 32
+"""Candidates per arc, on average, from which tiling saves more than it costs."""
+_KEY_BITS = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Products of a run of points of the one table and a run of points of the other, by ascending target."""
+
+    target: Ints
+    a_start: Ints
+    a_count: Ints
+    b_start: Ints
+    b_count: Ints
+
+    def take(self, which: Ints | slice) -> Arcs:
+        return Arcs(*(getattr(self, name)[which] for name in self.__slots__))
+
+    def tiled(self, a_size: Ints, b_size: Ints) -> Arcs:
+        """The same products cut into tiles of at most ``a_size`` by ``b_size`` points (given for each arc)."""
+        a_pieces, b_pieces = -(-self.a_count // a_size), -(-self.b_count // b_size)
+        pieces = a_pieces * b_pieces
+        if (pieces == 1).all():
+            return self
+        arc = np.repeat(np.arange(len(pieces)), pieces)
+        a_piece, b_piece = np.divmod(expand_ranges(np.zeros_like(pieces), pieces), b_pieces[arc])
+        a_begin, b_begin = a_piece * a_size[arc], b_piece * b_size[arc]
+        return Arcs(
+            self.target[arc],
+            self.a_start[arc] + a_begin,
+            np.minimum(a_size[arc], self.a_count[arc] - a_begin),
+            self.b_start[arc] + b_begin,
+            np.minimum(b_size[arc], self.b_count[arc] - b_begin),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Candidates or survivors: their target, their costs, and the points of the two tables that they are the sum of."""
+
+    target: Ints
+    mem: Ints
+    time: Ints
+    a_point: Ints
+    b_point: Ints
+
+    def take(self, which: Ints | slice) -> Points:
+        return Points(*(getattr(self, name)[which] for name in self.__slots__))
+
+    @staticmethod
+    def concatenate(parts: list[Points]) -> Points:
+        if len(parts) == 1:
+            return parts[0]
+        return Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in Points.__slots__))
+
+    def reduced(self) -> Points:
+        return self.take(reduce_cells_sorted_by_cell(self.target, self.mem, self.time))
+
+
+def merge(a: Table, b: Table, arcs: Arcs) -> Points:
+    """The frontier of each target's candidates, by ascending target, then memory."""
+    done: list[Points] = []
+    held: list[Points] = []  # of the target met last, which may go on in the next block
+    for block in _blocks(a, b, arcs):
+        points = Points.concatenate([*held, _candidates(a, b, block)]).reduced()
+        cut = int(np.searchsorted(points.target, points.target[-1])) if len(points.target) else 0
+        done.append(points.take(slice(0, cut)))
+        held = [points.take(slice(cut, None))]
+    return Points.concatenate([*done, *held]) if held else _candidates(a, b, arcs)
+
+
+def _blocks(a: Table, b: Table, arcs: Arcs) -> Iterator[Arcs]:
+    """Arcs with at most BLOCK candidates together, without the tiles that are dominated."""
+    whole = np.maximum(BLOCK // arcs.b_count, 1)
+    arcs = arcs.tiled(whole, np.full_like(whole, BLOCK))
+    candidates = arcs.a_count * arcs.b_count
+    if candidates.sum() < _WORTH_TILING * len(candidates):
+        yield from _chunks(arcs, candidates)
+        return
+    tiles = -(-arcs.a_count // TILE) * -(-arcs.b_count // TILE)
+    for some in _chunks(arcs, tiles):
+        size = np.full(len(some.target), TILE, np.int64)
+        near = _without_dominated(a, b, some.tiled(size, size))
+        yield from _chunks(near, near.a_count * near.b_count)
+
+
+def _chunks(arcs: Arcs, weight: Ints) -> Iterator[Arcs]:
+    """The arcs in order, with at most BLOCK weight at a time, or one arc."""
+    before = offsets_of(weight)
+    start = 0
+    while start < len(weight):
+        stop = max(int(np.searchsorted(before, before[start] + BLOCK, side="right")) - 1, start + 1)
+        yield arcs.take(slice(start, stop))
+        start = stop
+
+
+def _without_dominated(a: Table, b: Table, tiles: Arcs) -> Arcs:
+    """The tiles, without those whose corner is strictly dominated by a candidate for the same target."""
+    a_last, b_last = tiles.a_start + tiles.a_count - 1, tiles.b_start + tiles.b_count - 1
+    mem = a.mem[tiles.a_start] + b.mem[tiles.b_start]
+    time = a.time[a_last] + b.time[b_last]
+    shift = int(mem.max()).bit_length()
+    if int(tiles.target[-1]).bit_length() + shift > _KEY_BITS:
+        return tiles
+    first_time = a.time[tiles.a_start] + b.time[tiles.b_start]
+    allowed = np.flatnonzero((mem < INFEASIBLE) & (first_time < INFEASIBLE))
+    if len(allowed) == 0:
+        return tiles
+    key = (tiles.target << shift) + mem
+    coarse = allowed[reduce_cells_sorted_by_cell(tiles.target[allowed], mem[allowed], first_time[allowed])]
+    nearest = coarse[np.maximum(np.searchsorted(key[coarse], key, side="right") - 1, 0)]
+    is_dominated = (tiles.target[nearest] == tiles.target) & (mem[nearest] <= mem) & (first_time[nearest] < time)
+    return tiles.take(np.flatnonzero(~is_dominated))
+
+
+def _candidates(a: Table, b: Table, arcs: Arcs) -> Points:
+    """All allowed sums."""
+    a_count, b_count = arcs.a_count, arcs.b_count
+    count = a_count * b_count
+    target = np.repeat(arcs.target, count)
+    if (b_count == 1).all():
+        a_point = expand_ranges(arcs.a_start, count)
+        b_point = np.repeat(arcs.b_start, count)
+    elif (a_count == 1).all():
+        a_point = np.repeat(arcs.a_start, count)
+        b_point = expand_ranges(arcs.b_start, count)
+    else:
+        row = expand_ranges(arcs.a_start, a_count)
+        row_count = np.repeat(b_count, a_count)
+        a_point = np.repeat(row, row_count)
+        b_point = expand_ranges(np.repeat(arcs.b_start, a_count), row_count)
+    mem, time = a.mem[a_point] + b.mem[b_point], a.time[a_point] + b.time[b_point]
+    points = Points(target, mem, time, a_point, b_point)
+    allowed = (mem < INFEASIBLE) & (time < INFEASIBLE)
+    return points if allowed.all() else points.take(np.flatnonzero(allowed))
