@@ -141,6 +141,12 @@ class Engine:
                     totals[i] += int(np.prod(local)) * op.result.item_bytes
         return totals
 
+    @property
+    def collectives_per_step(self) -> int:
+        """The collectives of the function with a training step that was built last; 0 before there is one."""
+        logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
+        return len(logs[-1]) if logs else 0
+
     def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray]) -> list[list[np.ndarray]]:
         """Run once; per fetched tensor its value on each rank that is built here."""
         built = self.function(fetch, tuple(feeds))
@@ -212,12 +218,17 @@ class Engine:
             self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
         )
         model.emit(needed)
+        # Losses first: a fetched loss is then there already.
+        losses = {
+            name: model.replicated(self.graph.train_steps[name].loss, name, with_gradient=True)
+            for name in fetch.train_steps
+        }
         results = [
             model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
             for tensor, is_local in fetch.tensors
         ]
         for name in fetch.train_steps:
-            self._train(self.graph.train_steps[name], model)
+            self._train(self.graph.train_steps[name], losses[name], model)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
@@ -229,8 +240,7 @@ class Engine:
             return []
         return [[variable.read_value() for variable in variables]]
 
-    def _train(self, step: TrainStep, model: LocalModel) -> None:
-        losses = model.replicated(step.loss, step.name, with_gradient=True)
+    def _train(self, step: TrainStep, losses: Values, model: LocalModel) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
         update = UPDATES[step.optimizer]
         numbers = self._numbers(step, update, model)

@@ -19,7 +19,7 @@ from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .reschedule.mesh import Mesh
 
-MAX_ROWS = 12
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ModelFrontier:
 
 
 def _thinned(n_points: int, always: set[int]) -> list[int]:
-    if n_points <= MAX_ROWS:
+    if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))
     spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
     return sorted(spread | always)

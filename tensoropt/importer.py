@@ -95,7 +95,8 @@ class _Importer:
                 self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
             elif op.name in self.static:
                 for tensor in op.outputs:
-                    if not tensor.consumers():
+                    # A constant that only the user could fetch; what reads a shape is left over from TensorFlow's checks.
+                    if not tensor.consumers() and op.type not in _SHAPE_READERS:
                         self._import_constant(tensor)
             elif op.name not in {step.op.name for step in steps}:
                 self._import_operator(op)

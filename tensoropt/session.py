@@ -306,6 +306,27 @@ class Session:
         return planned.restore([ranks[0] for ranks in values])
 
 
+    def statistics(self) -> dict[str, Any]:
+        """What the built plan comes to, for a training log; every rank must call it.
+
+        ``collectives_per_step`` counts those of the training step as it was last built with its fetches.
+        """
+        if self.engine is None or self.plan is None or self._model is None:
+            raise InputError("statistics come after build_execution_graph")
+        local = self.engine.local_parameter_bytes
+        alone = isinstance(self.engine.backend, EmulatedBackend) or self.processes.alone
+        return {
+            "split_operators": self.plan.n_split_operators,
+            "collectives_per_step": self.engine.collectives_per_step,
+            "parameter_bytes": self._model.graph.parameter_bytes,
+            "parameter_bytes_per_rank": local if alone else self._gather_active(local[0]),
+        }
+
+    def _gather_active(self, value: Any) -> list[Any]:
+        self.processes.begin_collective()
+        return list(self._active.allgather(value))
+
+
 class _Agreement:
     """Compares what the ranks are about to run, and readies the groups that its collectives need."""
 

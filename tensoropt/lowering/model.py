@@ -37,6 +37,7 @@ class LocalModel:
     training: bool
     _values: dict[str, Values] = field(default_factory=dict)
     _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
+    _whole: dict[str, Values] = field(default_factory=dict)
 
     def emit(self, names: set[str]) -> None:
         """Emit operators (with all that they need among them) in program order."""
@@ -63,9 +64,12 @@ class LocalModel:
         return values
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
-        """A tensor in whole on every rank."""
-        whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
-        return self.delivered(tensor, Demand(whole, () if with_gradient else None), operator)
+        """A tensor in whole on every rank; delivered once, whoever asks."""
+        if tensor.name not in self._whole:
+            whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
+            demand = Demand(whole, () if with_gradient else None)
+            self._whole[tensor.name] = self.delivered(tensor, demand, operator)
+        return self._whole[tensor.name]
 
     def without_sums(self, tensor: Tensor, operator: str) -> Values:
         """A tensor's pieces as they lie, with pending sums completed."""
