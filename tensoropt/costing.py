@@ -11,18 +11,21 @@ Costs are integers: bytes and nanoseconds, of the device that has the largest pi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from .backward import Backward
-from .deliveries import Delivery, copy_bytes, inner_deliveries
+from .deliveries import Delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .slots import SLOTS
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs
-from .rules.rule import Config, Interface, Rule, local_points
+from .rules.rule import Config, Demand, Interface, Rule, local_points
 
 # These results are other views of their operand's memory.
 ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
@@ -73,7 +76,7 @@ class OperatorCosting:
         """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass."""
         total = 0
         for tensor, layout in zip(op.outputs, seen.results, strict=True):
-            piece = math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes
+            piece = _piece_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += piece * self.copies_per_parameter.get(op.name, 1)
             elif op.type == CONSTANT or tensor.name in self.kept:
@@ -101,7 +104,7 @@ class OperatorCosting:
             demand = seen.operands[position]
             if demand is not None:
                 pieces.append((tensor, demand.layout))
-        return sum(math.prod(layout.largest_local_shape(t.shape)) * t.item_bytes for t, layout in pieces)
+        return sum(_piece_bytes(each, layout) for each, layout in pieces)
 
     def inner_time_ns(self, op: Operator, rule: Rule, config: Config) -> int:
         """The collectives inside of an operator."""
@@ -136,6 +139,29 @@ class DeliveryCosting:
             time_ns += int(table.time_ns[back])
         return time_ns
 
-    def mem_bytes(self, delivery: Delivery, is_kept: bool) -> int:
-        """The delivered copy, if there is one and a gradient reads it."""
-        return copy_bytes(delivery) if is_kept and delivery.source != delivery.demand.layout else 0
+    def matrix(
+        self, tensor: Tensor, sources: Sequence[Layout], demands: Sequence[Demand], is_kept: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Memory and time of the deliveries of a tensor from each layout to each demand, int64[sources, demands].
+
+        The memory is that of the delivered copy, if there is one and a gradient reads it.
+        """
+        table = self.table(tensor.shape, tensor.item_bytes)
+        index = table.index
+        of_source = np.array([index[layout] for layout in sources], np.intp)
+        of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
+        time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
+        returning = np.array([demand.varying is not None for demand in demands], bool)
+        if returning.any():
+            of_back = [index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
+            to_source = [index[layout.with_partial(())] for layout in sources]
+            time_ns[:, returning] += table.time_ns[np.ix_(of_back, to_source)].T
+        if not is_kept:
+            return np.zeros_like(time_ns), time_ns
+        copies = np.array([_piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
+        return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
+
+
+def _piece_bytes(tensor: Tensor, layout: Layout) -> int:
+    """The bytes of the largest piece that any device has."""
+    return math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes

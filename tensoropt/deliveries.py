@@ -6,7 +6,6 @@ charged for a delivery and what is executed both come from the two paths that :c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -93,11 +92,6 @@ class Router:
         if demand.varying is None:
             return None
         return self._path(demand.layout.with_partial(demand.varying), source.with_partial(()), delivery)
-
-
-def copy_bytes(delivery: Delivery) -> int:
-    """The bytes of the delivered copy on the device that has the largest piece."""
-    return math.prod(delivery.demand.layout.largest_local_shape(delivery.shape)) * delivery.item_bytes
 
 
 def delivery_of(tensor: Tensor, source: Layout, demand: Demand) -> Delivery:

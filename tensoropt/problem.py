@@ -15,7 +15,6 @@ import numpy as np
 
 from .backward import Backward
 from .costing import DeliveryCosting, OperatorCosting
-from .deliveries import delivery_of
 from .errors import InputError
 from .ft.problem import INFEASIBLE, Edge, Node, Problem
 from .ir import Graph, Operator, Tensor
@@ -162,9 +161,7 @@ class ProblemBuilder:
         """Memory and time of the deliveries from each layout to each demand; equal ones are worked out once."""
         rows, row_of = _distinct(sources)
         columns, column_of = _distinct(demands)
-        deliveries = [[delivery_of(tensor, source, demand) for demand in columns] for source in rows]
-        time_ns = np.array([[self.deliveries.time_ns(each) for each in row] for row in deliveries], np.int64)
-        mem = np.array([[self.deliveries.mem_bytes(each, is_kept) for each in row] for row in deliveries], np.int64)
+        mem, time_ns = self.deliveries.matrix(tensor, rows, columns, is_kept)
         return mem[np.ix_(row_of, column_of)], time_ns[np.ix_(row_of, column_of)]
 
     def _connect(self, variant: Variants, result: int, tensor: Tensor, taker: Taker) -> None:
