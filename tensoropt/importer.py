@@ -30,6 +30,9 @@ _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *_READS, *_UPDATES)
 _ALIASING = ("Identity", "Snapshot")
+_LOOKUP = "ResourceGather"
+# Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
+_ROOM = (("FusedBatchNormV3", 5),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,9 @@ class _Importer:
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
+        if op.type == _LOOKUP and not op.control_inputs:
+            self._import_lookup(op)
+            return
         inputs: list[Tensor | None] = []
         statics = {}
         steered = static_positions(op.type, len(op.inputs)) if has_rule(op.type) else range(len(op.inputs))
@@ -216,6 +222,16 @@ class _Importer:
                 op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), source_line(op)
             )
         )
+
+    def _import_lookup(self, op: tf.Operation) -> None:
+        """An embedding: what tf.gather makes of a variable is a lookup in its value, like any other."""
+        axis = op.get_attr("batch_dims")
+        table = self.tensors[op.inputs[0].name]
+        inputs = (table, self._operand(op.inputs[1]), None)
+        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        attributes = {"batch_dims": axis, ARGUMENTS: (("params", None), ("indices", None), ("axis", None))}
+        statics = {2: np.asarray(axis, np.int32)}
+        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=source_line(op)))
 
     def _import_update(self, op: tf.Operation) -> None:
         """An assignment, or a read that must come after one."""
@@ -256,6 +272,8 @@ def _shape_value(op: tf.Operation, index: int) -> np.ndarray:
 def _known_shape(tensor: tf.Tensor, op: tf.Operation) -> Shape:
     if tensor.shape.is_fully_defined():
         return tuple(tensor.shape.as_list())
+    if (op.type, tensor.value_index) in _ROOM:
+        return (0,)
     what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
     raise InputError(
         f"{what} '{op.name}' ({source_line(op)}) has shape {tensor.shape}; expected every extent to be known, since a plan "
