@@ -1,0 +1,82 @@
+"""One collective inside the TensorFlow graph against the same collective by the communicator alone.
+
+    tensoropt run -n 2 tests/benchmarks/collective.py
+
+The cost per collective in the graph is the slope between functions with few and with many chained collectives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+import numpy as np  # noqa: E402
+from harness import alternate  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+
+from tensoropt.quiet import import_tensorflow  # noqa: E402
+
+import_tensorflow()
+
+import tensorflow as tf  # noqa: E402
+
+from tensoropt.collectives.mpi import MpiCommunicator  # noqa: E402
+from tensoropt.deliveries import Delivery, PlainCosts, Router  # noqa: E402
+from tensoropt.lowering.backends import CommunicatingBackend  # noqa: E402
+from tensoropt.lowering.deliver import Deliverer  # noqa: E402
+from tensoropt.processes import current_processes  # noqa: E402
+from tensoropt.reschedule.layout import Layout  # noqa: E402
+from tensoropt.reschedule.mesh import Mesh  # noqa: E402
+from tensoropt.reschedule.path import cheapest_path  # noqa: E402
+from tensoropt.rules.rule import Demand  # noqa: E402
+
+FEW, MANY = 1, 9
+
+
+def chained(backend: CommunicatingBackend, delivery: Delivery, count: int, piece: np.ndarray) -> Callable[[], object]:
+    """A function with ``count`` deliveries of one tensor, each by its own callback."""
+    router = Router(PlainCosts(), cheapest_path)
+    deliverer = Deliverer(backend)
+
+    def body(x: tf.Tensor) -> list[tf.Tensor]:
+        with deliverer.building():
+            return [deliverer.deliver(delivery, router.route(delivery), [x], "benchmark")[0][0] for _ in range(count)]
+
+    compiled = tf.function(body, input_signature=[tf.TensorSpec(piece.shape, tf.float32)], autograph=False)
+    concrete, given = compiled.get_concrete_function(), tf.constant(piece)
+    return lambda: concrete(given)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    arguments = parser.parse_args()
+    processes = current_processes()
+    mesh = Mesh.of(processes.size)
+    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
+    communicator.prepare([mesh.axes])
+    backend = CommunicatingBackend(mesh, processes.rank, communicator)
+    rows = []
+    for n_bytes in (1 << 12, 1 << 16, 1 << 20, 1 << 24):
+        piece = np.ones(n_bytes // 4, np.float32)
+        delivery = Delivery(piece.shape, 4, Layout(mesh, ((),), mesh.axes), Demand(Layout(mesh, ((),)), None))
+        actions = [
+            chained(backend, delivery, FEW, piece),
+            chained(backend, delivery, MANY, piece),
+            lambda piece=piece: communicator.all_reduce(mesh.axes, piece),
+        ]
+        few, many, alone = alternate(actions, arguments.rounds)
+        in_graph_us = (many.median - few.median) / (MANY - FEW) * 1e6
+        alone_us = alone.median * 1e6
+        difference, times = f"{in_graph_us - alone_us:+.0f}", f"{in_graph_us / alone_us:.2f}"
+        rows.append([f"{n_bytes >> 10} KiB", f"{alone_us:.0f}", f"{in_graph_us:.0f}", difference, times])
+    if processes.rank == 0:
+        headers = ["all-reduce of", "mpi4py alone (us)", "in the graph (us)", "difference (us)", "ratio"]
+        print(tabulate(rows, headers, disable_numparse=True, colalign=("right",) * 5))
+
+
+if __name__ == "__main__":
+    main()
