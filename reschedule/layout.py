@@ -119,6 +119,19 @@ class Layout:
         return all(extent % self.mesh.size_of(axes) == 0 for extent, axes in zip(shape, self.splits, strict=True))
 
 
+def needs_communication(source: Layout, target: Layout) -> bool:
+    """Whether a tensor can't get from one layout to the other by local steps (slice, keep, pad) alone."""
+    if not set(source.partial) <= set(target.partial):
+        return True
+    for held, wanted in zip(source.splits, target.splits, strict=True):
+        common = 0
+        while common < min(len(held), len(wanted)) and held[common] == wanted[common]:
+            common += 1
+        if not set(held[common:]) <= set(target.partial) or set(wanted[common:]) & set(source.used_axes):
+            return True
+    return False
+
+
 def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
     """The layouts between which a delivery's gradient travels: (operand's gradient, result's gradient).
 

@@ -18,7 +18,7 @@ from .costing import DeliveryCosting, OperatorCosting
 from .errors import InputError
 from .ft.problem import INFEASIBLE, Edge, Node, Problem
 from .ir import Graph, Operator, Tensor
-from .reschedule.layout import Layout
+from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, configs, interface, why_invalid
@@ -189,10 +189,12 @@ class ProblemBuilder:
         mem, time_ns = [0] * len(layouts), [0] * len(layouts)
         if sharable:
             shared_mem, shared_time = self._costs(tensor, layouts, sharable, any_kept)
-            for i, j in zip(*np.nonzero(shared_mem + shared_time), strict=True):
-                states.append((layouts[i], sharable[j]))
-                mem.append(int(shared_mem[i, j]))
-                time_ns.append(int(shared_time[i, j]))
+            for i, layout in enumerate(layouts):
+                for j, demand in enumerate(sharable):
+                    if _communicates(layout, demand):
+                        states.append((layout, demand))
+                        mem.append(int(shared_mem[i, j]))
+                        time_ns.append(int(shared_time[i, j]))
         number = len(self.nodes)
         self.nodes.append(Node(tensor.name, _ints(mem), _ints(time_ns)))
         matches = np.array([[layout == state[0] for state in states] for layout in results])
@@ -206,6 +208,15 @@ class ProblemBuilder:
             )
             self.edges.append(edge)
         return tuple(states)
+
+
+def _communicates(source: Layout, demand: Demand) -> bool:
+    """Whether a delivery has anything to share beyond a local copy."""
+    if needs_communication(source, demand.layout):
+        return True
+    if demand.varying is None:
+        return False
+    return needs_communication(demand.layout.with_partial(demand.varying), source.with_partial(()))
 
 
 def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
