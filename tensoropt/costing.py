@@ -21,11 +21,11 @@ import numpy as np
 from .backward import Backward
 from .deliveries import Delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
-from .slots import SLOTS
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs
 from .rules.rule import Config, Demand, Interface, Rule, local_points
+from .slots import SLOTS
 
 # These results are other views of their operand's memory.
 ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())

@@ -262,8 +262,10 @@ class Engine:
         """The hyperparameters and running powers, per rank."""
         numbers: dict[str, list[Any]] = {}
         for key, value in step.hyperparameters:
-            given = isinstance(value, Tensor)
-            numbers[key] = model.replicated(value, step.name) if given else [value] * len(self.backend.ranks)
+            if isinstance(value, Tensor):
+                numbers[key] = model.replicated(value, step.name)
+            else:
+                numbers[key] = [value] * len(self.backend.ranks)
         for power in update.powers:
             numbers[f"{power}_power"] = [v.read_value() for v in self.slots[step.name, "", power]]
         return numbers

@@ -283,7 +283,7 @@ def _known_shape(tensor: tf.Tensor, op: tf.Operation) -> Shape:
 
 def _attributes(op: tf.Operation) -> dict[str, Any]:
     """TensorFlow's attributes, without those that follow from the operands, and without annotations."""
-    inferred = set()
+    inferred: set[str] = set()
     for argument in op.op_def.input_arg:
         inferred.update((argument.type_attr, argument.number_attr, argument.type_list_attr))
     attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}

@@ -1,5 +1,6 @@
-"""The optimizers: TensorFlow's own update operators on each rank's shard, with slots (``slots.py``, zeros at first) laid out as
-their parameter.
+"""The optimizers: TensorFlow's own update operators on each rank's shard.
+
+Slots (``slots.py``, zeros at first) are laid out as their parameter.
 
 Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -270,7 +271,7 @@ def _path_layouts(path: Path) -> list[str]:
 def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
     stops = [Layout.parse(mesh, text) for text in layouts]
     steps = []
-    for before, after in zip(stops, stops[1:], strict=False):
+    for before, after in itertools.pairwise(stops):
         fitting = [move for move in moves(len(mesh.sizes), State.of(before)) if move.target == State.of(after)]
         if not fitting:
             raise ValueError(f"no step leads from {before} to {after}")

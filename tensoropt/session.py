@@ -33,7 +33,7 @@ from .memory_limit import default_limit, parse_memory
 from .options import OPTIONS, Request, mini_parallelism, mini_time, profiling
 from .plan import Plan
 from .problem import Force
-from .processes import Processes, current_processes, install_error_handling
+from .processes import current_processes, install_error_handling
 from .profiling.hardware import Hardware, HardwareError, resolve
 from .profiling.measure import Place, device_partitions, measure
 from .recording import Recording

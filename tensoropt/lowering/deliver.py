@@ -32,8 +32,13 @@ GRADIENT_TYPE, NUMBER = "TensorOptDelivery", "_tensoropt_delivery"
 class Backend(Protocol):
     """What carries out paths: real collectives for one rank, or a simulation of all ranks."""
 
-    mesh: Mesh
-    ranks: tuple[int, ...]
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are built here."""
+        ...
 
     def runner(self, path: Path) -> Callable[..., list[np.ndarray]]:
         """A function from the pieces of ``ranks`` before a path to those after it."""
@@ -155,7 +160,7 @@ def _local_step(step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Ten
         return tf.slice(value, opaque(before, tf.int32), opaque(extents, tf.int32))
     if step.kind == "pad":
         before, _, behind = _relative(step.source, step.target, shape, rank)
-        return tf.pad(value, opaque([list(pair) for pair in zip(before, behind, strict=True)], tf.int32))
+        return tf.pad(value, opaque(np.stack([before, behind], axis=1), tf.int32))
     # By selection and not by multiplication: infinity times zero is not a number.
     keeps = opaque(int(step.source.mesh.index_along(step.axes, rank) == 0), tf.int32)
     return tf.where(tf.equal(keeps, 1), value, tf.zeros_like(value))

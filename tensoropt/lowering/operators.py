@@ -119,12 +119,21 @@ def _log_softmax(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """The loss's gradient is the operator's own, which takes labels to add up to 1, whether they do or not.
+
+    The sum of all exponentials therefore enters with weight 1 instead of the labels' sum: as a zero with a gradient, on
+    the one rank of those that split the classes that is first.
+    """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
+    over = job.config.axes_of("c")
     losses, gradients = [], []
-    for x, e, total, label in zip(shifted, exponentials, totals, labels, strict=True):
-        losses.append(tf.reduce_sum(label * (tf.math.log(total) - x), -1))
-        gradients.append(e / total - label)
+    for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
+        log_total = tf.math.log(total)
+        is_first = opaque(int(job.config.mesh.index_along(over, rank) == 0), x.dtype)
+        zero = tf.squeeze(log_total - tf.stop_gradient(log_total), -1) * is_first
+        losses.append(tf.reduce_sum(label * (tf.stop_gradient(log_total) - x), -1) + zero)
+        gradients.append(e / total - tf.stop_gradient(label))
     return [losses, gradients]
 
 
@@ -201,17 +210,26 @@ def _fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
     centred = [x - tf.reshape(mean, broadcast) for x, mean in zip(precise, means, strict=True)]
     variances = statistic(1, [tf.square(x) for x in centred])
     results: list[Values] = [[] for _ in op.outputs]
-    for x, scale, offset, mean, variance, original in zip(
-        centred, scales, offsets, means, variances, images, strict=True
+    for x, scale, offset, mean, variance, original, old_mean, old_variance in zip(
+        centred, scales, offsets, means, variances, images, operands[3], operands[4], strict=True
     ):
         factor = tf.math.rsqrt(variance + op.attrs["epsilon"]) * scale
         normal = x * tf.reshape(factor, broadcast) + tf.reshape(offset, broadcast)
-        values = [tf.cast(normal, original.dtype), mean, variance * (count / max(count - 1, 1)), mean, variance]
+        unbiased = variance * (count / max(count - 1, 1))
+        averages = [_averaged(op, old_mean, mean), _averaged(op, old_variance, unbiased), mean, variance]
         # The sixth result is room that a GPU kernel keeps for its backward pass; nobody reads it here.
-        values += [tf.zeros([0], scale.dtype)] * (len(op.outputs) - len(values))
+        averages += [tf.zeros([0], scale.dtype)] * (len(op.outputs) - 1 - len(averages))
+        # The operator's own gradient is that of the first result alone.
+        values = [tf.cast(normal, original.dtype), *map(tf.stop_gradient, averages)]
         for result, value in zip(results, values, strict=True):
             result.append(value)
     return results
+
+
+def _averaged(op: Operator, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """The running average of a statistic, where the operator is told to make one."""
+    weight = op.attrs["exponential_avg_factor"]
+    return new if weight == 1 else (1 - weight) * old + weight * new
 
 
 _ALWAYS_SPECIAL = ("Mean", "GatherV2")

@@ -24,7 +24,7 @@ def batch_matmul(op: Operator) -> Rule:
         batch = broadcast_dims(tensor, rank)[:-2]
         return batch + (matrix[::-1] if swapped else matrix)
 
-    result = broadcast_dims(op.result, rank)[:-2] + (("m",), ("n",))
+    result = (*broadcast_dims(op.result, rank)[:-2], ("m",), ("n",))
     return make_rule(
         op,
         (

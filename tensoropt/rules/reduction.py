@@ -30,7 +30,10 @@ def _dims(op: Operator) -> tuple[Dims, Dims]:
 @op_rule("Sum", "Mean", static=(1,))
 def summing(op: Operator) -> Rule:
     dims, kept = _dims(op)
-    return make_rule(op, (dims, None), (kept,), linear=FIRST)
+    # A mean of whole numbers is rounded once, at the end.
+    rounds = op.type == "Mean" and not op.result.is_float
+    fixed = {f"d{i}" for i in reduced_dimensions(op)} if rounds else ()
+    return make_rule(op, (dims, None), (kept,), fixed=fixed, linear=FIRST)
 
 
 @op_rule("Max", "Min", static=(1,))

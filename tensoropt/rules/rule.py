@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from ..ir import Operator
 from ..reschedule.layout import Axes, Layout, axes_text, parse_axes
@@ -101,7 +102,7 @@ def parse_dims(text: str) -> Dims:
     )
 
 
-def pattern_rule(op: Operator, pattern: str, **options: object) -> Rule:
+def pattern_rule(op: Operator, pattern: str, **options: Any) -> Rule:
     """A rule from a pattern such as ``m k, k n -> m n``; operands stand for the inputs that aren't static, in order.
 
     Extents are read off the operator's tensors; ``extents=`` gives those of factors in merged dimensions.

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
-import numpy as np  # noqa: E402
-from harness import alternate  # noqa: E402
-from tabulate import tabulate  # noqa: E402
+import numpy as np
+from harness import alternate
+from tabulate import tabulate
 
-from tensoropt.quiet import import_tensorflow  # noqa: E402
+from tensoropt.quiet import import_tensorflow
 
 import_tensorflow()
 

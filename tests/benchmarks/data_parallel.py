@@ -12,11 +12,11 @@ import os
 
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
-from harness import DATA_PARALLEL, alternate, plain_step, ratio, tensoropt_step  # noqa: E402
-from models import MODELS  # noqa: E402
-from tabulate import tabulate  # noqa: E402
+from harness import DATA_PARALLEL, alternate, plain_step, ratio, tensoropt_step
+from models import MODELS
+from tabulate import tabulate
 
-import tensoropt  # noqa: E402
+import tensoropt
 
 
 def main() -> None:
