@@ -28,7 +28,10 @@ def parse_arguments():
     parser.add_argument("--save-plan", metavar="FILE", help="write the plan")
     parser.add_argument("--collectives", choices=["mpi", "emulated"], help="what communicates (default: mpi)")
     parser.add_argument("--parallelism", type=int, help="devices (default: as many as ranks)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.steps < 1 or arguments.batch < 1:
+        parser.error(f"--steps and --batch must be at least 1, got {arguments.steps} and {arguments.batch}")
+    return arguments
 
 
 def create_model(images, labels):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 from tabulate import tabulate
 
 from .backward import Backward
@@ -18,6 +20,9 @@ from .problem import Force, ProblemBuilder, StrategyProblem
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .reschedule.mesh import Mesh
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_ROWS = 16
 
@@ -67,6 +72,30 @@ class ModelFrontier:
             rows.append([memory, f"{time_us:,.0f}", f"{compute_us:,.0f}", f"{time_us - compute_us:,.0f}", ", ".join(marks)])
         headers = ["memory per device", "time (us)", "compute (us)", "network (us)", ""]
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 4 + ("left",))
+
+    def plot(self, axes: Axes | None = None, chosen: int | None = None) -> Axes:
+        """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib."""
+        import matplotlib.pyplot as plt
+
+        if axes is None:
+            _, axes = plt.subplots()
+        memory_mb = self.found.mem_bytes / 1e6
+        time_ms = self.found.time_ns / 1e6
+        compute_ms = np.array([self.compute_time_ns(point) for point in range(len(self.found))]) / 1e6
+        (line,) = axes.plot(memory_mb, time_ms, drawstyle="steps-post", label="time per step")
+        axes.plot(memory_mb, time_ms, ".", color=line.get_color())
+        axes.plot(memory_mb, compute_ms, ":", color="tab:green", label="compute")
+        axes.plot(memory_mb, time_ms - compute_ms, ":", color="tab:red", label="network")
+        turning = self.found.turning_point()
+        axes.plot(memory_mb[turning], time_ms[turning], "o", color="black", fillstyle="none", label="turning point")
+        if chosen is not None:
+            axes.plot(memory_mb[chosen], time_ms[chosen], "*", color="black", label="chosen")
+        axes.set_xlabel("memory per device (MB)")
+        axes.set_ylabel("time (ms)")
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware.name}")
+        axes.legend()
+        return axes
 
     def summary(self) -> str:
         """One line: how large the search was and how it went."""
