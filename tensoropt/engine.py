@@ -29,9 +29,9 @@ from .slots import SLOTS
 from .strategy import StrategyView
 
 UPDATE_OPERATORS = {
-    "AssignVariableOp": tf.Variable.assign,
-    "AssignAddVariableOp": tf.Variable.assign_add,
-    "AssignSubVariableOp": tf.Variable.assign_sub,
+    "AssignVariableOp": "assign",
+    "AssignAddVariableOp": "assign_add",
+    "AssignSubVariableOp": "assign_sub",
 }
 
 
@@ -98,14 +98,11 @@ class Engine:
                 self.slots[step.name, name, slot] = self._local_variables(op, zeros, f"{name}/{slot}")
         for power in update.powers:
             start = np.asarray(dict(step.hyperparameters)[power])
-            dtype = self._step_dtype(step)
             self.slots[step.name, "", power] = [
-                tf.Variable(start, dtype=dtype, trainable=False, name=f"{step.name}/{power}_power")
+                # In float32 whatever the model's type, as TensorFlow has them: a power of 0.999 is 1 in 16 bits.
+                tf.Variable(start, dtype=tf.float32, trainable=False, name=f"{step.name}/{power}_power")
                 for _ in self.backend.ranks
             ]
-
-    def _step_dtype(self, step: TrainStep) -> str:
-        return self.graph.operators[step.variables[0]].result.dtype
 
     def _local_variables(self, op: Operator, whole: np.ndarray, name: str) -> list[tf.Variable]:
         layout, shape = self.view.layout(op.result), op.result.shape
@@ -236,7 +233,7 @@ class Engine:
         variables = self.variables[op.updates]
         if op.type in UPDATE_OPERATORS:
             for variable, value in zip(variables, operands[0], strict=True):
-                UPDATE_OPERATORS[op.type](variable, value)
+                getattr(variable, UPDATE_OPERATORS[op.type])(value)
             return []
         return [[variable.read_value() for variable in variables]]
 
