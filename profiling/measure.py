@@ -2,7 +2,8 @@
 
 TensorOpt, section 3.2: every kind of collective is measured over every device partition (every set of axes, all groups
 at once, so that contention is included) at sizes 2^i. More ranks than cores are normal, so compute is measured on all
-ranks at once too. Of each quantity a rank takes the median of its repeats, and the slowest rank counts.
+ranks at once too. Of each quantity a rank takes the lower quartile of its repeats (what else runs on the machine only
+ever adds time, and on a busy one to most repeats), and the slowest rank counts.
 
 All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
 clock: what is measured, how often, and when to stop follow from times that were first agreed on (:class:`_Ranks`), the
@@ -19,7 +20,6 @@ alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, throug
 from __future__ import annotations
 
 import datetime
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -119,12 +119,17 @@ class _Ranks:
     def smallest(self, value: float) -> float:
         return -self.largest(-value)
 
-    def median_s(self, action: Action, budget_s: float) -> float:
-        """The slowest rank's median over repeats of ``action``, which all ranks start together."""
+    def typical_s(self, action: Action, budget_s: float) -> float:
+        """The slowest rank's lower quartile over repeats of ``action``, which all ranks start together."""
         action()
         self.largest(0.0)
         repeats = _repeats(budget_s, self.largest(time_s(action)))
-        return self.largest(statistics.median(time_s(action) for _ in range(repeats)))
+        return self.largest(lower_quartile([time_s(action) for _ in range(repeats)]))
+
+
+def lower_quartile(times: Sequence[float]) -> float:
+    """The time that a quarter of the repeats do not exceed; of three, the least."""
+    return sorted(times)[len(times) // 4]
 
 
 def _repeats(budget_s: float, once_s: float) -> int:
@@ -151,8 +156,8 @@ def _measure_device(
     """The device as all ranks see it, and where its numbers come from."""
     share_s = budget_s / 3
     flops = 2 * engine.gemm_extent**3
-    rates = {dtype: flops / ranks.median_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
-    bytes_per_s = 2 * STREAM_BYTES / ranks.median_s(engine.stream(), share_s)
+    rates = {dtype: flops / ranks.typical_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
+    bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(engine.stream(), share_s)
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
@@ -214,7 +219,7 @@ def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> 
         action()
         once_s = ranks.largest(time_s(action))
         repeats = _repeats(share_s / len(SIZES), once_s)
-        times[size] = ranks.largest(statistics.median(time_s(action) for _ in range(repeats)))
+        times[size] = ranks.largest(lower_quartile([time_s(action) for _ in range(repeats)]))
         spent_s += once_s * 2 + times[size] * repeats
     return times
 
