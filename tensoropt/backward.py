@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from .errors import InputError
 from .ir import CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
 from .reschedule.mesh import Mesh
@@ -66,6 +67,12 @@ class _Trace:
                 gradients = [g for g in tf.gradients(self.values[step.loss.name], variables) if g is not None]
             finally:
                 _tracing.pop()
+            if not gradients:
+                loss = self.graph.producers[step.loss.name].where()
+                raise InputError(
+                    f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
+                    f"({', '.join(step.variables)}) in a way that has a gradient"
+                )
             readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
         return Backward(
             frozenset(self.reached),

@@ -5,6 +5,8 @@ Exit codes are those of the command line: 1 failed while running, 2 wrong use or
 
 from __future__ import annotations
 
+MOST_CHARACTERS = 120
+
 
 class TensorOptError(Exception):
     """Something failed while running; ``str(error)`` is the whole sentence for the user."""
@@ -16,6 +18,12 @@ class InputError(TensorOptError):
     """Wrong use or wrong input: running again without a change fails again."""
 
     exit_code = 2
+
+
+def short(value: object) -> str:
+    """A value's ``repr`` on one line, cut where it is long: users pass whole arrays by mistake."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]} ..."
 
 
 def describe(

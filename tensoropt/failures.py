@@ -52,6 +52,8 @@ def debugging() -> bool:
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this error."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
     return error.exit_code if isinstance(error, TensorOptError) else 1
 
 

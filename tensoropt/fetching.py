@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from .engine import Feed, Fetch
-from .errors import InputError
+from .errors import InputError, short
 from .ir import Graph, Tensor
 from .reschedule.layout import Shape, block_bounds
 
@@ -42,7 +42,7 @@ class FetchPlan:
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
 
-def plan_fetches(graph: Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
+def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
     """Understand fetches as ``tf.compat.v1.Session.run`` does.
 
     Raises:
@@ -57,8 +57,8 @@ def plan_fetches(graph: Graph, fetches: Any, initializers: frozenset[str]) -> Fe
     for leaf in tf.nest.flatten(structure):
         is_local = isinstance(leaf, Local)
         asked = leaf.value if is_local else leaf
-        name = asked if isinstance(asked, str) else getattr(asked, "name", None)
-        tensor = graph.resolve(name) if isinstance(name, str) else None
+        name = recorded_name(asked, recorded)
+        tensor = graph.resolve(name) if name is not None else None
         if tensor is not None:
             places.append(tensors.setdefault((tensor, is_local), len(tensors)))
             continue
@@ -70,9 +70,19 @@ def plan_fetches(graph: Graph, fetches: Any, initializers: frozenset[str]) -> Fe
         elif name in initializers:
             initializes = True
         else:
-            operators += _group(asked, graph, steps, name)
+            operators += _group(asked, name, recorded, graph, steps)
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
     return FetchPlan(fetch, structure, tuple(places), initializes)
+
+
+def recorded_name(value: Any, recorded: tf.Graph) -> str | None:
+    """The name of a tensor, variable or operation of the recorded graph; a text is a name; None for anything else."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.name if value.graph is recorded else None
+    except (AttributeError, RuntimeError):  # not of any graph
+        return None
 
 
 def _without_variables(fetches: Any) -> Any:
@@ -90,36 +100,50 @@ def _without_variables(fetches: Any) -> Any:
     return fetches
 
 
-def _group(asked: Any, graph: Graph, steps: list[str], name: Any) -> list[str]:
+def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
     """The operators behind an operation that only groups others (``tf.group``)."""
-    if not isinstance(asked, tf.Operation) or asked.type != "NoOp":
+    try:
+        element = recorded.as_graph_element(name) if name is not None else None
+    except (KeyError, ValueError):
+        element = None
+    if element is None:
         raise InputError(
-            f"fetch {asked!r} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
+            f"fetch {short(asked)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
             "tensoropt.init() and tensoropt.find_strategy()"
         )
+    if not isinstance(element, tf.Operation) or element.type != "NoOp":
+        raise InputError(
+            f"fetch {short(asked)} isn't computed when the model runs: it was folded with the shapes and constants that it "
+            "depends on, or only initialises variables"
+        )
     found: list[str] = []
-    for control in asked.control_inputs:
+    for control in element.control_inputs:
         if control.name in graph.train_steps:
             steps.append(control.name)
         elif control.name in graph.operators:
             found.append(control.name)
         elif control.type == "NoOp":
-            found += _group(control, graph, steps, control.name)
+            found += _group(control, control.name, recorded, graph, steps)
     return found
 
 
-def plan_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None, rank: int, n_ranks: int) -> dict[Feed, np.ndarray]:
+def plan_feeds(
+    graph: Graph, recorded: tf.Graph, feed_dict: Mapping[Any, Any] | None, rank: int, n_ranks: int
+) -> dict[Feed, np.ndarray]:
     """Check what is fed, and give it the type and shape of its tensor.
 
     Raises:
         InputError: a key isn't of the recorded model, or a value has the wrong shape or type.
     """
     feeds: dict[Feed, np.ndarray] = {}
+    if feed_dict is not None and not isinstance(feed_dict, Mapping):
+        raise InputError(f"feed_dict takes a dictionary from placeholders to arrays, got {short(feed_dict)}")
     for key, value in (feed_dict or {}).items():
-        name = key if isinstance(key, str) else getattr(key, "name", None)
-        tensor = graph.resolve(name) if isinstance(name, str) else None
+        name = recorded_name(key, recorded)
+        tensor = graph.resolve(name) if name is not None else None
         if tensor is None:
-            raise InputError(f"feed_dict names {key!r}, which isn't a tensor of the recorded model")
+            hint = f"; did you mean '{name}:0'?" if name is not None and graph.resolve(f"{name}:0") else ""
+            raise InputError(f"feed_dict names {short(key)}, which isn't a tensor of the recorded model{hint}")
         is_local = isinstance(value, Local) and n_ranks > 1
         given = value.value if isinstance(value, Local) else value
         expected = local_share(tensor, rank, n_ranks) if is_local else tensor.shape
@@ -147,8 +171,8 @@ def _checked(tensor: Tensor, given: Any, expected: Shape, is_local: bool, graph:
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
     try:
         value = np.asarray(given)
-    except ValueError as error:
-        raise InputError(f"the value fed for {tensor.name} ({where}) is not an array: {error}") from error
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(f"the value fed for {tensor.name} ({where}) is not an array: {short(given)}") from error
     if value.dtype != dtype:
         is_python = not isinstance(given, (np.ndarray, np.generic))
         if not np.can_cast(value.dtype, dtype, "same_kind") and not (is_python and value.dtype.kind in "biu"):

@@ -59,19 +59,19 @@ class ModelFrontier:
         return self.built.compute_ns(self.found.strategies[point])
 
     def table(self, chosen: int | None = None) -> str:
-        """The points as text, a chosen one marked; long frontiers are thinned, ends and turning point stay."""
+        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
         found, turning = self.found, self.found.turning_point()
         rows = []
         shown = _thinned(len(found), {turning, *({chosen} if chosen is not None else ())})
-        for before, point in zip([-1, *shown], shown, strict=False):
-            if point > before + 1:
-                rows.append(["..."] * 4 + [f"{point - before - 1} more"])
+        for point in shown:
             time_us, compute_us = found.time_ns[point] / 1e3, self.compute_time_ns(point) / 1e3
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == point]
             memory = memory_text(int(found.mem_bytes[point]))
-            rows.append([memory, f"{time_us:,.0f}", f"{compute_us:,.0f}", f"{time_us - compute_us:,.0f}", ", ".join(marks)])
-        headers = ["memory per device", "time (us)", "compute (us)", "network (us)", ""]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 4 + ("left",))
+            times = [f"{value:,.1f}" for value in (time_us, compute_us, time_us - compute_us)]
+            rows.append([str(point + 1), memory, *times, ", ".join(marks)])
+        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", ""]
+        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5 + ("left",))
+        return text if len(shown) == len(found) else f"{text}\n{len(shown)} of {len(found)} points"
 
     def plot(self, axes: Axes | None = None, chosen: int | None = None) -> Axes:
         """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib."""

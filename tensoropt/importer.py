@@ -30,6 +30,12 @@ _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *_READS, *_UPDATES)
 _ALIASING = ("Identity", "Snapshot")
+_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
+_UNSUPPORTED = {
+    "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
+    "VariableV2": _REFERENCE,
+    "Variable": _REFERENCE,
+}
 _LOOKUP = "ResourceGather"
 # Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)
@@ -83,9 +89,11 @@ class _Importer:
     aliases: dict[str, str] = field(default_factory=dict)
     static: set[str] = field(default_factory=set)
     values: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: set[str] = field(default_factory=set)
 
     def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
         trained = {variable.handle.op.name for step in steps for variable in step.variables}
+        self.steps = {step.op.name for step in steps}
         ops = self._wanted(steps)
         self._find_static(ops)
         self._fold(ops)
@@ -101,7 +109,7 @@ class _Importer:
                     # A constant that only the user could fetch; what reads a shape is left over from TensorFlow's checks.
                     if not tensor.consumers() and op.type not in _SHAPE_READERS:
                         self._import_constant(tensor)
-            elif op.name not in {step.op.name for step in steps}:
+            elif op.type != "NoOp":
                 self._import_operator(op)
         return Graph(self.operators, {step.op.name: self._import_step(step) for step in steps}, self.aliases)
 
@@ -195,6 +203,8 @@ class _Importer:
                 f"{op.type} '{op.name}' ({source_line(op)}) calls a function, which can't be recorded; expected plain "
                 "operators: write loops over a known range in Python, and conditions with tensoropt.where"
             )
+        if op.type in _UNSUPPORTED:
+            raise InputError(f"{op.type} '{op.name}' ({source_line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -244,8 +254,29 @@ class _Importer:
         )
 
     def _controls(self, op: tf.Operation) -> tuple[str, ...]:
-        """The imported operators that this one was told to wait for."""
-        return tuple(c.name for c in op.control_inputs if c.name in self.operators)
+        """The imported operators that this one was told to wait for; those that only group others stand for them."""
+        found: dict[str, None] = {}
+        pending = list(op.control_inputs)
+        while pending:
+            waited = pending.pop()
+            if waited.name in self.steps:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({source_line(op)}) waits for the training step '{waited.name}', which can't be "
+                    "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
+                )
+            if waited.name in self.operators:
+                found[waited.name] = None
+            elif waited.type == "NoOp":
+                pending += waited.control_inputs
+            else:
+                # An alias, or a constant, which nobody needs to wait for.
+                pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
+        return tuple(sorted(found, key=list(self.operators).index))
+
+    def _aliased(self, op: tf.Operation) -> list[str]:
+        names = (self.aliases.get(tensor.name) for tensor in op.outputs)
+        makers = (self.recorded.get_tensor_by_name(name).op for name in names if name is not None)
+        return [maker.name for maker in makers if maker.name in self.operators]
 
     def _import_step(self, step: RecordedStep) -> TrainStep:
         hyperparameters = tuple(

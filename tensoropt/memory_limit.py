@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from numbers import Real
 
-from .errors import InputError
+from .errors import InputError, short
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
          "TIB": 2**40}  # fmt: skip
@@ -26,10 +27,12 @@ def parse_memory(limit: int | float | str) -> int:
                 "kB, MB, GB, TB (powers of 10) or KiB, MiB, GiB, TiB (powers of 2), such as '16GB'"
             )
         amount = float(match["number"]) * UNITS[match["unit"].upper()]
-    else:
+    elif isinstance(limit, Real) and not isinstance(limit, bool):
         amount = float(limit)
+    else:
+        raise InputError(f"memory limit {short(limit)} isn't an amount of memory; expected bytes, or a text such as '16GB'")
     if not 1 <= amount < 2**62:
-        raise InputError(f"memory limit {limit!r} must be at least one byte per device")
+        raise InputError(f"memory limit {limit!r} must be at least one byte per device, and less than 2^62")
     return int(amount)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 from .curve import Curve, CurvePoint
-from .errors import InputError
+from .errors import InputError, short
 from .frontier import Model, ModelFrontier, find_frontier
 from .ft import InfeasibleError
 from .ir import PLACEHOLDER
@@ -81,6 +83,42 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
         rate = batch / time_us * 1e6 if batch else None
         points.append(CurvePoint(parallelism, True, int(found.mem_bytes[point]), time_us, rate, found.exact))
     return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
+
+
+def parallelisms(asked: object) -> list[int]:
+    """What a user gave as ``parallelism``: a number of devices or several.
+
+    Raises:
+        InputError: it isn't.
+    """
+    counts: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(asked)}")
+    return [int(count) for count in counts]
+
+
+def checked_force(asked: object) -> Force:
+    """What a user gave as ``force``; whether the model has such operators and factors is for the search to say.
+
+    Raises:
+        InputError: it isn't degrees by factor by operator.
+    """
+    if asked is None:
+        return {}
+    if not isinstance(asked, Mapping) or not all(isinstance(pinned, Mapping) for pinned in asked.values()):
+        raise InputError(
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(asked)}"
+        )
+    for name, pinned in asked.items():
+        for factor, degree in pinned.items():
+            if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
+                raise InputError(
+                    f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
+                )
+    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in asked.items()}
 
 
 def batch_of(model: Model) -> int | None:

@@ -15,16 +15,18 @@ from tabulate import tabulate
 from .deliveries import Router
 from .errors import InputError
 from .frontier import ModelFrontier
-from .ir import Graph
+from .ir import Graph, Operator
 from .memory_limit import memory_text
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Level, Mesh
 from .reschedule.path import Path, StepCosts, cheapest_path
 from .reschedule.steps import State, make_step, moves
-from .rules.rule import Config, Demand
+from .rules.registry import rule_of
+from .rules.rule import Config, Demand, interface, why_invalid
 from .strategy import Strategy
 
 FORMAT, VERSION = "tensoropt/plan", 1
+NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Plan:
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         model_digest: of the model that the plan is for.
         exact: whether the point is on the exact frontier.
-        frontier: the frontier that the plan was chosen from; not part of the file.
+        frontier_text: the frontier that the plan was chosen from, as a table.
+        frontier: the same in full, in the process that searched; not part of the file.
         point: which of its points.
     """
 
@@ -83,6 +86,7 @@ class Plan:
     exact: bool
     option: str
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    frontier_text: str = field(default="", repr=False)
     frontier: ModelFrontier | None = field(default=None, repr=False)
     point: int | None = None
 
@@ -120,7 +124,10 @@ class Plan:
         return Router(costs, choose)
 
     def table(self) -> str:
-        """Operator, config, result layouts, memory, time, and the collectives that bring its operands."""
+        """Operator, config, result layouts, memory, time, and the collectives that bring its operands.
+
+        Constants that are whole everywhere and cost nothing are left out.
+        """
         collectives: dict[str, list[str]] = {}
         for delivery in self.deliveries:
             for path in (delivery.forward, delivery.backward):
@@ -129,30 +136,38 @@ class Plan:
                         collectives.setdefault(delivery.takers[0], []).append(str(step))
         rows = [
             [
-                op.name,
-                op.type,
+                _shortened(op.name, NAME_WIDTH),
+                _shortened(op.type, TYPE_WIDTH),
                 str(op.config),
                 " ".join(map(str, op.results)),
                 memory_text(op.memory_bytes) if op.memory_bytes else "",
-                f"{op.time_us:.0f}",
+                f"{op.time_us:,.1f}" if op.time_us else "",
                 _counted(collectives.get(op.name, [])),
             ]
             for op in self.operators
+            if op.type != "Const" or op.config.used_axes or op.memory_bytes or op.name in collectives
         ]
         rows += [
-            [name, "training step", "", "", "", "", _counted(found)]
+            [_shortened(name, NAME_WIDTH), "training step", "", "", "", "", _counted(found)]
             for name, found in collectives.items()
             if name not in {op.name for op in self.operators}
         ]
         headers = ["operator", "type", "config", "result layout", "memory", "time (us)", "collectives"]
-        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
+        alignment = ("left", "left", "left", "left", "right", "right", "left")
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
+
+    def frontier_table(self) -> str:
+        """The frontier that the plan was chosen from as a table, the plan's point marked; on every rank alike."""
+        return self.frontier_text
 
     def summary(self) -> str:
+        """One line: what was chosen and what it costs."""
+        devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
         return (
-            f"{self.option}: {self.parallelism} device{'s' * (self.parallelism > 1)} {self.mesh}, "
+            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, "
             f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
-            f"({self.compute_time_us:,.0f} us compute), {self.n_split_operators} operators split, "
-            f"{self.n_collectives} collectives per step"
+            f"({self.compute_time_us:,.0f} us compute), {split} operator{'s' * (split != 1)} split, "
+            f"{collectives} collective{'s' * (collectives != 1)} per step"
         )
 
     def __repr__(self) -> str:
@@ -172,6 +187,7 @@ class Plan:
             "network_time_us": self.time_us - self.compute_time_us,
             "exact": self.exact,
             "assumed": dict(self.assumed),
+            "frontier": self.frontier_text.splitlines(),
             "operators": [
                 {
                     "name": op.name,
@@ -208,20 +224,22 @@ class Plan:
         """Hold the plan against a model.
 
         Raises:
-            InputError: it was made for another one; the message names the first difference.
+            InputError: it was made for another one, or asks for a split that can't be; the message names the first fault.
         """
-        if self.model_digest == graph.digest:
-            return
-        planned = {op.name: op.type for op in self.operators}
-        actual = {op.name: op.type for op in graph.operators.values() if op.updates is None}
-        missing = [name for name in planned if actual.get(name) != planned[name]]
-        added = [name for name in actual if name not in planned]
+        planned = {op.name: op for op in self.operators}
+        actual = {op.name: op for op in graph.operators.values() if op.updates is None}
+        missing = [op for name, op in planned.items() if name not in actual or actual[name].type != op.type]
+        added = [op for name, op in actual.items() if name not in planned]
         if missing:
-            difference = f"the plan has {planned[missing[0]]} '{missing[0]}', the model has not"
+            difference = f"the plan has {missing[0].type} '{missing[0].name}', the model has not"
         elif added:
-            difference = f"the model has {actual[added[0]]} '{added[0]}', the plan has not"
-        else:
+            difference = f"the model has {added[0].where()}, the plan has not"
+        elif self.model_digest != graph.digest:
             difference = "operators have the same names, but other shapes, attributes or hyperparameters"
+        else:
+            for name, op in planned.items():
+                _check_config(actual[name], op)
+            return
         raise InputError(f"the plan was made for another model: {difference}; find a strategy for this one")
 
     def save(self, file: str | os.PathLike[str]) -> None:
@@ -254,9 +272,39 @@ class Plan:
         if value.get("version") != VERSION:
             raise InputError(f"plan '{file}' has version {value.get('version')!r}, expected {VERSION}; make it again")
         try:
-            return cls.from_json(value)
+            plan = cls.from_json(value)
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise InputError(f"plan '{file}' is damaged: {type(error).__name__} {error}; save it again") from error
+            raise InputError(f"plan '{file}' is damaged ({type(error).__name__}: {error}); save it again") from error
+        for key, kept in plan.to_json().items():
+            if kept != value.get(key):
+                raise InputError(f"plan '{file}' is damaged: '{key}' doesn't read back as it was written; save it again")
+        return plan
+
+
+def _check_config(op: Operator, planned: PlannedOperator) -> None:
+    """Refuse a config that the operator can't have: a file may have been changed by hand."""
+    rule = rule_of(op)
+    why = why_invalid(rule, planned.config)
+    if why:
+        raise InputError(
+            f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
+            "again, with force= for what should differ"
+        )
+    expected = interface(rule, planned.config).results
+    if expected != planned.results:
+        got, led_to = (" ".join(map(str, layouts)) for layouts in (planned.results, expected))
+        raise InputError(
+            f"the plan gives {op.where()} the config '{planned.config}' and the result {got}, but the config leads to "
+            f"{led_to}; it was changed: find the strategy again"
+        )
+
+
+def _shortened(name: str, width: int) -> str:
+    """A long name with its middle left out: both its scope and its end tell something."""
+    if len(name) <= width:
+        return name
+    kept = width - 2
+    return f"{name[: kept // 2]}..{name[len(name) - (kept - kept // 2) :]}"
 
 
 def _counted(names: list[str]) -> str:
@@ -287,8 +335,8 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
             op["type"],
             Config.parse(mesh, op["config"]),
             tuple(Layout.parse(mesh, text) for text in op["results"]),
-            op["memory_bytes"],
-            op["time_us"],
+            int(op["memory_bytes"]),
+            float(op["time_us"]),
         )
         for op in value["operators"]
     )
@@ -297,11 +345,11 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
             d["tensor"],
             tuple(d["takers"]),
             Demand.parse(mesh, d["demand"]),
-            d["is_shared"],
+            bool(d["is_shared"]),
             _path(mesh, d["forward"], tuple(d["shape"])),
             _path(mesh, d["backward"], tuple(d["shape"])) if d["backward"] is not None else None,
-            d["time_us"],
-            d["reduction"],
+            float(d["time_us"]),
+            str(d["reduction"]),
         )
         for d in value["deliveries"]
     )
@@ -309,11 +357,12 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         mesh,
         operators,
         deliveries,
-        value["memory_bytes"],
-        value["time_us"],
-        value["compute_time_us"],
-        value["model_digest"],
-        value["exact"],
-        value["option"],
-        value["assumed"],
+        int(value["memory_bytes"]),
+        float(value["time_us"]),
+        float(value["compute_time_us"]),
+        str(value["model_digest"]),
+        bool(value["exact"]),
+        str(value["option"]),
+        dict(value["assumed"]),
+        "\n".join(value["frontier"]),
     )

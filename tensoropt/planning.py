@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .costing import OperatorCosting
-from .deliveries import Delivery, Router, delivery_of, inner_deliveries
+from .deliveries import Delivery, PlainCosts, Router, delivery_of, inner_deliveries
+from .errors import InputError
 from .frontier import Model, ModelFrontier
 from .ir import Operator
 from .plan import Plan, PlannedDelivery, PlannedOperator
@@ -53,6 +54,28 @@ def charges(view: StrategyView) -> Iterator[Charge]:
                 yield Charge(tensor.name, tuple(together), delivery_of(tensor, view.layout(tensor), shared), True)
 
 
+def check_deliveries(view: StrategyView, plan: Plan) -> None:
+    """Hold a plan's deliveries against those that its configs lead to: a file may have been changed by hand.
+
+    Raises:
+        InputError: they differ.
+    """
+    router = plan.router(PlainCosts())
+    expected = {
+        (charge.tensor, charge.takers, charge.delivery.demand, charge.is_shared)
+        for charge in charges(view)
+        if not router.route(charge.delivery).is_free
+    }
+    planned = {(d.tensor, d.takers, d.demand, d.is_shared) for d in plan.deliveries}
+    if expected != planned:
+        tensor, takers, demand, _ = min(expected ^ planned, key=str)
+        difference = "lacks" if (tensor, takers, demand, _) in expected else "has, against its configs,"
+        raise InputError(
+            f"the plan {difference} the delivery of {tensor} to {', '.join(takers)} as {demand}; it was changed: find the "
+            "strategy again, with force= for what should differ"
+        )
+
+
 def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
     """The plan of one point."""
     found = frontier.found
@@ -88,6 +111,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         found.exact,
         option,
         assumed,
+        frontier.table(point),
         frontier,
         point,
     )

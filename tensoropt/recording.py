@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any
 
 import tensorflow as tf
 
-from .errors import InputError
+from .errors import InputError, short
 from .importer import RecordedStep, source_line
 
 
@@ -21,18 +22,47 @@ class Recording:
 
     def __init__(self, seed: int) -> None:
         self.graph = tf.Graph()
+        self.is_open = False
         self.steps: list[RecordedStep] = []
         self._entered = ExitStack()
-        self._entered.enter_context(self.graph.as_default())
+        self.reopen()
         # Every rank draws the same random numbers, so that all have pieces of the same values.
         tf.compat.v1.set_random_seed(seed)
 
     def close(self) -> None:
-        """Make eager mode, or whatever was before, the default again."""
+        """Make eager mode the default again; nothing happens where it is already.
+
+        Raises:
+            InputError: another graph or function has been entered since.
+        """
+        if not self.is_open:
+            return
+        if tf.compat.v1.get_default_graph() is not self.graph:
+            raise InputError(
+                "recording can't end inside of another tf.Graph().as_default() or tf.function that was entered since "
+                "tensoropt.init(); leave it first"
+            )
         self._entered.close()
+        self.is_open = False
+
+    def reopen(self) -> None:
+        """Record on, after what :meth:`close` was for has failed."""
+        self._entered.enter_context(self.graph.as_default())
+        self.is_open = True
+
+    def has(self, value: object) -> bool:
+        """Whether a tensor or operation was recorded here."""
+        return _graph_of(value) is self.graph
 
     def add_step(self, step: RecordedStep) -> None:
         self.steps.append(step)
+
+
+def _graph_of(value: object) -> object:
+    try:
+        return getattr(value, "graph", None)
+    except RuntimeError:  # eager variables
+        return None
 
 
 def record_minimize(
@@ -49,8 +79,8 @@ def record_minimize(
     Raises:
         InputError: the loss isn't a scalar of the recorded model, or there is nothing to train.
     """
-    if not isinstance(loss, tf.Tensor) or loss.graph is not recording.graph:
-        raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {loss!r}")
+    if not isinstance(loss, tf.Tensor) or not recording.has(loss):
+        raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {short(loss)}")
     where = f"'{loss.op.name}' ({source_line(loss.op)})"
     if loss.shape.rank != 0:
         raise InputError(
@@ -64,6 +94,10 @@ def record_minimize(
         raise InputError(
             f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
         )
+    _check_variables(recording, variables, global_step)
+    for key, value in hyperparameters.items():
+        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
+            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
     with recording.graph.as_default():
         op = tf.no_op(name=name)
     recording.add_step(
@@ -72,18 +106,38 @@ def record_minimize(
     return op
 
 
+def _check_variables(recording: Recording, variables: Sequence[object], global_step: object) -> None:
+    """Refuse what can't be trained or counted in."""
+    named = [("var_list", variable) for variable in variables]
+    if global_step is not None:
+        named.append(("global_step", global_step))
+    for argument, variable in named:
+        handle = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
+        if handle is None or not recording.has(handle):
+            raise InputError(
+                f"{argument} of minimize takes variables that were recorded after tensoropt.init(), such as "
+                f"tensoropt.get_variable makes, got {short(variable)}"
+            )
+
+
 class Optimizer:
     """What the recording optimizers share; use :class:`GradientDescentOptimizer` and its siblings."""
 
     kind = ""
     default_name = ""
+    numbers: tuple[str, ...] = ()  # hyperparameters that can't be tensors
 
     def __init__(self, name: str | None, **hyperparameters: Any) -> None:
         self._name = name or self.default_name
         self._hyperparameters = hyperparameters
         for key, value in hyperparameters.items():
-            if not isinstance(value, (int, float, tf.Tensor)):
-                raise InputError(f"{self._name}: {key} must be a number or a recorded scalar, got {value!r}")
+            if isinstance(value, tf.Variable):
+                value = self._hyperparameters[key] = tf.convert_to_tensor(value)
+            if isinstance(value, tf.Tensor) and key not in self.numbers:
+                continue
+            if not isinstance(value, Real):
+                what = "a number" if key in self.numbers else "a number or a recorded scalar"
+                raise InputError(f"{self._name}: {key} must be {what}, got {short(value)}")
 
     def minimize(
         self,
@@ -99,6 +153,16 @@ class Optimizer:
         return record_minimize(
             recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name
         )
+
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused, as ``apply_gradients``: a step is recorded as a whole."""
+        raise InputError(
+            f"{self._name}: a training step is recorded as a whole; call minimize(loss), and for gradients as tensors "
+            "tensoropt.gradients(loss, variables)"
+        )
+
+    apply_gradients = compute_gradients
 
 
 class GradientDescentOptimizer(Optimizer):
@@ -129,7 +193,7 @@ class MomentumOptimizer(Optimizer):
 class AdamOptimizer(Optimizer):
     """As ``tf.compat.v1.train.AdamOptimizer``."""
 
-    kind, default_name = "adam", "Adam"
+    kind, default_name, numbers = "adam", "Adam", ("beta1", "beta2", "epsilon")
 
     def __init__(
         self,

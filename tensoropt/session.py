@@ -9,10 +9,10 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from .backward import analyse
@@ -21,8 +21,9 @@ from .curve import Curve
 from .deliveries import PlainCosts
 from .dump import dump
 from .engine import Engine
-from .errors import InputError, TensorOptError
+from .errors import InputError, TensorOptError, short
 from .fetching import plan_feeds, plan_fetches
+from .first_values import FirstValues
 from .frontier import Model
 from .importer import import_graph, initializer_names
 from .ir import Graph, check
@@ -30,8 +31,9 @@ from .launch import usable_cores
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Collective
 from .memory_limit import default_limit, parse_memory
-from .options import OPTIONS, Request, mini_parallelism, mini_time, profiling
+from .options import OPTIONS, Request, checked_force, mini_parallelism, mini_time, parallelisms, profiling
 from .plan import Plan
+from .planning import check_deliveries
 from .problem import Force
 from .processes import current_processes, install_error_handling
 from .profiling.hardware import Hardware, HardwareError, resolve
@@ -66,7 +68,6 @@ class Session:
         self._recording = Recording(self.seed)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
-        self._first_values: tf.compat.v1.Session | None = None
 
     # Set-up
 
@@ -90,6 +91,7 @@ class Session:
         processes = self.processes
         levels = (Level("machine", processes.machines), Level("device", processes.devices_per_machine))
         if processes.alone:
+            _say_alone()
             return measure(levels, Place(), MEASUREMENT_BUDGET_S)
         from .collectives.mpi import MpiCommunicator
 
@@ -120,6 +122,8 @@ class Session:
             InputError: nothing to train was recorded, something can't be, or ranks recorded different models.
         """
         recording = self._recording
+        if self.engine is not None and self._model is not None:
+            return self._model
         if not recording.steps:
             raise InputError(
                 "no training step was recorded; call minimize(loss) of an optimizer, such as "
@@ -146,7 +150,7 @@ class Session:
 
     def _report_replicated(self, graph: Graph) -> None:
         """Say once which types of operators have no rule and run whole on every device."""
-        if self.processes.rank or self.processes.size == 1:
+        if self.processes.rank or max(self.processes.size, self.hardware.n_devices) == 1:
             return
         told: set[str] = set()
         for op in graph.operators.values():
@@ -167,24 +171,31 @@ class Session:
     ) -> Plan | Curve:
         """See :func:`tensoropt.find_strategy`."""
         if option not in OPTIONS:
-            raise InputError(f"unknown option {option!r}; expected one of {', '.join(map(repr, OPTIONS))}")
+            raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
         model = self.model()
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
         limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
-        request = Request(model, hardware, limit, force or {}, self._assumed(hardware))
+        request = Request(model, hardware, limit, checked_force(force), self._assumed(hardware))
         result = self._on_first_rank(lambda: self._search(option, request, parallelism))
         assert isinstance(result, (Plan, Curve))
         return result
 
     def _search(self, option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
         available = request.hardware.parallelisms()
+        counts = list(available) if parallelism is None else parallelisms(parallelism)
         if option == "profiling":
-            return profiling(request, _counts(parallelism, available))
+            return profiling(request, counts)
         if option == "mini_parallelism":
-            plan = mini_parallelism(request, _counts(parallelism, available))
+            plan = mini_parallelism(request, counts)
+        elif parallelism is None:
+            plan = mini_time(request, max(available))
+        elif len(counts) == 1:
+            plan = mini_time(request, counts[0])
         else:
-            (count,) = _counts(max(available) if parallelism is None else parallelism, available)
-            plan = mini_time(request, count)
+            raise InputError(
+                f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
+                "'mini_parallelism' takes the fewest devices that fit"
+            )
         assert plan.frontier is not None
         dump("frontier", plan.frontier.table(plan.point), plan.frontier.summary())
         dump("plan", plan)
@@ -230,19 +241,27 @@ class Session:
         if isinstance(plan, (str, os.PathLike)):
             plan = Plan.load(FilePath(plan))
         if not isinstance(plan, Plan):
-            raise InputError(f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {plan!r}")
+            raise InputError(
+                f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
+            )
         model = self.model()
         plan.check_for(model.graph)
         self._check_ranks(plan, collectives)
         view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
-        recording.close()
+        check_deliveries(view, plan)
         if collectives == "emulated":
             backend: Any = EmulatedBackend(plan.mesh)
             prepare = _nothing_to_prepare
         else:
             backend, prepare = self._communicating(plan.mesh)
+        recording.close()
+        try:
+            values = FirstValues(recording.graph)
+            self.engine = Engine(view, plan.router(PlainCosts()), backend, values, _Agreement(self, prepare))
+        except BaseException:
+            recording.reopen()
+            raise
         self.plan = plan
-        self.engine = Engine(view, plan.router(PlainCosts()), backend, self._first_value, _Agreement(self, prepare))
 
     def _check_ranks(self, plan: Plan, collectives: str) -> None:
         if collectives == "emulated" and self.processes.size > 1:
@@ -278,18 +297,6 @@ class Session:
         self._active = part
         return CommunicatingBackend(mesh, processes.rank, communicator), communicator.prepare
 
-    def _first_value(self, variable: str) -> np.ndarray:
-        """The whole first value of a variable, from its recorded initializer; the same on every rank."""
-        graph = self._recording.graph
-        if self._first_values is None:
-            self._first_values = tf.compat.v1.Session(graph=graph)
-        name = graph.get_operation_by_name(variable).outputs[0].name
-        for recorded in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
-            if recorded.handle.name == name:
-                value = recorded.initializer.inputs[1]
-                return np.asarray(self._first_values.run(value))
-        raise InputError(f"variable '{variable}' has no initial value")
-
     # Running
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
@@ -297,10 +304,12 @@ class Session:
         if self.engine is None or self.plan is None or self._model is None:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
         graph = self._model.graph
-        planned = plan_fetches(graph, fetches, self._initializers)
+        recorded = self._recording.graph
+        planned = plan_fetches(graph, recorded, fetches, self._initializers)
         n_ranks = self.plan.parallelism if isinstance(self.engine.backend, CommunicatingBackend) else 1
-        feeds = plan_feeds(graph, feed_dict, self.processes.rank, n_ranks)
+        feeds = plan_feeds(graph, recorded, feed_dict, self.processes.rank, n_ranks)
         if planned.initializes:
+            self.engine.initial_value = FirstValues(recorded)
             self.engine.initialize()
         values = self.engine.run(planned.fetch, feeds)
         return planned.restore([ranks[0] for ranks in values])
@@ -357,18 +366,6 @@ def _nothing_to_prepare(axes: Sequence[Axes]) -> None:
     """One process needs no groups."""
 
 
-def _counts(parallelism: int | Sequence[int] | None, available: Sequence[int]) -> list[int]:
-    if parallelism is None:
-        return list(available)
-    counts = [parallelism] if isinstance(parallelism, int) else list(parallelism)
-    for count in counts:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {parallelism!r}")
-    if not counts:
-        raise InputError("parallelism is an empty list; name at least one number of devices")
-    return counts
-
-
 def resolve_cluster(cluster: Hardware | str) -> Hardware:
     """Hardware by name or file.
 
@@ -377,6 +374,8 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
     """
     if isinstance(cluster, Hardware):
         return cluster
+    if not isinstance(cluster, (str, os.PathLike)):
+        raise InputError(f"hardware is a name such as 'v100-2x8', a file, or a Hardware, got {short(cluster)}")
     try:
         return resolve(cluster)
     except HardwareError as error:
@@ -386,12 +385,28 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
 _current: Session | None = None
 
 
+@cache
+def _say_alone() -> None:
+    """Once a process: a forgotten mpirun is easily missed."""
+    print("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N", file=sys.stderr, flush=True)
+
+
 def start(hardware: Hardware | str | None, seed: int | None) -> Session:
-    """Begin a session; one that is still recording ends."""
+    """Begin a session; one that is still recording ends.
+
+    Raises:
+        InputError: TensorFlow isn't in eager mode, in which the built model runs.
+    """
     global _current
-    if _current is not None and _current.engine is None:
+    if _current is not None:
         _current._recording.close()
     _current = None
+    if not tf.executing_eagerly():
+        raise InputError(
+            "tensoropt.init() needs TensorFlow in eager mode, as it is by default; call it outside of "
+            "tf.Graph().as_default() and tf.function, and without tf.compat.v1.disable_eager_execution() or "
+            "disable_v2_behavior()"
+        )
     _current = Session(hardware, seed)
     return _current
 

@@ -42,7 +42,8 @@ class LocalModel:
     def emit(self, names: set[str]) -> None:
         """Emit operators (with all that they need among them) in program order."""
         for op in self.view.graph.operators.values():
-            if op.name in names and not all(tensor.name in self.sources for tensor in op.outputs):
+            is_given = op.outputs and all(tensor.name in self.sources for tensor in op.outputs)
+            if op.name in names and not is_given:
                 self._emit_operator(op)
 
     def value(self, tensor: Tensor) -> Values:
