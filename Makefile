@@ -46,7 +46,9 @@ lint: install ## ruff and mypy
 	$(BIN)/mypy -p tensoropt
 
 bench: install ## the benchmarks' tables
-	@for benchmark in tests/benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py
+	$(BIN)/tensoropt run -n 2 tests/benchmarks/data_parallel.py
+	$(BIN)/tensoropt run -n 2 tests/benchmarks/collective.py
 
 clean: ## remove .venv and what tools left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

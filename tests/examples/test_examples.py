@@ -1,0 +1,91 @@
+"""The examples as a user starts them: one device's losses on any number of ranks, and plans that really split."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpirun import run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS, LISTING, PLAIN = (
+    ROOT / "examples" / name for name in ("train_digits.py", "listing1.py", "listing1_tensorflow.py")
+)
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory):
+    """Runs an example on a number of ranks and gives its training log and its output; equal runs only once."""
+
+    @functools.cache
+    def run(example: Path, n_ranks: int, *arguments: str) -> tuple[dict, str]:
+        log = tmp_path_factory.mktemp("log") / "log.json"
+        done = run_ranks(n_ranks, example, "--steps", str(STEPS), "--json", str(log), *arguments, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return json.loads(log.read_text()), done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_the_demo_has_the_same_losses_on_any_number_of_ranks(train, n_ranks: int) -> None:
+    alone, _ = train(DIGITS, 1)
+    together, _ = train(DIGITS, n_ranks)
+    assert len(alone["losses"]) == STEPS
+    np.testing.assert_allclose(together["losses"], alone["losses"], rtol=1e-4)
+    assert len(together["parameter_bytes_per_rank"]) == n_ranks
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_the_demo_chooses_a_plan_that_splits(train, n_ranks: int) -> None:
+    log, output = train(DIGITS, n_ranks)
+    assert log["split_operators"] > 0
+    assert log["collectives_per_step"] > 0
+    assert re.search(r"^test accuracy: 0\.\d{4}$", output.splitlines()[-1])
+    for shown in ("hardware", "memory per device", "turning point", "config"):
+        assert shown in output
+
+
+def test_on_one_device_nothing_is_split(train) -> None:
+    log, _ = train(DIGITS, 1)
+    assert (log["split_operators"], log["collectives_per_step"]) == (0, 0)
+    assert log["parameter_bytes_per_rank"] == [log["parameter_bytes"]]
+
+
+def test_a_limit_that_replication_cannot_meet_splits_parameters(train) -> None:
+    """Parameters, gradients and slots alone are three times the model: a limit below that rules replication out."""
+    alone, _ = train(DIGITS, 1)
+    whole = alone["parameter_bytes"]
+    limit = 3 * whole - 1
+    # Activations need room as well, so a small batch.
+    arguments = ("--memory", str(limit), "--batch", "32")
+    log, _ = train(DIGITS, 2, *arguments)
+    assert log["split_operators"] > 0
+    assert log["collectives_per_step"] > 0
+    assert all(held < whole for held in log["parameter_bytes_per_rank"])
+    reference, _ = train(DIGITS, 1, "--batch", "32")
+    np.testing.assert_allclose(log["losses"], reference["losses"], rtol=1e-4)
+
+
+def test_the_demo_learns_the_digits(tmp_path: Path) -> None:
+    done = run_ranks(2, DIGITS, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.splitlines()[-1].removeprefix("test accuracy: ")) >= 0.97
+    assert "samples/s" in done.stderr  # the progress bar
+
+
+def test_listing_1_gives_the_losses_of_plain_tensorflow(train, tmp_path: Path) -> None:
+    log = tmp_path / "plain.json"
+    command = [sys.executable, str(PLAIN), "--steps", str(STEPS), "--json", str(log)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    plain = json.loads(log.read_text())["losses"]
+    for n_ranks in (1, 2):
+        ours, _ = train(LISTING, n_ranks)
+        np.testing.assert_allclose(ours["losses"], plain, rtol=1e-5)
