@@ -1,0 +1,158 @@
+"""Every rule, every config: values and gradients are the unsplit operator's.
+
+By default all configs on meshes (2), (3) and (2,2), and on (2,3) up to a number of configs a case, drawn with a fixed
+seed. ``pytest tests/rules --all-configs`` leaves none out, which takes about twice as long.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tensoropt.lowering import operators
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules import registry
+from tensoropt.rules.registry import rule_of, rule_types
+from tensoropt.rules.rule import Config, Demand, Interface, Rule, configs, interface
+
+from .cases import CASES, Case
+from .validate import truth_of, validate
+
+SMALL_MESHES = (Mesh.of(2), Mesh.of(3), Mesh.of(2, 2))
+LARGEST_MESH = Mesh.of(2, 3)
+DRAWN_CONFIGS = 8
+
+
+def case_of(label: str) -> Case:
+    (found,) = (case for case in CASES if case.label == label)
+    return found
+
+
+def test_every_operator_type_has_a_case() -> None:
+    assert set(rule_types()) == {case.type for case in CASES}
+    assert len({case.label for case in CASES}) == len(CASES)
+
+
+def test_extents_that_do_not_divide_are_split() -> None:
+    uneven = [
+        case
+        for case in CASES
+        for config in configs(rule_of(case.op), Mesh.of(2))
+        for tensor, layout in zip(case.op.outputs, interface(rule_of(case.op), config).results, strict=True)
+        if not layout.is_even(tensor.shape)
+    ]
+    assert len(uneven) > len(CASES) // 2
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_split_operators_equal_whole_ones(case: Case, request: pytest.FixtureRequest) -> None:
+    rule = rule_of(case.op)
+    wrong = [line for mesh in SMALL_MESHES for line in validate(case, mesh, configs(rule, mesh))]
+    chosen = configs(rule, LARGEST_MESH)
+    if not request.config.getoption("--all-configs", default=False) and len(chosen) > DRAWN_CONFIGS:
+        chosen = tuple(random.Random(case.seed).sample(chosen, DRAWN_CONFIGS))
+    wrong += validate(case, LARGEST_MESH, chosen)
+    assert not wrong, f"{len(wrong)} faults:\n" + "\n".join(wrong[:20])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.tolerance > 1e-9], ids=str)
+def test_one_device_is_as_far_from_64_bit_numbers_as_split_ones_may_be(case: Case) -> None:
+    """What justifies the tolerance of batch normalisation, whose kernels have 32 bits."""
+    image, scale, offset, mean, variance = (tf.constant(value, tf.float64) for value in case.values)
+    channel = 1 if case.op.attrs["data_format"] == "NCHW" else 3
+    reduced = [i for i in range(4) if i != channel]
+    shape = [-1 if i == channel else 1 for i in range(4)]
+    truth = truth_of(case)
+    with tf.GradientTape() as tape:
+        tape.watch([image, scale, offset])
+        if case.op.attrs["is_training"]:
+            mean, variance = tf.nn.moments(image, reduced)
+        mean, variance = tf.reshape(mean, shape), tf.reshape(variance, shape)
+        factor = tf.reshape(scale, shape) * tf.math.rsqrt(variance + case.op.attrs["epsilon"])
+        normal = (image - mean) * factor + tf.reshape(offset, shape)
+        loss = tf.reduce_sum(normal * tf.cast(truth.weights[0], tf.float64))
+    pairs = [(truth.results[0], normal)]
+    pairs += zip(truth.gradients, tape.gradient(loss, [image, scale, offset]), strict=False)
+    for found, expected in pairs:
+        assert found is not None and expected is not None
+        assert np.abs(found - expected.numpy()).max() <= case.tolerance * max(1, np.abs(expected).max())
+
+
+# Faults that the validator must see.
+
+
+def _faults_of(label: str, mesh: Mesh, rule: Rule) -> list[str]:
+    return validate(case_of(label), mesh, configs(rule, mesh), rule)
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(2), Mesh.of(3)], ids=str)
+def test_relu_called_linear_is_caught(mesh: Mesh) -> None:
+    rule = replace(rule_of(case_of("Relu").op), linear=((0,),))
+    assert any("+0:a" in fault for fault in _faults_of("Relu", mesh, rule))
+
+
+@pytest.mark.parametrize("label", ["Mean", "Mean/all"])
+def test_means_of_blocks_are_caught(label: str) -> None:
+    with mock.patch.dict(operators._SPECIAL), mock.patch.object(operators, "_ALWAYS_SPECIAL", ("GatherV2",)):
+        del operators._SPECIAL["Mean"]
+        faults = _faults_of(label, Mesh.of(2), rule_of(case_of(label).op))
+    assert any("result 0" in fault for fault in faults) and any("gradient" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("label", ["MatMul", "AddV2/missing dimension", "BiasAdd", "Conv2D/SAME"])
+def test_gradients_of_replicas_that_are_not_summed_are_caught(label: str) -> None:
+    def nothing_varies(rule: Rule, config: Config) -> Interface:
+        seen = interface(rule, config)
+        operands = tuple(demand and Demand(demand.layout, ()) for demand in seen.operands)
+        return Interface(operands, seen.results)
+
+    case, mesh = case_of(label), Mesh.of(2)
+    faults = validate(case, mesh, configs(rule_of(case.op), mesh), choose_interface=nothing_varies)
+    assert faults and all("gradient" in fault for fault in faults)
+
+
+def test_a_maximum_without_collectives_is_caught() -> None:
+    rule = rule_of(case_of("Max").op)
+    claimed = replace(rule, inner=frozenset(), completed=rule.inner)
+    assert any("replicas" in fault for fault in _faults_of("Max", Mesh.of(2), claimed))
+
+
+def test_windows_without_a_halo_are_caught() -> None:
+    rule = rule_of(case_of("Conv2D/SAME").op)
+    image = tuple((name,) for name in "nhwi")
+    claimed = replace(
+        rule, operands=(image, rule.operands[1]), results=(tuple((name,) for name in "nhwo"),), fixed=frozenset({"kh", "kw"})
+    )
+    faults = _faults_of("Conv2D/SAME", Mesh.of(2), claimed)
+    assert {fault.split("config ")[1][:3] for fault in faults} == {"h:a", "w:a"}
+
+
+def test_a_swapped_pattern_is_caught() -> None:
+    rule = rule_of(case_of("MatMul/even").op)
+    claimed = replace(rule, operands=((("m",), ("k",)), (("n",), ("k",))))
+    with pytest.raises(ValueError, match="Dimensions must be equal"):
+        _faults_of("MatMul/even", Mesh.of(2), claimed)
+
+
+def test_a_result_that_is_taken_for_whole_is_caught() -> None:
+    rule = rule_of(case_of("Sum").op)
+    claimed = replace(rule, completed=frozenset(rule.extents))
+    assert any("replicas" in fault for fault in _faults_of("Sum", Mesh.of(2), claimed))
+
+
+def test_statistics_of_one_block_are_caught() -> None:
+    with mock.patch.dict(operators._SPECIAL):
+        del operators._SPECIAL["FusedBatchNormV3"]
+        label = "FusedBatchNormV3/training"
+        faults = _faults_of(label, Mesh.of(2), rule_of(case_of(label).op))
+    assert any("config n:a" in fault for fault in faults) and not any("config c:a" in fault for fault in faults)
+
+
+def test_registering_a_type_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="MatMul has a rule already"):
+        registry.op_rule("MatMul")(lambda op: "")

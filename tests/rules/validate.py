@@ -1,0 +1,290 @@
+"""The brute-force validator of rules: an operator split by a config against the whole operator.
+
+Every config of a case is emitted into one graph on all ranks of a mesh. Operands start in random layouts, partial ones
+included, and are delivered as the config demands; results are delivered in whole. The loss is ``sum(op(x...) * W)`` over
+the float results with random W, that is, W is the gradient with which each result starts. Held against TensorFlow's own operator on whole operands are
+
+- each result's pieces: their shapes are the predicted ones, replicas are equal to the bit, and put together they are the
+  result;
+- each result as every rank gets it in whole;
+- each operand's gradient, on every rank the piece that belongs to the operand's first layout.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from tensoropt.deliveries import Router, delivery_of, inner_deliveries
+from tensoropt.ir import Operator, Tensor
+from tensoropt.lowering import operators
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.deliver import Deliverer
+from tensoropt.lowering.local import piece_of, uniform_shape
+from tensoropt.lowering.operators import Job, Values, emit
+from tensoropt.reschedule.layout import Axes, Layout
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import all_layouts
+from tensoropt.reschedule.simulate import gather, scatter
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, Demand, Interface, Rule, interface
+
+from .cases import Case
+
+ChooseInterface = Callable[[Rule, Config], Interface]
+
+
+class _Costs:
+    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
+        return 1000 + n_bytes if kind != "local" else 1 + n_bytes // 100
+
+
+ROUTER = Router(_Costs())
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The whole operator on one device: results, weights of the loss, and gradients (None where none comes back)."""
+
+    results: list[np.ndarray]
+    weights: list[np.ndarray | None]
+    gradients: list[np.ndarray | None]
+
+
+@dataclass
+class _Emitted:
+    """What one config left in the graph."""
+
+    config: Config
+    layouts: list[Layout]
+    fed: list[Values]
+    seen: Interface
+    results: list[Values] = field(default_factory=list)
+    whole: list[Values] = field(default_factory=list)
+    gradients: list[Values | None] = field(default_factory=list)
+
+
+@contextmanager
+def channels_first() -> Iterator[None]:
+    """TensorFlow has kernels for channels first on GPUs only: here they stand between transpositions."""
+    whole = operators.raw_operator
+
+    def transposing(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
+        if op.attrs.get("data_format") != "NCHW" or op.type not in _CHANNELS_LAST_ONLY:
+            return whole(op, inputs)
+        attrs = dict(op.attrs, data_format="NHWC")
+        for name in ("strides", "dilations", "ksize"):
+            if name in attrs:
+                attrs[name] = [attrs[name][i] for i in (0, 2, 3, 1)]
+        last = Operator(op.name, op.type, op.inputs, op.outputs, op.statics, attrs)
+        (result,) = whole(last, [tf.transpose(inputs[0], [0, 2, 3, 1]), *inputs[1:]])
+        return [tf.transpose(result, [0, 3, 1, 2])]
+
+    with mock.patch.object(operators, "raw_operator", transposing):
+        yield
+
+
+_CHANNELS_LAST_ONLY = ("Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool")
+
+
+def session() -> tf.compat.v1.Session:
+    """Runs the graph as it was built: each graph runs once, optimizing it would take longer."""
+    settings = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    settings.graph_options.rewrite_options.disable_meta_optimizer = True
+    settings.graph_options.optimizer_options.opt_level = -1
+    return tf.compat.v1.Session(config=settings)
+
+
+def truth_of(case: Case) -> Truth:
+    """Run TensorFlow's own operator on the whole operands."""
+    op, rng = case.op, np.random.default_rng(case.seed + 1)
+    with tf.Graph().as_default(), channels_first():
+        operands = [tf.compat.v1.placeholder(value.dtype, value.shape) for value in case.values]
+        remaining = iter(operands)
+        inputs = [op.statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]
+        results = operators.raw_operator(op, inputs)
+        weights = [rng.normal(size=t.shape).astype(t.dtype) if t.is_float else None for t in op.outputs]
+        terms = [tf.reduce_sum(r * w) for r, w in zip(results, weights, strict=True) if w is not None]
+        gradients = tf.gradients(tf.add_n(terms), operands) if terms and case.differentiable else [None] * len(operands)
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        with session() as running:
+            fetched = running.run(
+                (results, [g for g in gradients if g is not None]), dict(zip(operands, case.values, strict=True))
+            )
+    values, found = fetched[0], iter(fetched[1])
+    return Truth(list(values), weights, [None if g is None else next(found) for g in gradients])
+
+
+def validate(
+    case: Case,
+    mesh: Mesh,
+    configs: Sequence[Config],
+    rule: Rule | None = None,
+    choose_interface: ChooseInterface = interface,
+) -> list[str]:
+    """All that is wrong with these configs of a case, one line each; empty if nothing is."""
+    rule = rule or rule_of(case.op)
+    truth = truth_of(case)
+    with tf.Graph().as_default(), channels_first():
+        building = _Building(case, mesh, rule, truth)
+        emitted = [building.emit(config, choose_interface(rule, config)) for config in configs]
+        building.differentiate(emitted)
+        with session() as running:
+            flat = [tensor for item in emitted for tensor in _flat(item)]
+            values = iter(running.run(flat, building.feed) if flat else [])
+    lines = []
+    for item in emitted:
+        lines += [f"{case} on {mesh}, config {item.config}: {what}" for what in _wrong(case, truth, item, values)]
+    return lines
+
+
+class _Building:
+    def __init__(self, case: Case, mesh: Mesh, rule: Rule, truth: Truth) -> None:
+        self.case, self.mesh, self.rule, self.truth = case, mesh, rule, truth
+        self.deliverer = Deliverer(EmulatedBackend(mesh))
+        self.random = random.Random(f"{case.seed} {mesh}")
+        self.rng = np.random.default_rng(case.seed + 2)
+        self.feed: dict[tf.Tensor, np.ndarray] = {}
+        self.weights = [None if weight is None else tf.constant(weight) for weight in truth.weights]
+        self.tensors = [tensor for _, tensor in case.op.operands]
+        self.positions = [position for position, _ in case.op.operands]
+        self.source_layouts = [all_layouts(mesh, tensor.shape, partial=tensor.is_float) for tensor in self.tensors]
+
+    def _source_layout(self, i: int, seen: Interface) -> Layout:
+        """Any layout. Where the config asks for summands the operand comes in summands: if they were only made on the way,
+        all but one would be zeros, and an operator that is zero at zero would pass for a linear one."""
+        demand = seen.operands[self.positions[i]]
+        assert demand is not None
+        summed = set(demand.layout.partial)
+        return self.random.choice([layout for layout in self.source_layouts[i] if summed <= set(layout.partial)])
+
+    def emit(self, config: Config, seen: Interface) -> _Emitted:
+        case, op = self.case, self.case.op
+        layouts = [self._source_layout(i, seen) for i in range(len(self.tensors))]
+        fed = [self._fed(*pair) for pair in zip(self.tensors, layouts, case.values, strict=True)]
+        item = _Emitted(config, layouts, fed, seen)
+        operands = [self._operand(i, item) for i in range(len(fed))]
+        with_gradient = any(gradient is not None for gradient in self.truth.gradients)
+        inner = inner_deliveries(op, self.rule, config, with_gradient)
+
+        def complete(k: int, values: Values) -> Values:
+            return self.deliverer.deliver(inner[k], ROUTER.route(inner[k]), values, op.name)
+
+        job = Job(op, self.rule, config, seen, self.deliverer.backend.ranks, complete)
+        item.results = emit(job, operands)
+        for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
+            whole = Layout.replicated(self.mesh, len(tensor.shape))
+            arrived = self._deliver(tensor, layout, Demand(whole, None if weight is None else ()), values)
+            item.whole.append(arrived)
+        return item
+
+    def _fed(self, tensor: Tensor, layout: Layout, value: np.ndarray) -> Values:
+        made = []
+        for piece in _pieces(value, layout, self.rng):
+            made.append(tf.compat.v1.placeholder(tensor.dtype, uniform_shape(layout, tensor.shape)))
+            self.feed[made[-1]] = piece
+        return made
+
+    def _operand(self, i: int, item: _Emitted) -> Values:
+        demand = item.seen.operands[self.positions[i]]
+        assert demand is not None
+        if self.truth.gradients[i] is None:
+            demand = Demand(demand.layout, None)
+        return self._deliver(self.tensors[i], item.layouts[i], demand, item.fed[i])
+
+    def _deliver(self, tensor: Tensor, layout: Layout, demand: Demand, values: Values) -> Values:
+        delivery = delivery_of(tensor, layout, demand)
+        return self.deliverer.deliver(delivery, ROUTER.route(delivery), values, self.case.label)
+
+    def differentiate(self, emitted: list[_Emitted]) -> None:
+        """One pass for all configs: each has operands of its own, so their gradients don't mix."""
+        wanted = [
+            (item, i) for item in emitted for i, gradient in enumerate(self.truth.gradients) if gradient is not None
+        ]
+        for item in emitted:
+            item.gradients = [None] * len(item.fed)
+        if not wanted:
+            return
+        starts = [
+            (value, weight)
+            for item in emitted
+            for values, weight in zip(item.whole, self.weights, strict=True)
+            if weight is not None
+            for value in values
+        ]
+        fed = [value for item, i in wanted for value in item.fed[i]]
+        with self.deliverer.building():
+            found = iter(tf.gradients([value for value, _ in starts], fed, [weight for _, weight in starts]))
+        for item, i in wanted:
+            per_rank = [next(found) for _ in item.fed[i]]
+            if all(gradient is not None for gradient in per_rank):
+                item.gradients[i] = [tf.convert_to_tensor(gradient) for gradient in per_rank]
+
+
+def _pieces(value: np.ndarray, layout: Layout, rng: np.random.Generator) -> list[np.ndarray]:
+    if np.isfinite(value).all() or not layout.partial:
+        return scatter(value, layout, rng)
+    # What isn't finite has no summands: whole at coordinate 0, zeros elsewhere.
+    kept = [layout.mesh.index_along(layout.partial, rank) == 0 for rank in range(layout.mesh.n_devices)]
+    pieces = scatter(value, layout.with_partial(()), rng)
+    return [piece if keeps else np.zeros_like(piece) for piece, keeps in zip(pieces, kept, strict=True)]
+
+
+def _flat(item: _Emitted) -> list[tf.Tensor]:
+    groups = [*item.results, *item.whole, *(group for group in item.gradients if group is not None)]
+    return [tensor for group in groups for tensor in group]
+
+
+def _wrong(case: Case, truth: Truth, item: _Emitted, values: Iterator[np.ndarray]) -> Iterator[str]:
+    """What is wrong with one config; takes its values off the front of ``values``."""
+    n_ranks, outputs = item.config.mesh.n_devices, case.op.outputs
+
+    def taken() -> list[np.ndarray]:
+        return [np.asarray(next(values)) for _ in range(n_ranks)]
+
+    local, whole = [taken() for _ in outputs], [taken() for _ in outputs]
+    gradients = [None if group is None else taken() for group in item.gradients]
+    for k, (tensor, layout) in enumerate(zip(outputs, item.seen.results, strict=True)):
+        try:
+            together = gather(local[k], layout, tensor.shape)
+        except ValueError as error:
+            yield f"result {k}: {error}"
+        else:
+            yield from _differs(f"result {k} in {layout}", together, truth.results[k], case.tolerance)
+        for rank, value in enumerate(whole[k]):
+            yield from _differs(f"result {k} in whole on rank {rank}", value, truth.results[k], case.tolerance)
+    for i, (layout, expected) in enumerate(zip(item.layouts, truth.gradients, strict=True)):
+        if expected is None:
+            continue
+        found = gradients[i]
+        if found is None:
+            yield f"operand {i} from {layout}: no gradient comes back, one device has one"
+            continue
+        for rank, value in enumerate(found):
+            piece = expected[piece_of(layout, expected.shape, rank)]
+            what = f"gradient of operand {i} from {layout} on rank {rank}"
+            yield from _differs(what, value, piece, case.tolerance, _size(expected))
+
+
+def _size(array: np.ndarray) -> float:
+    finite = np.abs(array[np.isfinite(array)]) if array.size else array
+    return max(1.0, float(finite.max())) if finite.size else 1.0
+
+
+def _differs(
+    what: str, value: np.ndarray, expected: np.ndarray, tolerance: float, size: float | None = None
+) -> Iterator[str]:
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        yield f"{what}: {value.dtype}{list(value.shape)}, expected {expected.dtype}{list(expected.shape)}"
+    elif not np.issubdtype(value.dtype, np.floating):
+        if not np.array_equal(value, expected):
+            yield f"{what}: {value.tolist()}, expected {expected.tolist()}"
+    elif not np.allclose(value, expected, rtol=0, atol=tolerance * (size or _size(expected)), equal_nan=True):
+        yield f"{what}: {np.array2string(value, precision=6)}, expected {np.array2string(expected, precision=6)}"
+
