@@ -1,6 +1,6 @@
 """Convolutions, pooling, and batch normalisation.
 
-Height and width are split only where windows don't overlap (window = stride, and the input is covered exactly); an
+Height and width are split only where windows don't overlap (window <= stride, and the strides cover the input exactly); an
 overlapping window needs a halo of the neighbour's rows.
 """
 
@@ -25,7 +25,7 @@ def _image(data_format: str, channel: str, spatial: tuple[str, ...] = ("h", "w")
 
 
 def _tiled(op: Operator, window: tuple[int, int], strides: tuple[int, int]) -> tuple[str, ...]:
-    """The spatial dimensions along which windows tile the input exactly, so that blocks need no halo."""
+    """The spatial dimensions along which strides tile the input exactly and hold the windows: blocks need no halo."""
     image, result = op.inputs[0], op.result
     assert image is not None
     # Paddings before the first window shift all of them, even where the extents come out as if there were none.
@@ -34,7 +34,7 @@ def _tiled(op: Operator, window: tuple[int, int], strides: tuple[int, int]) -> t
     _, height, width, _ = _positions(op.attrs["data_format"])
     names = []
     for name, position, size, stride in zip("hw", (height, width), window, strides, strict=True):
-        if size == stride and image.shape[position] == result.shape[position] * stride:
+        if size <= stride and image.shape[position] == result.shape[position] * stride:
             names.append(name)
     return tuple(names)
 
@@ -55,13 +55,15 @@ def conv2d(op: Operator) -> Rule | str:
     else:
         tiled = _tiled(op, (kernel.shape[0], kernel.shape[1]), _spatial(op.attrs["strides"], data_format))
     grouped = kernel.shape[2] != image.shape[channel]
-    in_factor, out_factor = ("", "") if grouped else ("i", "o")
+    # Groups stand before the channels of a group on both sides; within a group channels stay together.
+    in_factor, out_factor = ("g", "g") if grouped else ("i", "o")
     extents = {"kh": kernel.shape[0], "kw": kernel.shape[1]}
     _, height, width, _ = _positions(data_format)
     extents |= {"h": op.result.shape[height], "w": op.result.shape[width]}
     if grouped:
-        extents["io"] = kernel.shape[2] * kernel.shape[3]
-    kernel_dims: Dims = (("kh",), ("kw",), (in_factor,) if in_factor else (), (out_factor,) if out_factor else ())
+        groups = image.shape[channel] // kernel.shape[2]
+        extents |= {"g": groups, "io": kernel.shape[2] * kernel.shape[3] // groups}
+    kernel_dims: Dims = (("kh",), ("kw",), () if grouped else ("i",), (out_factor,))
     return make_rule(
         op,
         (_image(data_format, in_factor, tiled), kernel_dims),

@@ -13,8 +13,8 @@ NONLINEAR_UNARY = (
 ).split()
 LINEAR_UNARY = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike".split()
 NONLINEAR_BINARY = (
-    "Atan2 BitwiseAnd BitwiseOr BitwiseXor DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd "
-    "LogicalOr Maximum Minimum Mod MulNoNan NotEqual Pow SquaredDifference TruncateDiv TruncateMod Xdivy Xlogy"
+    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd "
+    "LogicalOr Maximum Minimum Mod NotEqual Pow SquaredDifference TruncateDiv TruncateMod Xdivy Xlogy"
 ).split()
 TOGETHER, ONE_OF_TWO, FIRST = ((0, 1),), ((0,), (1,)), ((0,),)
 
@@ -60,7 +60,8 @@ def mul(op: Operator) -> Rule:
     return broadcast_rule(op, ONE_OF_TWO)
 
 
-@op_rule("RealDiv", "Div")
+# MulNoNan is 0 where its second operand is: with summands of that one it would not be.
+@op_rule("RealDiv", "Div", "DivNoNan", "MulNoNan")
 def div(op: Operator) -> Rule:
     return broadcast_rule(op, FIRST)
 
