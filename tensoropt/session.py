@@ -232,7 +232,9 @@ class Session:
 
     def build(self, engine: str, plan: Plan | str | None, collectives: str | None) -> None:
         """See :func:`tensoropt.build_execution_graph`."""
-        recording = self.recording_for("build_execution_graph")
+        if self.engine is not None:
+            raise InputError("the execution graph has been built already; call tensoropt.init() to record another model")
+        recording = self._recording
         if engine != "tensorflow":
             raise InputError(f"unknown engine {engine!r}; expected 'tensorflow'")
         collectives = collectives or os.environ.get("TENSOROPT_COLLECTIVES", "mpi")
