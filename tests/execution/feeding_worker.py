@@ -1,0 +1,64 @@
+"""What each rank does in ``test_feeding.py``: the public API between processes, with shares of the batch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import zoo
+from execution.strategies import assert_close
+
+import tensoropt
+from tensoropt.reschedule.layout import block_bounds
+from tensoropt.reschedule.simulate import gather
+
+
+def main() -> None:
+    session = tensoropt.init(hardware="v100-1x4", seed=1)
+    processes = session.processes
+    rank, size = processes.rank, processes.size
+    built = zoo.mlp(tensoropt)
+    train = tensoropt.AdamOptimizer(0.01).minimize(built.loss)
+    # Columns: what is fed by rows has to travel. The description has no parallelism of 3.
+    hardware = f"v100-1x{size}" if size != 3 else "v100-3x1"
+    plan = tensoropt.find_strategy(parallelism=size, cluster=hardware, force={"MatMul": {"n": size}})
+    tensoropt.build_execution_graph(engine="tensorflow", plan=plan)
+    graph, view = session.engine.graph, session.engine.view
+    full = {key: values[0] for key, values in built.inputs.items()}
+    start, end = block_bounds(7, size, rank)
+    shares = {key: tensoropt.local(value[start:end]) for key, value in full.items()}
+    hidden = built.inner["hidden"]
+
+    whole = tensoropt.run([built.loss, hidden], full)
+    for got, expected in zip(tensoropt.run([built.loss, hidden], shares), whole, strict=True):
+        assert_close(got, expected, 1e-12, "with local feeds")
+    piece = tensoropt.run(tensoropt.local(hidden), shares)
+    tensor = graph.resolve(hidden.name)
+    pieces = processes.gather(piece)
+    assert_close(gather(pieces, view.layout(tensor), tensor.shape), whole[1], 1e-12, "the pieces together")
+
+    held = [v for here in (*session.engine.variables.values(), *session.engine.slots.values()) for v in here]
+    before = [variable.numpy() for variable in held]
+    losses = [tensoropt.run([train, built.loss], full)[1] for _ in range(3)]
+    for variable, value in zip(held, before, strict=True):
+        variable.assign(value)
+    for expected in losses:
+        assert_close(tensoropt.run([train, built.loss], shares)[1], expected, 1e-12, "a step with local feeds")
+
+    x, _ = full
+    try:
+        tensoropt.run(built.loss, {**shares, x: tensoropt.local(np.zeros((6, 9)))})
+    except tensoropt.InputError as error:
+        assert f"expected [{end - start}, 9]: this rank's share of the batch" in str(error), error
+    else:
+        raise AssertionError("a share of the wrong shape was taken")
+    if rank == 0:
+        print(f"local feeds are full feeds on {size} ranks")
+
+
+if __name__ == "__main__":
+    main()

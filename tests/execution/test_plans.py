@@ -1,0 +1,58 @@
+"""Every point of a frontier, executed, gives one device's numbers, and costs what the frontier says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zoo
+from execution.strategies import (
+    assert_variables,
+    engine_of,
+    executed,
+    feeds_of,
+    pieces_here,
+    train_and_check,
+    training_fetch,
+)
+
+from tensoropt.deliveries import PlainCosts
+from tensoropt.frontier import find_frontier
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.planning import plan_of
+from tensoropt.profiling.hardware import resolve
+from tensoropt.reschedule.layout import axes_text
+from tensoropt.strategy import StrategyView
+
+# All points are costed again; of a longer frontier so many are executed, evenly spread, both ends among them.
+MOST_POINTS = 8
+
+
+@pytest.mark.parametrize(
+    ("function", "cluster", "parallelism"),
+    [(zoo.mlp, "v100-1x4", 4), (zoo.mlp, "v100-2x2", 4), (zoo.cnn, "v100-1x4", 4), (zoo.attention, "v100-1x2", 2)],
+)
+def test_all_points_of_a_frontier(function: Any, cluster: str, parallelism: int) -> None:
+    model = zoo.record(function, "adam")
+    frontier = find_frontier(model.model, resolve(cluster), parallelism)
+    found = frontier.found
+    for point in range(len(found)):
+        cost = frontier.built.problem.cost(found.strategies[point])
+        assert cost == (found.mem_bytes[point], found.time_ns[point])
+    step = max(1, -(-len(found) // MOST_POINTS))
+    for point in sorted({*range(0, len(found), step), len(found) - 1}):
+        plan = plan_of(frontier, point, "mini_time", {})
+        view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
+        engine = engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh))
+        train_and_check(engine, model)
+        assert_variables(model, view, pieces_here(engine))
+        log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
+        planned = [
+            (each.kind, axes_text(each.group_axes), path.shape)
+            for delivery in plan.deliveries
+            for path in (delivery.forward, delivery.backward)
+            if path is not None
+            for each in path.steps
+            if each.communicates
+        ]
+        assert sorted(planned) == sorted(executed(log).elements())

@@ -1,0 +1,25 @@
+"""The same under real mpirun: random strategies on 2, 3 and 4 ranks, one mpirun for each number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mpirun import run_ranks
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: int) -> None:
+    """Losses, metrics and variables; replicas of variables to the bit; graphs of one structure; collectives charged."""
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", 12, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "12 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
+
+
+def test_blocks_of_one_beside_blocks_of_two_broadcast_alike() -> None:
+    """Dimensions of 3 over 2 ranks: from static shapes TensorFlow would emit other gradients on each rank, and hang."""
+    result = run_ranks(2, "-m", "mpi4py", WORKER, "broadcasting", 12, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "12 strategies, " in result.stdout

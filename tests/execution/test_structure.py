@@ -1,0 +1,62 @@
+"""The graphs of all ranks are equal in structure, blocks of 1 beside blocks of 2 included.
+
+Every rank's graph is built in one process, with a communicator that is never called: building communicates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zoo
+from execution.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
+
+from tensoropt.deliveries import Router
+from tensoropt.engine import Engine, Feed, Fetch
+from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.reschedule.mesh import Mesh
+
+
+class Nobody:
+    """A communicator for graphs that are not run."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"building a graph must not communicate, but it asked for {name}")
+
+
+def digests(engine: Engine, functions: list[tuple[Fetch, tuple[Feed, ...]]]) -> list[str]:
+    found: list[str] = []
+    engine.agree = lambda digest, log: found.append(digest)
+    for fetch, feeds in functions:
+        engine.function(fetch, feeds)
+    return found
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(2), Mesh.of(4)], ids=str)
+@pytest.mark.parametrize("function", [zoo.broadcasting, zoo.mlp, zoo.attention])
+def test_all_ranks_build_graphs_of_one_structure(function: Any, mesh: Mesh) -> None:
+    model = zoo.record(function, "momentum")
+    for seed in range(2):
+        view = random_strategy(model, mesh, seed, prefers=lambda config: bool(config.used_axes))
+        feeds = tuple(feeds_of(model.graph, model.batches[0]))
+        metrics = Fetch(tuple((model.graph.tensors[name], False) for name in model.metrics))
+        wanted = [(training_fetch(model), feeds), (metrics, feeds)]
+        by_rank = [
+            digests(engine_of(model, view, Router(Link()), CommunicatingBackend(mesh, rank, Nobody())), wanted)
+            for rank in range(mesh.n_devices)
+        ]
+        assert len(by_rank[0]) == 2
+        assert all(one == by_rank[0] for one in by_rank), f"seed {seed}"
+
+
+def test_digests_tell_structures_apart() -> None:
+    model, mesh = zoo.record(zoo.mlp, "sgd"), Mesh.of(2)
+    feeds = tuple(feeds_of(model.graph, model.batches[0]))
+    by_seed = [
+        digests(
+            engine_of(model, random_strategy(model, mesh, seed), Router(Link()), CommunicatingBackend(mesh, 0, Nobody())),
+            [(training_fetch(model), feeds)],
+        )[0]
+        for seed in range(3)
+    ]
+    assert len(set(by_seed)) == 3

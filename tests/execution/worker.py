@@ -1,0 +1,82 @@
+"""What each rank does in ``test_ranks.py``: random strategies of several models by real collectives, all in one process.
+
+Every rank draws the same strategies from their seeds, builds its own graph, and computes one device's numbers itself. A rank
+that finds a difference raises, which ends all ranks (``python -m mpi4py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensorflow as tf
+import zoo
+from execution.strategies import (
+    assert_variables,
+    engine_of,
+    evaluate_and_check,
+    pieces_here,
+    random_router,
+    random_strategy,
+    train_and_check,
+)
+
+from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.profiling.measure import device_partitions
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.simulate import gather
+from tensoropt.strategy import StrategyView
+
+COMM = MPI.COMM_WORLD
+
+
+def check(model: zoo.Recorded, view: StrategyView, seed: int, communicator: MpiCommunicator) -> int:
+    """Train by one strategy; the number of collectives in a step."""
+    digests: list[str] = []
+    engine = engine_of(model, view, random_router(seed), CommunicatingBackend(view.strategy.mesh, COMM.rank, communicator))
+    engine.agree = lambda digest, log: digests.append(digest)
+    train_and_check(engine, model)
+    evaluate_and_check(engine, model)
+    by_rank = COMM.allgather((digests, pieces_here(engine)))
+    assert all(digest == by_rank[0][0] for digest, _ in by_rank), "the ranks' graphs differ in structure"
+    pieces = {name: [held[name][0] for _, held in by_rank] for name in engine.variables}
+    for op in model.graph.variables:
+        # Raises where two ranks hold the same piece and it differs in a bit.
+        whole = gather(pieces[op.name], view.layout(op.result), op.result.shape)
+        assert np.isfinite(whole).all()
+    assert_variables(model, view, pieces)
+    return sum(len(built.log) for built in engine._functions.values())
+
+
+def main(case: str, n_strategies: int) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
+    communicators = [MpiCommunicator(COMM, mesh) for mesh in meshes]
+    for mesh, communicator in zip(meshes, communicators, strict=True):
+        communicator.prepare(device_partitions(mesh))
+    functions = {"models": (zoo.mlp, zoo.cnn, zoo.attention), "broadcasting": (zoo.broadcasting,)}[case]
+    optimizers = tuple(zoo.HYPERPARAMETERS)
+    prefers = {"models": None, "broadcasting": lambda config: bool(config.used_axes)}[case]
+    models: dict[tuple[str, str], zoo.Recorded] = {}
+    n_collectives = 0
+    for seed in range(n_strategies):
+        function = functions[seed % len(functions)]
+        optimizer = optimizers[seed // len(functions) % len(optimizers)]
+        key = function.__name__, optimizer
+        if key not in models:
+            models[key] = zoo.record(function, optimizer)
+        mesh, communicator = meshes[seed % len(meshes)], communicators[seed % len(meshes)]
+        view = random_strategy(models[key], mesh, 1000 + seed, prefers)
+        n_collectives += check(models[key], view, 1000 + seed, communicator)
+    if COMM.rank == 0:
+        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
