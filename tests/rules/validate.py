@@ -2,7 +2,8 @@
 
 Every config of a case is emitted into one graph on all ranks of a mesh. Operands start in random layouts, partial ones
 included, and are delivered as the config demands; results are delivered in whole. The loss is ``sum(op(x...) * W)`` over
-the float results with random W, that is, W is the gradient with which each result starts. Held against TensorFlow's own operator on whole operands are
+the float results with random W, that is, W is the gradient with which each result starts. Held against TensorFlow's own
+operator on whole operands are
 
 - each result's pieces: their shapes are the predicted ones, replicas are equal to the bit, and put together they are the
   result;
