@@ -31,7 +31,8 @@ $(INSTALLED): setup.py
 	@"$(PYTHON)" setup.py check_python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,test,lint]"
+	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,test,lint]"
 	$(BIN)/python -m tensoropt.launch --configure
 	@touch $@
 
