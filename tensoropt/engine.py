@@ -79,6 +79,7 @@ class Engine:
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _add_in_one_order()
         for op in self.graph.variables:
             self.variables[op.name] = self._local_variables(op, self.initial_value(op.name), op.name)
         for step in self.graph.train_steps.values():
@@ -178,10 +179,10 @@ class Engine:
 
     def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
         needed = self._needed(fetch, {feed.tensor.name for feed in feeds})
-        for name in needed:
-            op = self.graph.operators[name]
-            if op.type == PLACEHOLDER:
-                raise InputError(f"placeholder '{name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
+        # In program order, so that all ranks name the same one.
+        for op in self.graph.operators.values():
+            if op.name in needed and op.type == PLACEHOLDER:
+                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
         deliverer = Deliverer(self.backend)
         n_ranks = len(self.backend.ranks)
 
@@ -292,6 +293,15 @@ def _numpy_dtype(tensor: Tensor) -> Any:
 
 def _names(fetch: Fetch) -> str:
     return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
+
+
+def _add_in_one_order() -> None:
+    """Keep TensorFlow from merging additions: AddN starts with whatever operand's memory is free first.
+
+    Replicas that are computed on each rank would differ by a last bit from run to run, and drift apart.
+    """
+    if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
 def structure_digest(graph: Any, log: Sequence[Collective]) -> str:

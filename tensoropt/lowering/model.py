@@ -111,7 +111,9 @@ def gradients_of(losses: Values, variables: list[Values]) -> list[Values | None]
     """
     flat = [value for values in variables for value in values]
     seeds = [tf.ones_like(loss) for loss in losses]
-    gradients = tf.gradients(losses, flat, grad_ys=seeds)
+    # Two at a time: the order in which AddN adds more is not the same on each rank.
+    by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
+    gradients = tf.gradients(losses, flat, grad_ys=seeds, aggregation_method=by_pairs)
     n_ranks = len(losses)
     grouped = [gradients[i : i + n_ranks] for i in range(0, len(gradients), n_ranks)]
     return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]
