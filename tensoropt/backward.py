@@ -7,6 +7,8 @@ is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Not
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,6 +23,8 @@ from .rules.rule import Config, interface
 
 # Gradient functions read these only for shapes, which are known.
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split())
+# Gradient functions may look at small constants (an exponent); writing large ones into a graph takes long.
+_MOST_WRITTEN = 1024
 _TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
 
 
@@ -64,7 +68,10 @@ class _Trace:
             variables = [self.values[self.graph.operators[name].result.name] for name in step.variables]
             _tracing.append(self)
             try:
-                gradients = [g for g in tf.gradients(self.values[step.loss.name], variables) if g is not None]
+                with warnings.catch_warnings():
+                    # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
+                    warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+                    gradients = [g for g in tf.gradients(self.values[step.loss.name], variables) if g is not None]
             finally:
                 _tracing.pop()
             if not gradients:
@@ -81,7 +88,7 @@ class _Trace:
         )
 
     def _emit(self, op: Operator) -> None:
-        if op.type in SOURCES and op.type != CONSTANT:
+        if op.type in SOURCES and (op.type != CONSTANT or math.prod(op.result.shape) > _MOST_WRITTEN):
             kind = tf.as_dtype(op.result.dtype)
             self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)
             return

@@ -1,0 +1,112 @@
+"""What the models share. Batches of sequences are matrices of [batch * length, width], batch-major.
+
+In two dimensions the products are plain MatMul, and a split of the rows is a split of the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
+
+import tensorflow as tf
+
+from ..errors import InputError
+
+v1 = tf.compat.v1
+Parameters = ParamSpec("Parameters")
+DTYPE = tf.float32
+
+
+def model(function: Callable[Parameters, tf.Tensor]) -> Callable[Parameters, tf.Tensor]:
+    """Refuse to record where TensorFlow would compute at once."""
+
+    @functools.wraps(function)
+    def recorded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> tf.Tensor:
+        if tf.executing_eagerly():
+            raise InputError(
+                f"{function.__name__} of the zoo needs a graph to record into; call tensoropt.init() first, or enter a tf.Graph()"
+            )
+        return function(*args, **kwargs)
+
+    return recorded
+
+
+def weights(name: str, shape: Sequence[int]) -> tf.Variable:
+    """A parameter with TensorFlow's default initializer."""
+    return v1.get_variable(name, shape, DTYPE)
+
+
+def zeros(name: str, width: int) -> tf.Variable:
+    return v1.get_variable(name, [width], DTYPE, initializer=v1.zeros_initializer())
+
+
+def ones(name: str, width: int) -> tf.Variable:
+    return v1.get_variable(name, [width], DTYPE, initializer=v1.ones_initializer())
+
+
+def images(batch: int, size: int, channels: int = 3) -> tuple[tf.Tensor, tf.Tensor]:
+    """Placeholders of square images, NHWC, and of their classes."""
+    x = v1.placeholder(DTYPE, [batch, size, size, channels], name="images")
+    return x, v1.placeholder(tf.int32, [batch], name="labels")
+
+
+def words(name: str, batch: int, length: int) -> tf.Tensor:
+    """A placeholder of word numbers."""
+    return v1.placeholder(tf.int32, [batch, length], name=name)
+
+
+def dense(x: tf.Tensor, width: int, name: str, use_bias: bool = True) -> tf.Tensor:
+    """[n, k] to [n, width]."""
+    with v1.variable_scope(name):
+        y = tf.matmul(x, weights("weights", [x.shape[1], width]))
+        return tf.nn.bias_add(y, zeros("bias", width)) if use_bias else y
+
+
+def mean_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """The mean cross-entropy of rows of logits and classes of any shape."""
+    with v1.name_scope("loss"):
+        rows = tf.reshape(labels, [-1]) if labels.shape.rank != 1 else labels
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=rows, logits=logits))
+
+
+def layer_norm(x: tf.Tensor, name: str, epsilon: float = 1e-6) -> tf.Tensor:
+    """Layer normalisation of rows, in its elementary operators."""
+    width = x.shape[-1]
+    with v1.variable_scope(name):
+        centred = x - tf.reduce_mean(x, -1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), -1, keepdims=True)
+        return centred * tf.math.rsqrt(variance + epsilon) * ones("gamma", width) + zeros("beta", width)
+
+
+def gelu(x: tf.Tensor) -> tf.Tensor:
+    """By the error function."""
+    return 0.5 * x * (1.0 + tf.math.erf(x * 0.5**0.5))
+
+
+def to_heads(x: tf.Tensor, length: int, heads: int) -> tf.Tensor:
+    """[batch * length, width] to [batch, length, heads, width / heads]."""
+    return tf.reshape(x, [x.shape[0] // length, length, heads, x.shape[1] // heads])
+
+
+def causal_mask(length: int) -> tf.Tensor:
+    """bool[length, length], true where a position may look: at itself and back."""
+    places = tf.range(length)
+    return places[:, None] >= places
+
+
+def attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: tf.Tensor | None = None, bias: tf.Tensor | None = None) -> tf.Tensor:
+    """Scaled dot-product attention of [batch, length, heads, depth], back to rows of [batch * length, width].
+
+    Args:
+        mask: bool, true where a query may look at a key.
+        bias: added to the scores.
+    """
+    batch, length, heads, depth = q.shape
+    scores = tf.einsum("bqhd,bkhd->bhqk", q * depth**-0.5, k)
+    if bias is not None:
+        scores += bias
+    if mask is not None:
+        scores = tf.where(mask, scores, -1e9)
+    mixed = tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), v)
+    return tf.reshape(mixed, [batch * length, heads * depth])
