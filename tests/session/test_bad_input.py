@@ -313,7 +313,7 @@ def test_what_run_refuses_to_feed():
         ({model.x: [[1.0], [1.0, 2.0]], model.y: LABELS}, r"x:0 \(.*\) is not an array"),
         ({model.x: model.x, model.y: LABELS}, r"x:0 \(.*\) is not an array"),
         ({model.x: IMAGES}, r"placeholder 'y' \(models.py:\d+\) isn't fed, but GradientDescent needs it; feed it"),
-        (None, "isn't fed"),
+        (None, r"placeholder 'x' \(models.py:\d+\) isn't fed"),
         ([IMAGES], "feed_dict takes a dictionary from placeholders to arrays"),
         ({"nope:0": IMAGES}, "feed_dict names 'nope:0', which isn't a tensor of the recorded model$"),
         ({"x": IMAGES}, "did you mean 'x:0'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_rank_that_is_left_over_says_so_and_waits_asleep(tmp_path):
 @pytest.mark.parametrize(("fault", "code", "said"), [("raise", 1, "ValueError: the reader broke"), ("kill", 137, "137")])
 def test_a_rank_that_fails_while_the_others_train_ends_all(tmp_path, fault, code, said):
     result, _, codes = ranks(tmp_path, 2, "fails", FAULT=fault)
+    assert time.time() - float((tmp_path / "failed").read_text()) < 30
     assert result.returncode == code, result.stderr
     assert 0 not in codes
     assert said in result.stderr

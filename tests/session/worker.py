@@ -106,6 +106,8 @@ def fails(folder):
     tensoropt.build_execution_graph(plan=tensoropt.find_strategy(force={"MatMul": {"m": 2}}))
     train(*model)
     if rank == 1:
+        with open(f"{folder}/failed", "w") as file:
+            print(time.time(), file=file)
         if os.environ["FAULT"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("the reader broke")
