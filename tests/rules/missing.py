@@ -24,7 +24,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tensorflow as tf
-from rules.cases import CASES, Case
+from rules.case import Case
+from rules.cases import CASES
 from rules.validate import channels_first, session, truth_of
 
 from tensoropt.ir import Tensor

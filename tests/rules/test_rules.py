@@ -20,12 +20,13 @@ from tensoropt.rules import registry
 from tensoropt.rules.registry import rule_of, rule_types
 from tensoropt.rules.rule import Config, Demand, Interface, Rule, configs, interface
 
-from .cases import CASES, Case
+from .case import Case
+from .cases import CASES
 from .validate import truth_of, validate
 
 SMALL_MESHES = (Mesh.of(2), Mesh.of(3), Mesh.of(2, 2))
 LARGEST_MESH = Mesh.of(2, 3)
-DRAWN_CONFIGS = 8
+DRAWN_CONFIGS = 5
 
 
 def case_of(label: str) -> Case:
