@@ -40,8 +40,8 @@ class FirstValues:
             except tf.errors.OpError as error:
                 where = source_line(self._initial[variable].op)
                 raise InputError(
-                    f"the initial value of variable '{variable}' ({where}) can't be computed before the model runs: it may read "
-                    "a variable or a placeholder; expected constants, random numbers, or other variables' initial_value"
+                    f"the initial value of variable '{variable}' ({where}) can't be computed before the model runs: it may "
+                    "read a variable or a placeholder; expected constants, random numbers, or other variables' initial_value"
                 ) from error
             self._computed.update(zip(together, map(np.asarray, values), strict=True))
         return self._computed.pop(variable)
