@@ -48,7 +48,8 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     points = Points.concatenate(survivors)
     offsets = offsets_of(np.concatenate(counts))
     trace = _trace(a, b, points, sum_out)
-    return Table(scope, np.concatenate(states), offsets, points.mem, points.time, trace)
+    slack = max(a.slack, b.slack)
+    return Table(scope, np.concatenate(states), offsets, points.mem, points.time, trace, slack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +139,5 @@ def merge_states(table: Table, variable: int, representative: Ints) -> Table:
     target_states, arcs = _targets(renamed, unit, table.scope, cells, np.zeros_like(cells))
     points = merge(renamed, unit, arcs)
     offsets = offsets_of(np.bincount(points.target, minlength=len(target_states)))
-    return Table(table.scope, target_states, offsets, points.mem, points.time, _trace(table, unit, points, variable))
+    trace = _trace(table, unit, points, variable)
+    return Table(table.scope, target_states, offsets, points.mem, points.time, trace, table.slack)

@@ -9,8 +9,12 @@ The graph is a set of tables, at most one per scope; two variables are neighbour
 - *Branch elimination* (Eq. 6: o_i is joined with o_h, their states concatenated): ``eliminate`` of a variable with
   three or more neighbours joins these; the resulting table's cells are their concatenated states. A part of a joined
   variable is summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
-- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``condition``. Exact,
-  and not counted, where the variable has a single state.
+- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``restrict``, which
+  may leave a variable several states instead of one, so that it fits what exact elimination may take.
+- *Relaxation*: ``split`` gives a variable to several groups of its tables, each of which may then choose another state
+  for it; its own cost is charged once. That can only lower costs, so the frontier of what results is a lower bound.
+  (Where the variable is the mask of heuristic elimination, its consumers choose for themselves. Known as mini-buckets:
+  Dechter and Rish, J. ACM 50 (2003).)
 
 Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
 combinations are not allowed. Those within a factor of four go by what tables they bring together (see
@@ -25,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +38,10 @@ from .combine import combine
 from .interface import sum_out
 from .problem import InfeasibleError, Ints
 from .table import Table, unit_table
+from .trim import Thinning
 
 Floats = npt.NDArray[np.float64]
+_WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +68,25 @@ class TableGraph:
         names: of the variables, for messages.
         sizes: number of states of each variable.
         tables: by scope. The product of all is the problem.
-        fixed: states given by ``condition``.
+        left: number of states of the variables that were restricted.
+        fixed: states of variables that had only one.
         counts: eliminations done, by kind.
+        thinning: of tables that eliminations made.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    thinning: Thinning
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
     fixed: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     _efforts: dict[int, Effort] = field(default_factory=dict)
 
     def copy(self) -> TableGraph:
-        fixed, efforts = dict(self.fixed), dict(self._efforts)
-        return TableGraph(self.names, self.sizes, dict(self.tables), fixed, Counter(self.counts), efforts)
+        tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
+        counts, efforts = Counter(self.counts), dict(self._efforts)
+        return TableGraph(self.names, self.sizes, self.thinning, tables, left, fixed, counts, efforts)
 
     @property
     def variables(self) -> tuple[int, ...]:
@@ -87,7 +98,7 @@ class TableGraph:
         return tuple(sorted({other for scope in scopes for other in scope} - {variable}))
 
     def add(self, table: Table) -> None:
-        """Multiply a table into the graph: edge elimination (Eq. 5) where its scope is taken.
+        """Multiply a table into the graph, thinned if need be: edge elimination (Eq. 5) where its scope is taken.
 
         Raises:
             InfeasibleError: nothing is allowed.
@@ -99,22 +110,28 @@ class TableGraph:
         if table.n_cells == 0:
             names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
             raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
-        self.tables[table.scope] = table
+        self.tables[table.scope] = self.thinning.apply(table)
         self._forget(table.scope)
 
     def effort(self, variable: int) -> Effort:
         """What eliminating ``variable`` would take, from the number of cells that each of its states has."""
         known = self._efforts.get(variable)
         if known is None:
-            joined = np.ones(self.sizes[variable], np.float64)
-            for table in self._tables_of(variable):
-                joined *= np.bincount(table.column(variable), minlength=len(joined))
-            n_joined = float(joined.sum())
-            dense = math.prod(float(self.sizes[other]) for other in self.neighbours(variable))
-            cells = min(dense, n_joined)
-            known = Effort(variable, cells, n_joined)
-            self._efforts[variable] = known
+            known = self._efforts[variable] = self._effort_of(variable, self._tables_of(variable))
         return known
+
+    def _effort_of(self, variable: int, tables: Collection[Table]) -> Effort:
+        joined = np.ones(self.sizes[variable], np.float64)
+        for table in tables:
+            joined *= np.bincount(table.column(variable), minlength=len(joined))
+        neighbours = {other for table in tables for other in table.scope} - {variable}
+        dense = math.prod(float(self.n_states(other)) for other in neighbours)
+        n_joined = float(joined.sum())
+        return Effort(variable, min(dense, n_joined), n_joined)
+
+    def n_states(self, variable: int) -> int:
+        """How many states a variable may still take."""
+        return self.left.get(variable, self.sizes[variable])
 
     def cheapest(self, among: Collection[int]) -> Effort | None:
         """The elimination to do next, None if there is nothing to choose from.
@@ -164,27 +181,58 @@ class TableGraph:
             )
         self.add(result)
 
-    def condition(self, variable: int, state: int) -> None:
-        """Give a variable one state (Eq. 7): not exact, unless it is the only one.
+    def settle(self, variable: int) -> None:
+        """Eliminate a variable that has a single state."""
+        (self.fixed[variable],) = np.unique(np.concatenate([t.column(variable) for t in self._tables_of(variable)]))
+        for table in self._pop_tables_of(variable):
+            scope = tuple(other for other in table.scope if other != variable)
+            cells = np.arange(table.n_cells, dtype=np.int64)
+            self.add(table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1)))
+
+    def restrict(self, variable: int, states: Collection[int]) -> None:
+        """Leave a variable these of its states only (Eq. 7): not exact.
 
         Raises:
-            InfeasibleError: a neighbour has no state that goes with it.
+            InfeasibleError: a neighbour has no state that goes with them.
         """
-        tables = self._pop_tables_of(variable)
-        if any((table.column(variable) != state).any() for table in tables):
-            self.counts["heuristic"] += 1
-        self.fixed[variable] = state
-        for table in tables:
-            cells = np.flatnonzero(table.column(variable) == state).astype(np.int64, copy=False)
-            scope = tuple(other for other in table.scope if other != variable)
-            column = table.scope.index(variable)
-            self.add(table.take(cells, scope, np.delete(table.states[cells], column, axis=1)))
+        chosen = np.array(sorted(states), np.int64)
+        self.left[variable] = len(chosen)
+        for table in self._pop_tables_of(variable):
+            kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
+            self.add(table.take(kept, table.scope, table.states[kept]))
+
+    def split(self, variable: int, max_cells: float) -> bool:
+        """Let groups of the variable's tables choose its state apart (see above); whether there was more than one group.
+
+        The largest tables come first, each joins the first group with which it can be eliminated within ``max_cells``.
+        """
+        edges = [table for table in self._tables_of(variable) if len(table.scope) > 1]
+        groups: list[list[Table]] = []
+        for table in sorted(edges, key=lambda table: (-table.n_cells, table.scope)):
+            fitting = (group for group in groups if self._effort_of(variable, [*group, table]).cells <= max_cells)
+            group = next(fitting, None)
+            if group is None:
+                groups.append([table])
+            else:
+                group.append(table)
+        for group in groups[1:]:
+            copy = len(self.names)
+            self.names, self.sizes = (*self.names, self.names[variable]), (*self.sizes, self.sizes[variable])
+            self.left[copy] = self.n_states(variable)
+            for table in group:
+                del self.tables[table.scope]
+                self._forget(table.scope)
+                order = [other for other in table.scope if other != variable]
+                columns = [table.scope.index(other) for other in (*order, variable)]
+                self.add(replace(table, scope=(*order, copy), states=table.states[:, columns]))
+        return len(groups) > 1
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
-        """The states that ``condition`` should try, the most promising first.
+        """The states that ``restrict`` should keep, the most promising first.
 
-        A state's promise is the least memory and the least time that each of the variable's tables has with it, summed,
-        each normalised over the states, with equal weight.
+        Each of the variable's tables has a least memory and a least time with a state. Their sums over the tables, each
+        normalised over the states, are weighed by all to one cost, all to the other, and between; the orders by these
+        weights take turns, equal weights first.
         """
         n_states = self.sizes[variable]
         mem, time = np.zeros(n_states), np.zeros(n_states)
@@ -193,8 +241,12 @@ class TableGraph:
             mem += _least(table.mem, state, n_states)
             time += _least(table.time, state, n_states)
         possible = np.flatnonzero(np.isfinite(mem))
-        score = _normalised(mem[possible]) + _normalised(time[possible])
-        return tuple(possible[np.argsort(score, kind="stable")].tolist())
+        mem, time = _normalised(mem[possible]), _normalised(time[possible])
+        ranks = np.empty((len(possible), len(_WEIGHTS)))
+        for column, weight in enumerate(_WEIGHTS):
+            order = np.argsort(weight * mem + (1 - weight) * time, kind="stable")
+            ranks[order, column] = np.arange(len(order)) * len(_WEIGHTS) + column
+        return tuple(possible[np.argsort(ranks.min(axis=1), kind="stable")].tolist())
 
     def _tables_of(self, variable: int) -> list[Table]:
         return [table for scope, table in self.tables.items() if variable in scope]

@@ -48,7 +48,7 @@ def exhaustive(problem: Problem, progress: Callable[[int, int], None] | None = N
     if len(mem) == 0:
         names = ", ".join(repr(node.name) for node in problem.nodes)
         raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
-    return Frontier(mem, time, strategies, True, {}, "exhaustive")
+    return Frontier(mem, time, strategies, {}, "exhaustive")
 
 
 def _decode(index: Ints, sizes: list[int]) -> States:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from .bound import LowerBound
 from .problem import Ints
 
 KINDS = ("node", "edge", "branch", "heuristic")
@@ -22,17 +23,17 @@ class Frontier:
         mem_bytes: int64[P], strictly ascending.
         time_ns: int64[P], strictly descending.
         strategies: int32[P, n_nodes], the state of every node at each point.
-        exact: whether these are all Pareto-minimal points of the problem (no heuristic elimination was used).
         eliminations: how often each of "node", "edge", "branch" and "heuristic" elimination was used.
         algorithm: the name that was given to the search.
+        bound: what no strategy can be below; None if these are exactly the Pareto-minimal points of the problem.
     """
 
     mem_bytes: Ints
     time_ns: Ints
     strategies: npt.NDArray[np.int32]
-    exact: bool
     eliminations: Mapping[str, int]
     algorithm: str
+    bound: LowerBound | None = None
 
     def __post_init__(self) -> None:
         n_points = len(self.mem_bytes)
@@ -43,6 +44,45 @@ class Frontier:
             raise ValueError("a frontier must have strictly ascending memory and strictly descending time")
         counts = {kind: self.eliminations.get(kind, 0) for kind in KINDS}
         object.__setattr__(self, "eliminations", MappingProxyType(counts))
+
+    @property
+    def exact(self) -> bool:
+        """Whether these are all Pareto-minimal points of the problem, and no others."""
+        return self.bound is None
+
+    @property
+    def exact_points(self) -> npt.NDArray[np.bool_]:
+        """bool[P]: which points are proven to be Pareto-minimal."""
+        if self.bound is None:
+            return np.ones(len(self), np.bool_)
+        return self.bound.proves(self.mem_bytes, self.time_ns)
+
+    @property
+    def gaps(self) -> npt.NDArray[np.float64]:
+        """The gap of each point of the lower bound (see :mod:`.bound`); zeros if exact."""
+        if self.bound is None:
+            return np.zeros(len(self))
+        return self.bound.gaps(self.mem_bytes, self.time_ns)
+
+    @property
+    def worst_gap(self) -> float:
+        """Every strategy is within a factor of 1 plus this of a point, in both costs."""
+        return float(self.gaps.max())
+
+    @property
+    def median_gap(self) -> float:
+        return float(np.median(self.gaps))
+
+    @property
+    def certificate(self) -> str:
+        """In words: exact, or how far from it at most."""
+        if self.bound is None:
+            return "exact"
+        proven = int(self.exact_points.sum())
+        return (
+            f"not exact: {proven} of {len(self)} points proven minimal, gap at most {self.worst_gap:.2%} "
+            f"(median {self.median_gap:.2%}), by {self.bound.source}"
+        )
 
     def __len__(self) -> int:
         return len(self.mem_bytes)

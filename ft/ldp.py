@@ -35,7 +35,7 @@ def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step
     for previous, variable in pairwise(line):
         scope = (previous, variable) if previous < variable else (variable, previous)
         reached = sum_out(cumulative, graph.tables.pop(scope), previous)
-        cumulative = combine(reached, graph.tables.pop((variable,), unit_table()))
+        cumulative = graph.thinning.apply(combine(reached, graph.tables.pop((variable,), unit_table())))
         if cumulative.n_cells == 0:
             names = f"{graph.names[previous]!r} and {graph.names[variable]!r}"
             raise InfeasibleError(f"no strategy is allowed: no states of {names} go together with all before them")

@@ -49,6 +49,7 @@ class Table:
         offsets: int64[C + 1]; cell c has points ``offsets[c]`` to ``offsets[c + 1]``, at least one.
         mem, time: int64[P], by ascending memory within a cell, below INFEASIBLE.
         trace: the points' back-pointers; None where there is nothing to unroll.
+        slack: how much worse than the true ones points may be, see :mod:`.trim`; 0 if nothing was ever thinned.
     """
 
     scope: tuple[int, ...]
@@ -57,6 +58,7 @@ class Table:
     mem: Ints
     time: Ints
     trace: Trace | None = None
+    slack: float = 0.0
 
     @property
     def n_cells(self) -> int:
@@ -79,7 +81,7 @@ class Table:
         counts = np.diff(self.offsets)[cells]
         points = expand_ranges(self.offsets[cells], counts)
         trace = self.trace and Trace(((self.trace, points.astype(np.int32)),))
-        return Table(scope, states, offsets_of(counts), self.mem[points], self.time[points], trace)
+        return Table(scope, states, offsets_of(counts), self.mem[points], self.time[points], trace, self.slack)
 
 
 def unit_table() -> Table:

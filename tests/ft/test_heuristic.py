@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
+from tensoropt.ft import INFEASIBLE, Budget, Edge, InfeasibleError, Node, Problem, search
 
 from .problems import SHAPES, Costs, build, random_problem
 
@@ -20,9 +20,9 @@ def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> 
             true = search(problem, "exhaustive")
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                search(problem, algorithm, max_table_cells=max_table_cells)
+                search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0))
             continue
-        got = search(problem, algorithm, max_table_cells=max_table_cells)
+        got = search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0))
         for mem, time, strategy in zip(got.mem_bytes, got.time_ns, got.strategies, strict=True):
             assert problem.cost(strategy) == (mem, time)
             within = true.at(int(mem))
@@ -37,13 +37,25 @@ def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> 
     assert n_worse > 0  # otherwise this would not test anything
 
 
-def test_the_mask_is_what_gets_one_state() -> None:
+def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
+    """Of a mask and six operators of 8 states, all neighbours of the mask, a table of 64 cells holds everything."""
     n, pairs = SHAPES["mask"]
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
-    frontier = search(problem, max_table_cells=8)
-    assert not frontier.exact
-    assert frontier.eliminations["heuristic"] == 1
-    assert len(set(frontier.strategies[:, n - 1].tolist())) == 1
+    true = search(problem)
+    assert true.exact
+    assert search(problem, budget=Budget(max_table_cells=64, seconds=0)).exact
+    rough = search(problem, budget=Budget(max_table_cells=8, seconds=0))
+    assert not rough.exact
+    assert rough.eliminations["heuristic"] > 0
+
+
+def test_a_search_that_is_not_exact_goes_on_while_there_is_time() -> None:
+    n, pairs = SHAPES["mask"]
+    problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
+    assert search(problem, budget=Budget(max_table_cells=1, seconds=60)).exact
+    enough = search(problem, budget=Budget(max_table_cells=1, seconds=60, gap=100.0))
+    assert not enough.exact
+    assert enough.worst_gap <= 100.0
 
 
 def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
@@ -69,6 +81,6 @@ def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
     true = search(problem, "exhaustive")
     assert set(true.strategies[:, 0].tolist()) == {1}
     for algorithm in ("ft-ldp", "ft-elimination"):
-        frontier = search(problem, algorithm, max_table_cells=1)
+        frontier = search(problem, algorithm, budget=Budget(max_table_cells=1, seconds=0))
         assert frontier.eliminations["heuristic"] > 0
         assert frontier.mem_bytes[0] >= true.mem_bytes[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, Frontier, InfeasibleError, Node, Problem, combine, merge, search
+from tensoropt.ft import INFEASIBLE, Budget, Edge, Frontier, InfeasibleError, Node, Problem, combine, merge, search
 
 from .problems import SHAPES, Costs, build, chain_pairs, identity_edge, random_problem, resnet_pairs
 
@@ -91,7 +91,7 @@ def test_layouts_that_must_agree_cost_what_they_allow() -> None:
 def test_a_mask_with_one_state_is_given_it_exactly() -> None:
     rng = np.random.default_rng(0)
     n, pairs = SHAPES["mask"]
-    frontier = search(build(rng, [30] * (n - 1) + [1], pairs, Costs(20)), max_table_cells=30)
+    frontier = search(build(rng, [30] * (n - 1) + [1], pairs, Costs(20)), budget=Budget(max_table_cells=30, seconds=0))
     assert frontier.exact
     assert frontier.eliminations["heuristic"] == 0
 
@@ -165,8 +165,9 @@ def test_wrong_use_is_refused() -> None:
         search(problem, "exhaustive")
     with pytest.raises(ValueError, match=r"unknown algorithm 'mcmc'; choose one of ft-ldp"):
         search(problem, "mcmc")
-    with pytest.raises(ValueError, match="max_table_cells"):
-        search(problem, max_table_cells=0)
+    for wrong in ({"max_table_cells": 0}, {"epsilon": -0.1}, {"epsilon": 1.0}, {"max_points": 1}, {"seconds": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Budget(**wrong)
 
 
 @pytest.mark.parametrize("followed", [0, 3])

@@ -1,0 +1,116 @@
+"""Algorithm 2 without its first and last steps: from a graph of tables to one table, exactly or by either of two ways out.
+
+Exact eliminations are done while no table becomes too large. Where one would,
+
+- ``solve`` leaves a variable fewer states (heuristic elimination), and gives real strategies: an upper bound;
+- ``relax`` lets parts of the graph choose a variable's state apart, and gives a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .elimination import Effort, TableGraph
+from .ldp import linear_dynamic_programming
+from .linear import components, cut_vertices, linear_graph
+from .problem import InfeasibleError
+
+Report = Callable[[TableGraph], None]
+
+
+class Solver:
+    """Solves graphs of tables.
+
+    Args:
+        use_ldp: whether to keep the linear graph for LDP.
+        max_cells: of a table that an exact elimination may make.
+        report: called after each elimination.
+    """
+
+    def __init__(self, use_ldp: bool, max_cells: int, report: Report) -> None:
+        self.use_ldp = use_ldp
+        self.max_cells = max_cells
+        self.report = report
+
+    def solve(self, graph: TableGraph) -> TableGraph:
+        """Reduce the graph, which is used up, to one table that depends on nothing; its points are real strategies.
+
+        Where an elimination would take too much, the one of its variables with the most states keeps the more promising
+        half of them. If that leaves nothing that is allowed the other half is tried.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+        """
+        blocked = self._eliminate_exactly(graph)
+        if blocked is None:
+            return self._finished(graph)
+        around = (blocked.variable, *graph.neighbours(blocked.variable))
+        variable = max(around, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
+        states = graph.states_by_promise(variable)
+        if len(states) < 2:
+            graph.restrict(variable, states)
+            return self.solve(graph)
+        half = len(states) // 2
+        for chosen in (states[:half], states[half:]):
+            attempt = graph.copy()
+            try:
+                attempt.counts["heuristic"] += 1
+                attempt.restrict(variable, chosen)
+                return self.solve(attempt)
+            except InfeasibleError as error:
+                failure = error
+        raise failure
+
+    def relax(self, graph: TableGraph) -> TableGraph:
+        """Reduce the graph, which is used up, to one table whose points bound those of every strategy from below.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+        """
+        while (blocked := self._eliminate_exactly(graph)) is not None:
+            if not graph.split(blocked.variable, self.max_cells):
+                graph.eliminate(blocked.variable)
+        return self._finished(graph)
+
+    def _finished(self, graph: TableGraph) -> TableGraph:
+        if self.use_ldp:
+            for component in components(graph):
+                line = linear_graph(graph, component)
+                linear_dynamic_programming(graph, line, lambda: self.report(graph))
+        return graph
+
+    def _eliminate_exactly(self, graph: TableGraph) -> Effort | None:
+        """Eliminate while it is cheap: all variables, or with LDP all that are not marked.
+
+        Returns:
+            None when done, else the elimination that would take too much.
+        """
+        for variable in graph.variables:
+            if graph.n_states(variable) == 1:
+                graph.settle(variable)
+                self.report(graph)
+        while True:
+            marked = self._marked(graph)
+            held = marked | cut_vertices(graph) if self.use_ldp else marked
+            free = [variable for variable in graph.variables if variable not in held]
+            if not free:
+                return None  # side branches end in variables that are no cut vertices: only marked ones are left
+            blocked = self._eliminate_among(graph, set(free))
+            if blocked is not None:
+                return blocked
+
+    def _marked(self, graph: TableGraph) -> set[int]:
+        if not self.use_ldp:
+            return set()
+        return {variable for component in components(graph) for variable in linear_graph(graph, component)}
+
+    def _eliminate_among(self, graph: TableGraph, free: set[int]) -> Effort | None:
+        while free:
+            effort = graph.cheapest(free)
+            assert effort is not None
+            if effort.cells > self.max_cells:
+                return effort
+            graph.eliminate(effort.variable)
+            free.remove(effort.variable)
+            self.report(graph)
+        return None

@@ -1,0 +1,151 @@
+"""What a search that is not exact says about itself holds: lower bounds, gaps, proven points, epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
+from tensoropt.ft.elimination import TableGraph
+from tensoropt.ft.table import Table
+
+from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
+
+ROUGH = Budget(max_table_cells=2, seconds=0)
+
+
+def below(bound: LowerBound, mem: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """For each point whether the bound has a point that is at least as good in both costs, by definition."""
+    return ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time[:, None])).any(axis=1)
+
+
+def gap_by_definition(mem: int, time: int, frontier: Frontier) -> float:
+    """The smallest e with a point of the frontier within (1 + e) of a point in both costs."""
+    best = np.inf
+    for m, t in zip(frontier.mem_bytes.tolist(), frontier.time_ns.tolist(), strict=True):
+        factors = [1.0 if cost <= of else cost / of if of else np.inf for cost, of in ((m, mem), (t, time))]
+        best = min(best, max(factors) - 1)
+    return best
+
+
+def true_and_rough(seeds: range, budget: Budget) -> Iterator[tuple[Problem, Frontier, Frontier]]:
+    for seed in seeds:
+        problem = random_problem(seed)
+        try:
+            yield problem, search(problem, "exhaustive"), search(problem, budget=budget)
+        except InfeasibleError:
+            continue
+
+
+def test_the_relaxation_bounds_every_strategy_from_below() -> None:
+    n_bounds = n_proven = 0
+    for _, true, rough in true_and_rough(range(0, 600), ROUGH):
+        n_proven += int(rough.exact_points.sum())
+        true_points = set(zip(true.mem_bytes.tolist(), true.time_ns.tolist(), strict=True))
+        points = list(zip(rough.mem_bytes.tolist(), rough.time_ns.tolist(), strict=True))
+        assert all(point in true_points for point, proven in zip(points, rough.exact_points, strict=True) if proven)
+        if rough.bound is None:
+            assert len(points) == len(true)
+            continue
+        n_bounds += 1
+        assert below(rough.bound, true.mem_bytes, true.time_ns).all()
+        pairs = zip(rough.bound.mem_bytes.tolist(), rough.bound.time_ns.tolist(), strict=True)
+        expected = [gap_by_definition(mem, time, rough) for mem, time in pairs]
+        assert rough.gaps == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        reached = max(gap_by_definition(mem, time, rough) for mem, time in sorted(true_points))
+        assert reached <= rough.worst_gap * (1 + 1e-9) + 1e-12
+    assert n_bounds > 50
+    assert n_proven > 100
+
+
+def test_a_relaxation_that_charges_per_consumer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong relaxation gives every group of tables its own charge for the variable's own cost."""
+    right = TableGraph.split
+
+    def wrong(self: TableGraph, variable: int, max_cells: float) -> bool:
+        own: Table | None = self.tables.get((variable,))
+        before = len(self.names)
+        happened = right(self, variable, max_cells)
+        for copy in range(before, len(self.names)):
+            if own is not None:
+                self.add(Table((copy,), own.states, own.offsets, own.mem, own.time, own.trace))
+        return happened
+
+    monkeypatch.setattr(TableGraph, "split", wrong)
+    caught = 0
+    for _, true, rough in true_and_rough(range(0, 200), ROUGH):
+        caught += rough.bound is not None and not below(rough.bound, true.mem_bytes, true.time_ns).all()
+    assert caught > 10
+
+
+def varied_problem(seed: int) -> Problem:
+    """Long frontiers from few nodes: costs that all differ."""
+    rng = np.random.default_rng(seed)
+    n, pairs = (17, resnet_pairs(4)) if seed % 2 else (24, chain_pairs(24))
+    return build(rng, [5] * n, pairs, Costs(10**6, interfaces=0.5))
+
+
+def assert_within(true: Frontier, got: Frontier, factor: float) -> None:
+    for mem, time in zip(true.mem_bytes, true.time_ns, strict=True):
+        assert ((got.mem_bytes <= mem * factor) & (got.time_ns <= time * factor)).any()
+
+
+@pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
+@pytest.mark.parametrize("epsilon", [0.003, 0.03, 0.3])
+def test_epsilon_is_kept_and_used(algorithm: str, epsilon: float) -> None:
+    n_shorter = 0
+    for seed in range(4):
+        problem = varied_problem(seed)
+        true = search(problem, algorithm)
+        assert true.exact
+        got = search(problem, algorithm, budget=Budget(epsilon=epsilon))
+        assert_within(true, got, (1 + epsilon) * (1 + 1e-12))
+        assert got.worst_gap <= epsilon * (1 + 1e-6)
+        assert (got.mem_bytes[0], got.time_ns[-1]) == (true.mem_bytes[0], true.time_ns[-1])  # both ends stay
+        if got.bound is not None:
+            assert below(got.bound, true.mem_bytes, true.time_ns).all()
+        for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
+            assert problem.cost(strategy) == (mem, time)
+        n_shorter += len(got) < len(true)
+    assert n_shorter > 0
+
+
+@pytest.mark.parametrize("max_points", [2, 10, 40])
+def test_a_cap_is_certified(max_points: int) -> None:
+    for seed in range(4):
+        true = search(varied_problem(seed))
+        got = search(varied_problem(seed), budget=Budget(max_points=max_points))
+        assert len(got) <= max_points
+        assert not got.exact
+        assert got.bound is not None
+        assert below(got.bound, true.mem_bytes, true.time_ns).all()
+        assert_within(true, got, (1 + got.worst_gap) * (1 + 1e-9))
+
+
+costs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=8)
+
+
+def bound_of(points: list[tuple[int, int]]) -> LowerBound:
+    mem, time = np.array(points, np.int64).T
+    return LowerBound.within(mem, time, 0.0, "test")
+
+
+@given(costs, costs)
+def test_two_bounds_together_allow_what_both_allow(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    together = bound_of(one).tightened(bound_of(other))
+    grid = np.array([(m, t) for m in range(14) for t in range(14)], np.int64).T
+    allowed = below(bound_of(one), *grid) & below(bound_of(other), *grid)
+    assert (below(together, *grid) == allowed).all()
+
+
+@given(costs, costs)
+def test_what_a_bound_proves(of_bound: list[tuple[int, int]], of_points: list[tuple[int, int]]) -> None:
+    bound, points = bound_of(of_bound), bound_of(of_points)
+    proven = bound.proves(points.mem_bytes, points.time_ns)
+    steps = set(zip(bound.mem_bytes.tolist(), bound.time_ns.tolist(), strict=True))
+    for point, is_proven in zip(zip(points.mem_bytes.tolist(), points.time_ns.tolist(), strict=True), proven, strict=True):
+        assert is_proven == (not any(s[0] <= point[0] and s[1] <= point[1] and s != point for s in steps))
