@@ -1,4 +1,4 @@
-"""Feeding and fetching by the public API, on four emulated devices: names, structures, variables, groups, and what is refused."""
+"""Feeding and fetching by the public API on four emulated devices, and what is refused; local feeds between processes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_wrong_values_are_refused(trained: Run, wrong: Any, sentence: str) -> No
 
 
 def test_wrong_names_and_missing_feeds_are_refused(trained: Run) -> None:
-    x, y = trained.feeds
+    _, y = trained.feeds
     with pytest.raises(InputError, match=r"placeholder 'x' \(zoo.py:\d+\) isn't fed"):
         tensoropt.run(trained.built.loss, {y: trained.feeds[y]})
     with pytest.raises(InputError, match="feed_dict names 'nothing:0', which isn't a tensor of the recorded model"):

@@ -1,6 +1,6 @@
 """Whatever the strategy, the numbers are those of one device: random strategies, emulated, against plain TensorFlow.
 
-Losses, every parameter and every moving average after three steps, and (for two seeds in five) metrics, in float64 to 1e-10
+Losses, every parameter and every moving average after three steps, and (for every third) metrics, in float64 to 1e-10
 of each tensor's largest magnitude; and for every strategy the collectives executed are those charged, exactly. Nearly all of
 the time goes into building graphs, so TensorFlow's graph optimizer, which would add a third, is off here; it is on in the
 tests between processes.
@@ -8,9 +8,11 @@ tests between processes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from functools import cache
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
@@ -32,7 +34,7 @@ FUNCTIONS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 PER_TEST = 10
 # On four devices 300 strategies: seeds alternate between the two meshes.
-SEEDS_ON_FOUR = {"mlp": 140, "cnn": 100, "attention": 60}
+SEEDS_ON_FOUR = {"mlp": 160, "cnn": 90, "attention": 50}
 # float32: a statistic is a sum of 150 numbers, and another order of adding may change it by 150 * 2^-24 = 9e-6. After three
 # steps 60 strategies were off by 1.5e-5 at most in a variable (a bias, whose gradient nearly cancels), 2e-7 in the loss.
 FLOAT32 = 5e-5
@@ -44,6 +46,15 @@ def _graphs_as_they_are_built() -> Iterator[None]:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+@pytest.fixture(autouse=True)
+def _garbage_in_one_go() -> Iterator[None]:
+    """Looking for garbage over and over while graphs are built would take a tenth of the time."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 @cache
@@ -58,9 +69,9 @@ def check(function: str, mesh: Mesh, seed: int, tolerance: float = EXACT) -> Non
     try:
         train_and_check(engine, model, tolerance)
         assert_variables(model, view, pieces_here(engine), tolerance)
-        if seed % 5 < 2:
+        if seed // 3 % 3 == 0:
             evaluate_and_check(engine, model, tolerance)
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
         configs = "\n".join(f"{name}: {config}" for name, config in view.strategy.configs.items())
         raise AssertionError(f"{function} on {mesh}, seed {seed}: {error}\n{configs}\n{view.strategy.shared}") from error
 
@@ -77,27 +88,31 @@ def test_four_devices_give_one_device_numbers(function: str, start: int) -> None
 
 @pytest.mark.parametrize("function", ["mlp", "cnn", "attention"])
 def test_six_devices_give_one_device_numbers(function: str) -> None:
-    for seed in range(500, 506):
+    for seed in range(500, 504):
         check(function, Mesh.of(2, 3), seed)
 
 
-@pytest.mark.parametrize(("mesh", "n_seeds"), [(Mesh.of(4), 10), (Mesh.of(2, 3), 4)], ids=str)
+@pytest.mark.parametrize(("mesh", "n_seeds"), [(Mesh.of(4), 6), (Mesh.of(2, 3), 3)], ids=str)
 def test_fused_batch_normalisation_in_float32(mesh: Mesh, n_seeds: int) -> None:
     for seed in range(n_seeds):
         check("fused_cnn", mesh, seed, FLOAT32)
 
 
 def test_a_wrong_number_is_noticed() -> None:
-    """A gradient that is scaled, or a value that is off in the ninth digit, fails."""
-    model = recorded("mlp", "sgd")
-    view = random_strategy(model, Mesh.of(4), 0)
-    engine = engine_of(model, view, random_router(0), EmulatedBackend(Mesh.of(4)))
+    """A value that is off in the tenth digit, and a replica that is off in the last bit."""
+    model, mesh = recorded("mlp", "sgd"), Mesh.of(4)
+    view = random_strategy(model, mesh, 0)
+    engine = engine_of(model, view, random_router(0), EmulatedBackend(mesh))
     train_and_check(engine, model)
     pieces = pieces_here(engine)
     assert_variables(model, view, pieces)
-    pieces["w1"][2] = pieces["w1"][2] * (1 + 1e-9)
-    with pytest.raises(AssertionError, match="w1 on rank 2 is off"):
-        assert_variables(model, view, pieces)
+    off = {**pieces, "w1": [piece * (1 + 1e-9) for piece in pieces["w1"]]}
+    with pytest.raises(AssertionError, match="variable w1 is off"):
+        assert_variables(model, view, off)
+    replicated = next(op for op in model.graph.variables if len(view.layout(op.result).used_axes) < len(mesh.axes))
+    last_bit = {**pieces, replicated.name: [np.nextafter(pieces[replicated.name][0], 9), *pieces[replicated.name][1:]]}
+    with pytest.raises(ValueError, match="replicas"):
+        assert_variables(model, view, last_bit)
 
 
 def test_strategies_and_paths_are_as_random_as_they_should_be() -> None:
