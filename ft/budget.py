@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_TABLE_CELLS = 1 << 17
+MAX_TABLE_CELLS = 1 << 14
 MAX_POINTS = 4000
 
 
@@ -18,7 +18,7 @@ class Budget:
         max_points: longer frontiers of partial problems are thinned to this many points, whatever that costs.
         max_table_cells: exact elimination may make tables up to this many cells; beyond it heuristic elimination keeps
             the most promising states only.
-        seconds: while the result is not exact and less than this has passed, the search is repeated with 8 times
+        seconds: while the result is not exact and less than this has passed, the search is repeated with 4 times
             as many cells, if that promises to end in time; the best of all is kept. With 0, or where the first search is
             exact, the result does not depend on the speed of the machine.
         gap: a worst gap that is small enough to stop at.

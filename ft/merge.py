@@ -12,8 +12,10 @@ Complexity: O(N / TILE^2 log N) for N candidates to find the tiles, O(M log M) f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -27,6 +29,9 @@ TILE = 16
 """Points of either frontier in a tile."""
 _WORTH_TILING = 32
 """Candidates per arc, on average, from which tiling saves more than it costs."""
+_WORTH_LOADING = 1e6
+"""Candidates in one call from which it pays to load compiled code."""
+_WORTH_CALLING = 1e3
 _KEY_BITS = 62
 
 
@@ -85,7 +90,39 @@ class Points:
 
 
 def merge(a: Table, b: Table, arcs: Arcs) -> Points:
-    """The frontier of each target's candidates, by ascending target, then memory."""
+    """The frontier of each target's candidates, by ascending target, then memory.
+
+    Large problems go to compiled code where there is Numba; small ones must not wait for a compiler.
+    """
+    if len(arcs.target) and is_for_compiled_code(float((arcs.a_count * arcs.b_count).sum())):
+        return merge_compiled(a, b, arcs)
+    return merge_in_numpy(a, b, arcs)
+
+
+def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
+    """``merge`` by :mod:`.compiled`. Of equal points it may keep others than ``merge_in_numpy``.
+
+    Raises:
+        ImportError: there is no Numba.
+    """
+    from .compiled import merge_runs
+
+    begins = np.flatnonzero(np.diff(arcs.target, prepend=-1))
+    bounds = np.append(begins, len(arcs.target))
+    runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
+    counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
+    return Points(np.repeat(arcs.target[begins], counts), *points)
+
+
+def is_for_compiled_code(n_candidates: float) -> bool:
+    """Whether compiled code pays; once loaded it does much earlier."""
+    if f"{__package__}.compiled" in sys.modules:
+        return n_candidates > _WORTH_CALLING
+    return n_candidates > _WORTH_LOADING and find_spec("numba") is not None
+
+
+def merge_in_numpy(a: Table, b: Table, arcs: Arcs) -> Points:
+    """``merge`` in NumPy alone: for small problems, for machines without Numba, and the oracle of compiled code."""
     done: list[Points] = []
     held: list[Points] = []  # of the target met last, which may go on in the next block
     for block in _blocks(a, b, arcs):

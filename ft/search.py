@@ -28,6 +28,7 @@ from .exhaustive import exhaustive
 from .frontier import Frontier
 from .pareto import reduce_unsorted
 from .problem import INFEASIBLE, Ints, Problem
+from .replaceable import without_replaceable
 from .solver import Solver
 from .table import dense_table, unit_table
 from .trim import Thinning
@@ -35,7 +36,9 @@ from .unroll import unroll
 
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
-_MORE_CELLS = 8
+_MORE_CELLS = 4
+_MORE_TIME = 6
+"""What that many times the cells take, about."""
 
 
 def search(
@@ -71,8 +74,10 @@ class _Search:
         self.progress = progress
         self.budget = budget
         self.n_nodes = len(problem.nodes)
-        self.states = states_that_matter(problem)
-        self.graph = _initialise(problem, self.states, Thinning.of(budget.epsilon, budget.max_points, self.n_nodes))
+        states_that_matter(problem)  # names what is not allowed, as the problem was given
+        reduced = without_replaceable(problem)
+        self.states = states_that_matter(reduced)
+        self.graph = _initialise(reduced, self.states, Thinning.of(budget.epsilon, budget.max_points, self.n_nodes))
 
     def run(self) -> Frontier:
         start = time.monotonic()
@@ -81,7 +86,7 @@ class _Search:
         took = time.monotonic() - start
         while best.worst_gap > self.budget.gap and best.eliminations["heuristic"]:
             before = time.monotonic()
-            if before - start + _MORE_CELLS * took > self.budget.seconds:
+            if before - start + _MORE_TIME * took > self.budget.seconds:
                 break
             max_cells *= _MORE_CELLS
             best = _better(best, self._round(max_cells))

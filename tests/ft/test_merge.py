@@ -1,0 +1,66 @@
+"""Both ways to merge the candidates of arcs, NumPy and compiled, against all sums reduced one target at a time."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from tensoropt.ft import INFEASIBLE, merge, search
+from tensoropt.ft.merge import Arcs, merge_compiled, merge_in_numpy
+from tensoropt.ft.pareto import product, reduce_unsorted
+from tensoropt.ft.table import Table
+
+from .problems import Costs, build, resnet_pairs
+
+WAYS = [merge_in_numpy, *([merge_compiled] if find_spec("numba") else [])]
+
+
+def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> Table:
+    frontiers = []
+    for _ in range(n_cells):
+        mem, time = rng.integers(0, limit, (2, int(rng.integers(1, longest + 1))))
+        kept = reduce_unsorted(mem, time)
+        frontiers.append((mem[kept], time[kept]))
+    offsets = np.cumsum([0] + [len(mem) for mem, _ in frontiers])
+    states = np.arange(n_cells, dtype=np.int32)[:, None]
+    return Table((0,), states, offsets, *(np.concatenate(part) for part in zip(*frontiers, strict=True)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("limit", [3, 20, 1000, 10**9, 1 << 54])
+@pytest.mark.parametrize("longest", [1, 5, 120])
+def test_merged_arcs_are_all_sums_reduced(way, limit: int, longest: int) -> None:
+    rng = np.random.default_rng([limit, longest])
+    for _ in range(8):
+        a, b = table(rng, 8, limit, longest), table(rng, 8, limit, int(rng.choice([1, longest])))
+        n_arcs = int(rng.integers(1, 60))
+        (of_a, of_b), target = rng.integers(0, 8, (2, n_arcs)), np.sort(rng.integers(0, 6, n_arcs))
+        counts = np.diff(a.offsets)[of_a], np.diff(b.offsets)[of_b]
+        got = way(a, b, Arcs(target, a.offsets[of_a], counts[0], b.offsets[of_b], counts[1]))
+        assert (a.mem[got.a_point] + b.mem[got.b_point] == got.mem).all()
+        assert (a.time[got.a_point] + b.time[got.b_point] == got.time).all()
+        expected = []
+        for wanted in np.unique(target):
+            sums = []
+            for i, j in zip(of_a[target == wanted], of_b[target == wanted], strict=True):
+                p, q = slice(*a.offsets[i : i + 2]), slice(*b.offsets[j : j + 2])
+                sums.append(product(a.mem[p], a.time[p], b.mem[q], b.time[q])[:2])
+            mem, time = (np.concatenate(part) for part in zip(*sums, strict=True))
+            allowed = (mem < INFEASIBLE) & (time < INFEASIBLE)
+            mem, time = mem[allowed], time[allowed]
+            expected += [(wanted, mem[k], time[k]) for k in reduce_unsorted(mem, time)]
+        assert list(zip(got.target, got.mem, got.time, strict=True)) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whole_searches_agree(way, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = build(np.random.default_rng(3), [6] * 17, resnet_pairs(4), Costs(10**5, infeasible=0.1, interfaces=0.5))
+    expected = search(problem)
+    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: way is merge_compiled)
+    got = search(problem)
+    assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
+    assert got.time_ns.tolist() == expected.time_ns.tolist()
+    for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
+        assert problem.cost(strategy) == (mem, time)

@@ -1,0 +1,53 @@
+"""What is forbidden because something else does at least as well changes no frontier."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from tensoropt.ft import INFEASIBLE, InfeasibleError, Problem, replaceable, search
+from tensoropt.ft.replaceable import reduce_compiled, reduce_in_numpy, without_replaceable
+
+from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
+
+WAYS = [reduce_in_numpy, *([reduce_compiled] if find_spec("numba") else [])]
+
+
+def n_allowed(problem: Problem) -> int:
+    costs = [*problem.nodes, *problem.edges]
+    return sum(int(((c.mem_bytes < INFEASIBLE) & (c.time_ns < INFEASIBLE)).sum()) for c in costs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_frontier_stays(way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: way is reduce_compiled)
+    before = after = 0
+    for seed in range(300):
+        problem = random_problem(seed)
+        try:
+            true = search(problem, "exhaustive")
+        except InfeasibleError:
+            continue
+        reduced = without_replaceable(problem)
+        got = search(reduced, "exhaustive")
+        assert got.mem_bytes.tolist() == true.mem_bytes.tolist()
+        assert got.time_ns.tolist() == true.time_ns.tolist()
+        for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
+            assert problem.cost(strategy) == (mem, time)
+        before, after = before + n_allowed(problem), after + n_allowed(reduced)
+    assert after < 0.75 * before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pairs", [chain_pairs(9), resnet_pairs(2)])
+def test_larger_problems_keep_their_frontier(way, pairs: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = build(np.random.default_rng(1), [12] * 9, pairs, Costs(1000, infeasible=0.1, interfaces=0.5))
+    monkeypatch.setattr(import_module("tensoropt.ft.search"), "without_replaceable", lambda given: given)
+    expected = search(problem)
+    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: way is reduce_compiled)
+    got = search(without_replaceable(problem))
+    assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
+    assert got.time_ns.tolist() == expected.time_ns.tolist()
