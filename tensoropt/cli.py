@@ -20,6 +20,7 @@ from .failures import debugging, exit_code_of
 # name: (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tensoropt.launch", "run a script on several ranks"),
+    "search": ("tensoropt.search_command", "find a model's plans for hardware that needn't be at hand"),
 }
 
 

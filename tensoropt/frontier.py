@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from tabulate import tabulate
 from .backward import Backward
 from .costing import DeliveryCosting, OperatorCosting
 from .errors import InputError
-from .ft import Frontier, search
+from .ft import Frontier, InfeasibleError, search
 from .ir import Graph
 from .memory_limit import memory_text
 from .problem import Force, ProblemBuilder, StrategyProblem
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_ROWS = 16
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class ModelFrontier:
         """The part of a point's time that is compute; the rest is network."""
         return self.built.compute_ns(self.found.strategies[point])
 
+    def compute_times_ns(self) -> np.ndarray:
+        """The same for all points: int64[P]."""
+        columns = self.found.strategies.T
+        parts = [v.compute_ns[states] for v, states in zip(self.built.operators, columns, strict=False)]
+        return np.stack(parts).sum(axis=0)
+
     def table(self, chosen: int | None = None) -> str:
         """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
         found, turning = self.found, self.found.turning_point()
@@ -81,7 +89,7 @@ class ModelFrontier:
             _, axes = plt.subplots()
         memory_mb = self.found.mem_bytes / 1e6
         time_ms = self.found.time_ns / 1e6
-        compute_ms = np.array([self.compute_time_ns(point) for point in range(len(self.found))]) / 1e6
+        compute_ms = self.compute_times_ns() / 1e6
         (line,) = axes.plot(memory_mb, time_ms, drawstyle="steps-post", label="time per step")
         axes.plot(memory_mb, time_ms, ".", color=line.get_color())
         axes.plot(memory_mb, compute_ms, ":", color="tab:green", label="compute")
@@ -116,11 +124,22 @@ def _thinned(n_points: int, always: set[int]) -> list[int]:
     return sorted(spread | always)
 
 
-def find_frontier(model: Model, hardware: Hardware, parallelism: int, force: Force | None = None) -> ModelFrontier:
+def find_frontier(
+    model: Model,
+    hardware: Hardware,
+    parallelism: int,
+    force: Force | None = None,
+    algorithm: str = "ft-ldp",
+    progress: Progress | None = None,
+) -> ModelFrontier:
     """Search all configs of all operators at one parallelism.
 
+    Args:
+        algorithm: one of ``ft.ALGORITHMS``.
+        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+
     Raises:
-        InputError: the hardware doesn't have this parallelism, or ``force`` can't be had.
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
     """
     started = time.perf_counter()
     try:
@@ -129,8 +148,14 @@ def find_frontier(model: Model, hardware: Hardware, parallelism: int, force: For
         raise InputError(str(error)) from error
     deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, force or {}).build()
+    of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, force or {}, of_costs).build()
     costed = time.perf_counter()
-    found = search(built.problem)
+    try:
+        found = search(built.problem, algorithm, of_search)
+    except ValueError as error:
+        if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
+            raise
+        raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
     return ModelFrontier(model, hardware, built, costing, found, stages)

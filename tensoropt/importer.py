@@ -25,6 +25,7 @@ _PACKAGES = tuple(
     for parts in (("site-packages", "tensorflow"), ("site-packages", "keras"), ("tensoropt",))
 )
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_ZOO_FOLDER = os.path.join(_OWN_FOLDER, "zoo", "")
 _SHAPE_READERS = ("Shape", "ShapeN", "Size", "Rank")
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -57,7 +58,8 @@ def source_line(op: tf.Operation) -> str:
     """The innermost line of the user's code on the way to this operator, as ``file:line``."""
     for frame in reversed(op.traceback or ()):
         filename = os.path.abspath(frame.filename)
-        if not filename.startswith(_OWN_FOLDER) and not any(part in filename for part in _PACKAGES[:2]):
+        is_own = filename.startswith(_OWN_FOLDER) and not filename.startswith(_ZOO_FOLDER)
+        if not is_own and not any(part in filename for part in _PACKAGES[:2]):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .curve import Curve, CurvePoint
 from .errors import InputError, short
-from .frontier import Model, ModelFrontier, find_frontier
+from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import InfeasibleError
 from .ir import PLACEHOLDER
 from .memory_limit import memory_text
@@ -30,6 +30,8 @@ class Request:
         limit_bytes: per device; None without a limit.
         force: degrees of factors, by operator.
         assumed: what a plan records of its assumptions.
+        algorithm: of the search.
+        progress: is told (stage, done, total).
     """
 
     model: Model
@@ -37,6 +39,8 @@ class Request:
     limit_bytes: int | None
     force: Force = dataclasses.field(default_factory=dict)
     assumed: dict[str, object] = dataclasses.field(default_factory=dict)
+    algorithm: str = "ft-ldp"
+    progress: Progress | None = None
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
@@ -121,6 +125,18 @@ def checked_force(asked: object) -> Force:
     return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in asked.items()}
 
 
+def assumptions(hardware: Hardware) -> dict[str, object]:
+    """What a plan for this hardware records of what its costs rest on."""
+    import tensorflow as tf
+
+    return {
+        "hardware": hardware.name,
+        "device": hardware.device.name,
+        "tensorflow": tf.__version__,
+        "provenance": dict(hardware.provenance),
+    }
+
+
 def batch_of(model: Model) -> int | None:
     """The samples per step: the leading extent that the placeholders of the training steps share."""
     extents = {
@@ -133,7 +149,9 @@ def batch_of(model: Model) -> int | None:
 
 def _frontier(request: Request, parallelism: int) -> ModelFrontier:
     try:
-        return find_frontier(request.model, request.hardware, parallelism, request.force)
+        return find_frontier(
+            request.model, request.hardware, parallelism, request.force, request.algorithm, request.progress
+        )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error
 

@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from .deliveries import Router
 from .errors import InputError
+from .files import write_json
 from .frontier import ModelFrontier
 from .ir import Graph, Operator
 from .memory_limit import memory_text
@@ -244,14 +245,7 @@ class Plan:
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan; a file that is there stays whole until the new one is."""
-        target = FilePath(file)
-        partial = target.with_name(target.name + f".{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            partial.replace(target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise InputError(f"plan can't be saved as '{target}': {error.strerror}") from error
+        write_json(file, self.to_json(), "plan")
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Plan:

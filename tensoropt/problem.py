@@ -8,7 +8,7 @@ it); a consumer with another demand pays for its own delivery. So collectives ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,13 +74,14 @@ class StrategyProblem:
 
 @dataclass
 class ProblemBuilder:
-    """Builds the Problem of a graph's training steps on one mesh."""
+    """Builds the Problem of a graph's training steps on one mesh; ``progress`` is told (operators done, operators)."""
 
     graph: Graph
     backward: Backward
     costing: OperatorCosting
     mesh: Mesh
     force: Force = field(default_factory=dict)
+    progress: Callable[[int, int], None] | None = None
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
@@ -105,7 +106,9 @@ class ProblemBuilder:
         self.step_index = {node.name: len(self.nodes) + i for i, node in enumerate(steps)}
         self.nodes += steps
         tensors = []
-        for variant in variants:
+        for done, variant in enumerate(variants):
+            if self.progress is not None:
+                self.progress(done, len(variants))
             for result, tensor in enumerate(variant.op.outputs):
                 those = takers.get(tensor.name, [])
                 if len(those) == 1:

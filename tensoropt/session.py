@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
@@ -31,7 +32,16 @@ from .launch import usable_cores
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Collective
 from .memory_limit import default_limit, parse_memory
-from .options import OPTIONS, Request, checked_force, mini_parallelism, mini_time, parallelisms, profiling
+from .options import (
+    OPTIONS,
+    Request,
+    assumptions,
+    checked_force,
+    mini_parallelism,
+    mini_time,
+    parallelisms,
+    profiling,
+)
 from .plan import Plan
 from .planning import check_deliveries
 from .problem import Force
@@ -175,7 +185,7 @@ class Session:
         model = self.model()
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
         limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
-        request = Request(model, hardware, limit, checked_force(force), self._assumed(hardware))
+        request = Request(model, hardware, limit, checked_force(force), assumptions(hardware))
         result = self._on_first_rank(lambda: self._search(option, request, parallelism))
         assert isinstance(result, (Plan, Curve))
         return result
@@ -219,14 +229,6 @@ class Session:
         if isinstance(answer, TensorOptError):
             raise answer
         return mine if mine is not None else Plan.from_json(answer) if isinstance(answer, dict) else answer
-
-    def _assumed(self, hardware: Hardware) -> dict[str, object]:
-        return {
-            "hardware": hardware.name,
-            "device": hardware.device.name,
-            "tensorflow": tf.__version__,
-            "provenance": dict(hardware.provenance),
-        }
 
     # Building
 
@@ -385,6 +387,18 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
 
 
 _current: Session | None = None
+_stand_in: Any = None
+
+
+@contextmanager
+def standing_in(recorder: Any) -> Iterator[None]:
+    """Have something else than a session record, as if ``init`` had been called; its ``recording_for`` is asked."""
+    global _stand_in
+    _stand_in = recorder
+    try:
+        yield
+    finally:
+        _stand_in = None
 
 
 @cache
@@ -397,9 +411,14 @@ def start(hardware: Hardware | str | None, seed: int | None) -> Session:
     """Begin a session; one that is still recording ends.
 
     Raises:
-        InputError: TensorFlow isn't in eager mode, in which the built model runs.
+        InputError: TensorFlow isn't in eager mode, in which the built model runs, or a model is recorded without a session.
     """
     global _current
+    if _stand_in is not None:
+        raise InputError(
+            "tensoropt.init() was called where a model is only recorded; the model function needs no init, and what is for "
+            "the script's own run belongs under if __name__ == '__main__':"
+        )
     if _current is not None:
         _current._recording.close()
     _current = None
@@ -419,6 +438,8 @@ def current_session() -> Session:
     Raises:
         InputError: there is none.
     """
+    if _stand_in is not None:
+        return _stand_in
     if _current is None:
         raise InputError("call tensoropt.init() first")
     return _current

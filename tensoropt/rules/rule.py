@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -283,24 +283,20 @@ def why_invalid(rule: Rule, config: Config) -> str:
 def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
     """All configs of a rule on a mesh; beyond 16 devices those that give each factor a contiguous group of axes."""
     names = (NONE, *rule.splittable, *(f"+{i}" for i in range(len(rule.linear))))
-    choices = (Config(mesh, assignment) for assignment in product(names, repeat=len(mesh.sizes)))
-    contiguous_only = len(mesh.sizes) > EXHAUSTIVE_AXES
-    return tuple(
-        config
-        for config in choices
-        if not (contiguous_only and not _is_contiguous(config)) and not why_invalid(rule, config)
-    )
+    n_axes = len(mesh.sizes)
+    assignments = product(names, repeat=n_axes) if n_axes <= EXHAUSTIVE_AXES else _contiguous(names, n_axes)
+    choices = (Config(mesh, assignment) for assignment in assignments)
+    return tuple(config for config in choices if not why_invalid(rule, config))
 
 
-def _is_contiguous(config: Config) -> bool:
-    seen: set[str] = set()
-    previous = None
-    for name in config.assignment:
-        if name != previous and name in seen:
-            return False
-        seen.add(name)
-        previous = name
-    return True
+def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The assignments that give each name one contiguous group of axes, in the order of ``product``."""
+    if n_axes == len(before):
+        yield before
+        return
+    for name in names:
+        if name not in before or name == before[-1]:
+            yield from _contiguous(names, n_axes, (*before, name))
 
 
 def local_points(rule: Rule, config: Config) -> int:

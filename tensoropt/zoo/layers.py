@@ -25,7 +25,8 @@ def model(function: Callable[Parameters, tf.Tensor]) -> Callable[Parameters, tf.
     def recorded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> tf.Tensor:
         if tf.executing_eagerly():
             raise InputError(
-                f"{function.__name__} of the zoo needs a graph to record into; call tensoropt.init() first, or enter a tf.Graph()"
+                f"{function.__name__} of the zoo needs a graph to record into; call tensoropt.init() first, or enter a "
+                "tf.Graph()"
             )
         return function(*args, **kwargs)
 
@@ -95,7 +96,9 @@ def causal_mask(length: int) -> tf.Tensor:
     return places[:, None] >= places
 
 
-def attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: tf.Tensor | None = None, bias: tf.Tensor | None = None) -> tf.Tensor:
+def attend(
+    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: tf.Tensor | None = None, bias: tf.Tensor | None = None
+) -> tf.Tensor:
     """Scaled dot-product attention of [batch, length, heads, depth], back to rows of [batch * length, width].
 
     Args:

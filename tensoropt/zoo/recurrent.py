@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from .layers import dense, mean_loss, model, v1, weights, words, zeros
+from .layers import dense, mean_loss, model, v1, weights, words
 
 State = tuple[tf.Tensor, ...]
 

@@ -79,8 +79,8 @@ def _attended(
     width = x.shape[1]
     with v1.variable_scope(name):
         q = dense(x, width, "query", use_bias=False)
-        k, v = (dense(memory, width, part, use_bias=False) for part in ("key", "value"))
-        mixed = attend(*(to_heads(each, length, heads) for each in (q, k, v)), mask)
+        k, v = (to_heads(dense(memory, width, part, use_bias=False), length, heads) for part in ("key", "value"))
+        mixed = attend(to_heads(q, length, heads), k, v, mask)
         return layer_norm(x + dense(mixed, width, "output", use_bias=False), "norm")
 
 

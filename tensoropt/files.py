@@ -1,0 +1,52 @@
+"""Writing result files: a file that is there stays whole until the new one is, and no part of one is ever left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+
+def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], what: str) -> None:
+    """Have ``write`` make a file beside the target, which then takes its place.
+
+    Raises:
+        InputError: it can't be written; ``what`` it is stands in the message.
+    """
+    target = Path(file)
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial{target.suffix}")
+    try:
+        write(partial)
+        partial.replace(target)
+    except OSError as error:
+        raise InputError(f"{what} can't be saved as '{target}': {error.strerror}") from error
+    finally:
+        # After an interruption too; where all went well it is there no more.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -> None:
+    """Write a JSON file; see :func:`write_atomically`."""
+    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), what)
+
+
+def check_writable(file: str | os.PathLike[str], what: str) -> None:
+    """Refuse, before long work, a file that can't be written after it.
+
+    Raises:
+        InputError: its folder isn't there or can't be written, or it is a folder itself.
+    """
+    target = Path(file)
+    if target.is_dir():
+        raise InputError(f"{what} can't be saved as '{target}': that is a folder; give a file's name")
+    folder = target.parent
+    if not folder.is_dir():
+        raise InputError(f"{what} can't be saved as '{target}': there is no folder '{folder}'; make it first")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{what} can't be saved as '{target}': folder '{folder}' can't be written")

@@ -1,0 +1,207 @@
+"""``tensoropt search``: the frontier, a plan, or the curve of a model, for hardware that needn't be at hand.
+
+No ranks, no GPU, no measurement: the model is recorded (:mod:`.offline`), its costs come from the hardware's description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from .errors import InputError, short
+from .files import check_writable, write_json
+from .ft import ALGORITHMS
+from .memory_limit import parse_memory
+from .profiling.hardware import Hardware, HardwareError, named, resolve
+from .quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from .curve import Curve
+    from .options import Request
+    from .plan import Plan
+
+DEFAULT_DEVICE, PER_MACHINE = "v100", 8
+# Those of options.py and offline.py, which import TensorFlow: help and refusals are quick without.
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt search``."""
+    parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
+    # So that an amount such as -1GB is a value, to be refused in words, and no option.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
+    parser.add_argument("model", metavar="MODEL", help="zoo:NAME, or FILE.py:FUNCTION, which records and returns a loss")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
+    where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")
+    parser.add_argument("--memory", metavar="SIZE", help="limit per device: 16GB (10^9), 15GiB (2^30); default: none")
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=OPTIMIZERS[0],
+        help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
+    )
+    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
+    parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}")
+    parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the frontier, or the curve of profiling")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt search``."""
+    try:
+        _search(arguments)
+    except KeyboardInterrupt:
+        print("\ntensoropt: search interrupted", file=sys.stderr)
+        raise
+    except HardwareError as error:
+        raise InputError(str(error)) from error
+    return 0
+
+
+def _search(arguments: argparse.Namespace) -> None:
+    """All that can be refused is refused before the search, which may be long."""
+    hardware, counts = _hardware_and_counts(arguments)
+    limit = None if arguments.memory is None else parse_memory(arguments.memory)
+    _check_outputs(arguments)
+    import_tensorflow()
+    from .offline import record_named
+    from .options import Request, assumptions
+    from .plan import Plan
+    from .search_report import Asked, introduction, plot, result_json, result_text
+    from .usable import check_usable
+
+    recorded = record_named(arguments.model, arguments.optimizer)
+    for count in counts:
+        check_usable(recorded.model.graph, hardware, count)
+    asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
+    print(introduction(asked), flush=True)
+    with _Bars() as bars:
+        request = Request(
+            recorded.model, hardware, limit, {}, assumptions(hardware), arguments.algorithm, bars.update
+        )
+        found = _find(arguments.option, request, counts)
+    print(result_text(asked, found))
+    if arguments.plan is not None and isinstance(found, Plan):
+        found.save(arguments.plan)
+    if arguments.json is not None:
+        write_json(arguments.json, result_json(asked, found), "result")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    for written in (arguments.plan, arguments.json, arguments.plot):
+        if written is not None:
+            print(f"wrote {written}")
+
+
+def _find(option: str, request: Request, counts: list[int]) -> Plan | Curve:
+    from .options import mini_parallelism, mini_time, profiling
+
+    if option == "profiling":
+        return profiling(request, counts)
+    return mini_parallelism(request, counts) if option == "mini_parallelism" else mini_time(request, counts[0])
+
+
+def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
+    """The hardware, and the parallelisms to search: those asked for, all that it has, or for mini_time the largest."""
+    hardware = resolve(arguments.cluster) if arguments.devices is None else default_cluster(_number(arguments.devices))
+    if arguments.parallelism is None:
+        possible = list(hardware.parallelisms())
+        return hardware, possible[-1:] if arguments.option == "mini_time" else possible
+    counts = [_number(text, "--parallelism") for text in arguments.parallelism.split(",")]
+    if arguments.option == "mini_time" and len(counts) > 1:
+        raise InputError(
+            f"--option mini_time takes one --parallelism, got {counts}; --option profiling compares several, and "
+            "mini_parallelism takes the fewest devices that fit"
+        )
+    for count in counts:
+        hardware.mesh(count)
+    return hardware, counts
+
+
+def _number(text: str, argument: str = "--devices") -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise InputError(f"{argument} takes a positive number of devices, got {short(text)}")
+    return number
+
+
+def default_cluster(n_devices: int) -> Hardware:
+    """So many devices of the default kind: part of one machine, or full machines.
+
+    Raises:
+        InputError: they don't fill machines.
+    """
+    machines, rest = divmod(n_devices, PER_MACHINE)
+    if n_devices <= PER_MACHINE:
+        return named(f"{DEFAULT_DEVICE}-1x{n_devices}")
+    if rest:
+        lower = machines * PER_MACHINE
+        raise InputError(
+            f"--devices {n_devices} doesn't fill machines of {PER_MACHINE}; nearest are {lower} and {lower + PER_MACHINE}; "
+            f"--cluster names other machines, such as {DEFAULT_DEVICE}-1x{n_devices}"
+        )
+    return named(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    if arguments.plan is not None and arguments.option == "profiling":
+        raise InputError("--option profiling makes a curve and no plan; leave --plan, or write the curve by --json")
+    outputs = [(arguments.plan, "plan"), (arguments.json, "result"), (arguments.plot, "picture")]
+    given = [(file, what) for file, what in outputs if file is not None]
+    for file, what in given:
+        check_writable(file, what)
+    files = [file.resolve() for file, _ in given]
+    if len(set(files)) < len(files):
+        raise InputError("--plan, --json and --plot name the same file; give each its own")
+    if arguments.plot is not None:
+        _check_picture(arguments.plot)
+
+
+def _check_picture(file: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if file.suffix.lower().removeprefix(".") not in kinds:
+        known = ", ".join(sorted(kinds))
+        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")
+
+
+class _Bars:
+    """A bar on a terminal's stderr for each stage that takes longer than a second."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._bar: Any = None
+        self._closing = ExitStack()
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage or done < self._bar.n:
+            self._closing.close()
+            shown = sys.stderr.isatty()
+            self._bar = tqdm(total=total, desc=stage, delay=1.0, leave=False, disable=not shown, file=sys.stderr)
+            self._closing.callback(self._bar.close)
+            self._stage = stage
+        self._bar.update(done - self._bar.n)

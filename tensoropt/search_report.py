@@ -1,0 +1,144 @@
+"""What ``tensoropt search`` prints and writes: text, FORMATS' search result and curve, and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .curve import Curve
+from .files import write_atomically
+from .frontier import ModelFrontier
+from .memory_limit import memory_text
+from .plan import Plan
+from .profiling.hardware import Hardware
+from .rules.registry import rule_of
+from .rules.rule import EXHAUSTIVE_AXES
+
+if TYPE_CHECKING:
+    from .offline import Recorded
+
+FORMAT, VERSION = "tensoropt/search", 1
+PICTURE_DPI = 150
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was searched, and how."""
+
+    recorded: Recorded
+    hardware: Hardware
+    option: str
+    algorithm: str
+
+    @property
+    def optimizer(self) -> str:
+        return ", ".join(self.recorded.optimizers)
+
+
+def introduction(asked: Asked) -> str:
+    """The model and the hardware."""
+    graph, hardware, seconds = asked.recorded.model.graph, asked.hardware, asked.recorded.seconds_by_stage
+    replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
+    lines = [
+        f"model     {asked.recorded.name}: {len(graph.step_operators)} operators, "
+        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {asked.optimizer}; recorded in "
+        f"{sum(seconds.values()):.1f} s",
+        f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
+        f"{memory_text(hardware.device.memory_bytes)}, in machines of {hardware.levels[-1].count}; costs from its "
+        "description",
+    ]
+    lines += [f"note      {kind} runs whole on every device: {why}" for kind, why in replicated.items() if why]
+    return "\n".join(lines)
+
+
+def result_text(asked: Asked, found: Plan | Curve) -> str:
+    """The frontier, how it was got, and the chosen plan; or the curve."""
+    if isinstance(found, Curve):
+        exact = "exact" if all(point.exact for point in found.points) else "not exact"
+        return f"\n{found.table()}\n\n{asked.algorithm}, {exact}"
+    frontier = _frontier_of(found)
+    seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in _seconds_by_stage(asked, frontier).items())
+    return "\n".join(
+        [
+            f"\n{frontier.table(found.point)}\n",
+            f"search    {asked.algorithm}: {frontier.summary()}",
+            f"space     {space(frontier)}",
+            f"seconds   {seconds}",
+            f"plan      {found.summary()}",
+        ]
+    )
+
+
+def space(frontier: ModelFrontier) -> str:
+    """In words, among what the search chose."""
+    if len(frontier.mesh.sizes) <= EXHAUSTIVE_AXES:
+        return "all configs of all operators"
+    return "all configs that give each factor a contiguous group of mesh axes"
+
+
+def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
+    """FORMATS' search result, or for ``profiling`` its curve with what was searched."""
+    if isinstance(found, Plan):
+        return _frontier_json(asked, found)
+    searched = {"model": asked.recorded.name, "algorithm": asked.algorithm, "optimizer": asked.optimizer}
+    return {**found.to_json(), **searched}
+
+
+def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
+    """``seconds`` count from the recorded graph; recording is one of the stages beside."""
+    frontier = _frontier_of(plan)
+    found, stages = frontier.found, _seconds_by_stage(asked, frontier)
+    lower = found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
+    columns = (found.mem_bytes, found.time_ns, frontier.compute_times_ns(), lower, found.exact_points)
+    points = [
+        {
+            "memory_bytes": mem_bytes,
+            "time_us": time_ns / 1e3,
+            "compute_time_us": compute_ns / 1e3,
+            "network_time_us": (time_ns - compute_ns) / 1e3,
+            "exact": exact,
+            "bound_time_us": bound_ns / 1e3,
+        }
+        for mem_bytes, time_ns, compute_ns, bound_ns, exact in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": asked.recorded.name,
+        "cluster": asked.hardware.name,
+        "devices": frontier.mesh.n_devices,
+        "algorithm": asked.algorithm,
+        "space": space(frontier),
+        "optimizer": asked.optimizer,
+        "option": asked.option,
+        "seconds": sum(stages.values()) - stages["record"],
+        "seconds_by_stage": stages,
+        "exact": found.exact,
+        "gap": {"median": found.median_gap, "worst": found.worst_gap},
+        "eliminations": dict(found.eliminations),
+        "turning_point": found.turning_point(),
+        "chosen": plan.point,
+        "points": points,
+    }
+
+
+def plot(found: Plan | Curve, file: Path) -> None:
+    """Draw the frontier with the chosen plan marked, or the curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    if isinstance(found, Curve):
+        found.plot(figure.subplots())
+    else:
+        _frontier_of(found).plot(figure.subplots(), found.point)
+    write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
+
+
+def _frontier_of(plan: Plan) -> ModelFrontier:
+    assert plan.frontier is not None, "a plan that was just found has its frontier"
+    return plan.frontier
+
+
+def _seconds_by_stage(asked: Asked, frontier: ModelFrontier) -> dict[str, float]:
+    return {**asked.recorded.seconds_by_stage, **frontier.seconds_by_stage}
