@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -84,7 +85,7 @@ class _Search:
         max_cells = self.budget.max_table_cells
         best = self._round(max_cells)
         took = time.monotonic() - start
-        while best.worst_gap > self.budget.gap and best.eliminations["heuristic"]:
+        while not best.exact and best.worst_gap > self.budget.gap and best.eliminations["heuristic"]:
             before = time.monotonic()
             if before - start + _MORE_TIME * took > self.budget.seconds:
                 break
@@ -107,7 +108,7 @@ class _Search:
             bound = LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation")
         elif result.slack:
             bound = LowerBound.within(result.mem, result.time, result.slack, "thinning")
-        return Frontier(result.mem, result.time, strategies, solved.counts, self.algorithm, bound)
+        return _settled(Frontier(result.mem, result.time, strategies, solved.counts, self.algorithm, bound))
 
     def _report(self, graph: TableGraph) -> None:
         if self.progress is not None:
@@ -122,7 +123,12 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
     kept = reduce_unsorted(mem, time_ns)
     strategies = np.concatenate([one.strategies, other.strategies])[kept]
     bound = one.bound.tightened(other.bound)
-    return Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound)
+    return _settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
+
+
+def _settled(found: Frontier) -> Frontier:
+    """Without its bound if that is no lower than the frontier, which is exact then."""
+    return replace(found, bound=None) if found.worst_gap == 0 else found
 
 
 def _initialise(problem: Problem, states: tuple[Ints, ...], thinning: Thinning) -> TableGraph:

@@ -28,7 +28,7 @@ def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> 
             within = true.at(int(mem))
             assert within is not None
             assert true.time_ns[within] <= time
-        assert got.exact == (got.eliminations["heuristic"] == 0)
+        assert got.exact or got.eliminations["heuristic"] > 0
         same = got.mem_bytes.tolist() == true.mem_bytes.tolist() and got.time_ns.tolist() == true.time_ns.tolist()
         assert same or not got.exact
         n_inexact += not got.exact
