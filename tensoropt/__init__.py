@@ -138,6 +138,8 @@ def __getattr__(name: str) -> Any:
 
     if name.startswith("_"):
         raise AttributeError(f"module 'tensoropt' has no attribute {name!r}")
+    if name == "zoo":
+        return importlib.import_module(".zoo", __name__)
     import_tensorflow()
     if name in _OWN:
         return getattr(importlib.import_module(f".{_OWN[name]}", __name__), name)
