@@ -42,7 +42,7 @@ class ModelFrontier:
     """All Pareto-minimal points of a model at one parallelism.
 
     Attributes:
-        seconds_by_stage: ``costs`` and ``search``.
+        seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
     """
 
     model: Model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -53,7 +54,7 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     point = _fastest_within(frontier, request.limit_bytes)
     if point is None:
         raise InputError(_nothing_fits(request, [frontier]))
-    return plan_of(frontier, point, "mini_time", request.assumed)
+    return _unrolled(frontier, point, "mini_time", request)
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
@@ -67,7 +68,7 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
         frontier = _frontier(request, parallelism)
         point = _fastest_within(frontier, request.limit_bytes)
         if point is not None:
-            return plan_of(frontier, point, "mini_parallelism", request.assumed)
+            return _unrolled(frontier, point, "mini_parallelism", request)
         tried.append(frontier)
     raise InputError(_nothing_fits(request, tried))
 
@@ -145,6 +146,14 @@ def batch_of(model: Model) -> int | None:
         if op.type == PLACEHOLDER and op.result.shape
     }
     return extents.pop() if len(extents) == 1 else None
+
+
+def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
+    """The plan of a point, with how long it took to make among its frontier's stages."""
+    started = time.perf_counter()
+    plan = plan_of(frontier, point, option, request.assumed)
+    seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
+    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))
 
 
 def _frontier(request: Request, parallelism: int) -> ModelFrontier:
