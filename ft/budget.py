@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_TABLE_CELLS = 1 << 14
+MAX_TABLE_CELLS = 1 << 12
 MAX_POINTS = 4000
 
 
@@ -16,11 +16,11 @@ class Budget:
         epsilon: frontiers of partial problems may be thinned so that every strategy is within a factor 1 + epsilon of a
             point of the result, in both costs. 0 means not at all.
         max_points: longer frontiers of partial problems are thinned to this many points, whatever that costs.
-        max_table_cells: exact elimination may make tables up to this many cells; beyond it heuristic elimination keeps
-            the most promising states only.
-        seconds: while the result is not exact and less than this has passed, the search is repeated with 4 times
-            as many cells, if that promises to end in time; the best of all is kept. With 0, or where the first search is
-            exact, the result does not depend on the speed of the machine.
+        max_table_cells: in the first round exact elimination may make tables up to this many cells; beyond it heuristic
+            elimination keeps the most promising states only.
+        seconds: while the result is not exact and less than this has passed, there is another round, with 4 times as many
+            cells; what is found and proven adds up. A round that is not ready in time counts for nothing. The first
+            round always counts, so that with 0, or where it is exact, the result does not depend on the machine.
         gap: a worst gap that is small enough to stop at.
 
     Raises:
@@ -30,7 +30,7 @@ class Budget:
     epsilon: float = 0.0
     max_points: int = MAX_POINTS
     max_table_cells: int = MAX_TABLE_CELLS
-    seconds: float = 10.0
+    seconds: float = 5.0
     gap: float = 0.0
 
     def __post_init__(self) -> None:

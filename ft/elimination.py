@@ -205,27 +205,37 @@ class TableGraph:
         """Let groups of the variable's tables choose its state apart (see above); whether there was more than one group.
 
         The largest tables come first, each joins the first group with which it can be eliminated within ``max_cells``.
+        Tables that only say what goes together, at no cost, are in all groups. The variable's own cost is shared out.
         """
         edges = [table for table in self._tables_of(variable) if len(table.scope) > 1]
+        free = [table for table in edges if not table.mem.any() and not table.time.any()]
         groups: list[list[Table]] = []
         for table in sorted(edges, key=lambda table: (-table.n_cells, table.scope)):
-            fitting = (group for group in groups if self._effort_of(variable, [*group, table]).cells <= max_cells)
+            if any(table is other for other in free):
+                continue
+            fitting = (g for g in groups if self._effort_of(variable, [*g, *free, table]).cells <= max_cells)
             group = next(fitting, None)
             if group is None:
                 groups.append([table])
             else:
                 group.append(table)
-        for group in groups[1:]:
+        if len(groups) < 2:
+            return False
+        own = self._pop((variable,))
+        shares = own.shares(len(groups)) if own is not None else []
+        if shares:
+            self.add(shares[0])
+        for number, group in enumerate(groups[1:], start=1):
             copy = len(self.names)
             self.names, self.sizes = (*self.names, self.names[variable]), (*self.sizes, self.sizes[variable])
             self.left[copy] = self.n_states(variable)
             for table in group:
-                del self.tables[table.scope]
-                self._forget(table.scope)
+                self._pop(table.scope)
+            for table in [*group, *free, *shares[number : number + 1]]:
                 order = [other for other in table.scope if other != variable]
                 columns = [table.scope.index(other) for other in (*order, variable)]
                 self.add(replace(table, scope=(*order, copy), states=table.states[:, columns]))
-        return len(groups) > 1
+        return True
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
         """The states that ``restrict`` should keep, the most promising first.
@@ -254,9 +264,12 @@ class TableGraph:
     def _pop_tables_of(self, variable: int) -> list[Table]:
         tables = self._tables_of(variable)
         for table in tables:
-            del self.tables[table.scope]
-            self._forget(table.scope)
+            self._pop(table.scope)
         return tables
+
+    def _pop(self, scope: tuple[int, ...]) -> Table | None:
+        self._forget(scope)
+        return self.tables.pop(scope, None)
 
     def _forget(self, scope: tuple[int, ...]) -> None:
         for variable in scope:

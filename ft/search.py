@@ -15,6 +15,7 @@ result then says so, and carries a lower bound, from which it tells how far from
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,8 +39,10 @@ from .unroll import unroll
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 _MORE_CELLS = 4
-_MORE_TIME = 6
-"""What that many times the cells take, about."""
+
+
+class _TimeIsUp(Exception):
+    """A round was not ready in time."""
 
 
 def search(
@@ -74,6 +77,7 @@ class _Search:
         self.algorithm = algorithm
         self.progress = progress
         self.budget = budget
+        self.start, self.deadline = time.monotonic(), math.inf
         self.n_nodes = len(problem.nodes)
         states_that_matter(problem)  # names what is not allowed, as the problem was given
         reduced = without_replaceable(problem)
@@ -81,17 +85,15 @@ class _Search:
         self.graph = _initialise(reduced, self.states, Thinning.of(budget.epsilon, budget.max_points, self.n_nodes))
 
     def run(self) -> Frontier:
-        start = time.monotonic()
         max_cells = self.budget.max_table_cells
         best = self._round(max_cells)
-        took = time.monotonic() - start
         while not best.exact and best.worst_gap > self.budget.gap and best.eliminations["heuristic"]:
-            before = time.monotonic()
-            if before - start + _MORE_TIME * took > self.budget.seconds:
-                break
+            self.deadline = self.start + self.budget.seconds
             max_cells *= _MORE_CELLS
-            best = _better(best, self._round(max_cells))
-            took = time.monotonic() - before
+            try:
+                best = _better(best, self._round(max_cells))
+            except _TimeIsUp:
+                break
         return best
 
     def _round(self, max_cells: int) -> Frontier:
@@ -111,6 +113,8 @@ class _Search:
         return _settled(Frontier(result.mem, result.time, strategies, solved.counts, self.algorithm, bound))
 
     def _report(self, graph: TableGraph) -> None:
+        if time.monotonic() > self.deadline:
+            raise _TimeIsUp
         if self.progress is not None:
             self.progress(max(self.n_nodes - len(graph.variables), 0), self.n_nodes)
 

@@ -12,7 +12,7 @@ points of the tables it was made of. :mod:`.unroll` follows them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,14 @@ class Table:
         points = expand_ranges(self.offsets[cells], counts)
         trace = self.trace and Trace(((self.trace, points.astype(np.int32)),))
         return Table(scope, states, offsets_of(counts), self.mem[points], self.time[points], trace, self.slack)
+
+    def shares(self, n: int) -> list[Table]:
+        """Tables whose costs add up to this one's; the first has all of them where cells have several points."""
+        if self.n_points > self.n_cells:
+            return [self]
+        parts = [(cost // n, cost - (n - 1) * (cost // n)) for cost in (self.mem, self.time)]
+        rest, first = ((parts[0][k], parts[1][k]) for k in (0, 1))
+        return [replace(self, mem=mem, time=time) for mem, time in [first, *[rest] * (n - 1)]]
 
 
 def unit_table() -> Table:
