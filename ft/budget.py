@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_TABLE_CELLS = 1 << 12
-MAX_POINTS = 4000
+MAX_POINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)

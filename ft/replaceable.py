@@ -33,6 +33,7 @@ MAX_WORK = 1 << 19
 MAX_EDGES = 32
 """Of a node; with more, sums of differences could overflow."""
 ROUNDS = 3
+_LITTLE_WORK = 1 << 20
 _WORK_OF_CANDIDATE = 1000
 """Most pairs of states are told apart at once, so this much work takes the time of one candidate in :mod:`.merge`."""
 _NEVER = np.int64(1 << 57)
@@ -56,15 +57,37 @@ def without_replaceable(problem: Problem) -> Problem:
         neighbours[edge.target].append(edge.source)
     work = sum(float(own.shape[1]) ** 2 * sum(e.shape[2] for e in of) for own, of in zip(nodes, ends, strict=True))
     reduce = reduce_compiled if is_for_compiled_code(work / _WORK_OF_CANDIDATE) else reduce_in_numpy
-    pending = {node for node in range(len(nodes)) if len(ends[node]) <= MAX_EDGES}
+    eligible = {node for node in range(len(nodes)) if _is_worth_it(nodes[node], ends[node])}
+    pending = eligible
     for _ in range(ROUNDS):
         changed = {node for node in sorted(pending) if reduce(nodes[node], ends[node])}
-        near = changed.union(*(neighbours[node] for node in changed))
-        pending = {node for node in near if len(ends[node]) <= MAX_EDGES}
+        pending = changed.union(*(neighbours[node] for node in changed)) & eligible
+    for index, (edge, costs) in enumerate(zip(problem.edges, edges, strict=True)):
+        edges[index] = _cheaper_to_cross(edge, costs)
     return Problem(
         tuple(Node(node.name, *costs) for node, costs in zip(problem.nodes, nodes, strict=True)),
         tuple(Edge(e.source, e.target, *costs) for e, costs in zip(problem.edges, edges, strict=True)),
     )
+
+
+def _is_worth_it(own: Ints, ends: list[Ints]) -> bool:
+    """Whether looking at a node may save more than it takes: eliminating one with two edges takes little more itself."""
+    work = own.shape[1] ** 2 * sum(end.shape[2] for end in ends)
+    return len(ends) <= MAX_EDGES and (len(ends) > 2 or work <= _LITTLE_WORK)
+
+
+def _cheaper_to_cross(edge: Edge, reduced: Ints) -> Ints:
+    """The edge as it was, where that has fewer pairs of classes of rows and columns (see :mod:`.interface`) than pairs now.
+
+    What is given back is allowed in the problem as it was given, so the frontier stays.
+    """
+    given = np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE)
+    given[:, (given >= INFEASIBLE).any(axis=0)] = INFEASIBLE
+    allowed = reduced[0] < INFEASIBLE
+    kept = given[:, allowed.any(axis=1)][:, :, allowed.any(axis=0)]
+    rows = {kept[:, row].tobytes() for row in range(kept.shape[1])}
+    columns = {kept[:, :, column].tobytes() for column in range(kept.shape[2])}
+    return given if len(rows) * len(columns) < int(allowed.sum()) else reduced
 
 
 def reduce_compiled(own: Ints, ends: list[Ints]) -> bool:
