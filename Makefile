@@ -32,7 +32,7 @@ $(INSTALLED): setup.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,test,lint]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,fast,test,lint]"
 	$(BIN)/python -m tensoropt.launch --configure
 	@touch $@
 
@@ -50,6 +50,7 @@ bench: install ## the benchmarks' tables
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/data_parallel.py
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/collective.py
+	$(BIN)/python tests/benchmarks/search.py
 
 clean: ## remove .venv and what tools left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,9 +3,8 @@
     python examples/listing1_tensorflow.py
 """
 
-from digits import digit_batches, parse_arguments, write_log
-
 import tensorflow.compat.v1 as tf
+from digits import digit_batches, parse_arguments, write_log
 
 BATCH = 64
 

@@ -10,7 +10,7 @@ All three give the same points, to the byte and the nanosecond, unless a limit o
 result then says so, and carries a lower bound, from which it tells how far from the true frontier it can be at most:
 
 - where heuristic elimination was used, the frontier of a relaxation (see :mod:`.elimination`);
-- where frontiers were thinned, what :mod:`.trim` proves, and Lagrangian bounds (:mod:`.lagrangian`).
+- where frontiers were thinned, what :mod:`.trim` proves.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ModelFrontier:
         return (
             f"{len(found)} points on {self.mesh.n_devices} devices {self.mesh}: {len(self.built.operators)} operators, "
             f"{n_configs} configs, {len(problem.edges)} edges; eliminations: {kinds or 'none'}; "
-            f"{'exact' if found.exact else 'not exact'}; {sum(self.seconds_by_stage.values()):.2f} s"
+            f"{found.certificate}; {sum(self.seconds_by_stage.values()):.2f} s"
         )
 
 
