@@ -47,7 +47,7 @@ def wide_resnet(
 
     TensorOpt's Table 1 gives the parameters, 7.3 GB, and 83 GB of peak memory at a batch of 256, and leaves depth and
     widening open: 28 is the authors' own depth, and 71 the widening with that many bytes. Wide networks on images of
-    224 x 224 with these parameters would need more than 83 GB.
+    224 x 224 with these parameters would keep several times as much.
 
     Args:
         depth: 6 n + 4, with n blocks of two convolutions in each of three stages.
