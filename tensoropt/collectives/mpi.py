@@ -26,7 +26,7 @@ from mpi4py import MPI
 from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
-from .buffers import Scratch, aligned_empty
+from .buffers import Scratch, aligned_empty, keep_freed_memory
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -50,6 +50,7 @@ class MpiCommunicator:
     def __init__(self, comm: Comm, mesh: Mesh, on_collective: Callable[[], None] | None = None) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
+        keep_freed_memory()
         self._comm, self._mesh = comm, mesh
         self._groups: dict[Axes, Comm] = {}
         self._scratch = Scratch()
