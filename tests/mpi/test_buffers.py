@@ -11,7 +11,7 @@ import pytest
 from tensoropt.collectives.buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7)])
+@pytest.mark.parametrize("shape", [(), (3,), (5, 7)])
 @pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.float64])
 def test_buffers_start_on_the_boundary(shape: tuple[int, ...], dtype: type) -> None:
     buffer = aligned_empty(shape, dtype)
