@@ -13,7 +13,7 @@ from tensoropt.reschedule.graph import all_states, edge_bytes, layout_graph
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
-from tensoropt.reschedule.steps import KINDS, Step, legal_steps, make_step, moves
+from tensoropt.reschedule.steps import KINDS, State, Step, legal_steps, make_step, moves
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def test_counts_of_layouts() -> None:
 
 def test_moves_and_steps_correspond() -> None:
     layout = Layout.parse(Mesh.of(2, 4), "[ab, -] +c")
-    for move in moves(3, (layout.splits, layout.partial)):
+    for move in moves(3, State.of(layout)):
         step: Step = make_step(layout, move)
         assert (step.target.splits, step.target.partial) == move.target and step.source == layout
 
