@@ -137,8 +137,11 @@ def fused_batch_norm(op: Operator) -> Rule | str:
         return f"only images of 4 dimensions in NHWC or NCHW are split, not {data_format}"
     dims = _image(data_format, "c")
     channel: Dims = (("c",),)
-    per_channel = tuple(channel if tensor.shape == op.inputs[1].shape else ((),) * len(tensor.shape)  # type: ignore[union-attr]
-                        for tensor in op.outputs[1:])
+    scale = op.inputs[1]
+    assert scale is not None
+    per_channel = tuple(
+        channel if tensor.shape == scale.shape else ((),) * len(tensor.shape) for tensor in op.outputs[1:]
+    )
     # In inference mode the operands for mean and variance have the channels; in training they are empty.
     statistics = tuple(channel if tensor is not None and tensor.shape != (0,) else ((),) for tensor in op.inputs[3:])
     batch = frozenset("nhw")

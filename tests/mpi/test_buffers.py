@@ -31,5 +31,7 @@ def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.Monkey
 
 
 def test_a_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    asked: list[object] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or SimpleNamespace())
     keep_freed_memory()
+    assert asked == [None]
