@@ -29,8 +29,9 @@ from .elimination import TableGraph
 from .exhaustive import exhaustive
 from .frontier import Frontier
 from .pareto import reduce_unsorted
-from .problem import INFEASIBLE, Ints, Problem
+from .problem import Ints, Problem
 from .replaceable import without_replaceable
+from .separable import split_sum
 from .solver import Solver
 from .table import dense_table, unit_table
 from .trim import Thinning
@@ -147,22 +148,10 @@ def _initialise(problem: Problem, states: tuple[Ints, ...], thinning: Thinning) 
         mem, time, scope = edge.mem_bytes[kept], edge.time_ns[kept], (edge.source, edge.target)
         if edge.source > edge.target:
             mem, time, scope = mem.T, time.T, (edge.target, edge.source)
-        split = _split_sum(mem), _split_sum(time)
+        split = split_sum(mem), split_sum(time)
         if split[0] is not None and split[1] is not None:
             for variable, part_mem, part_time in zip(scope, split[0], split[1], strict=True):
                 graph.add(dense_table((variable,), part_mem, part_time))
         else:
             graph.add(dense_table(scope, mem, time))
     return graph
-
-
-def _split_sum(costs: Ints) -> tuple[Ints, Ints] | None:
-    """``(f, g)`` with ``costs[i, j] = f[i] + g[j]``, both non-negative, if there is such: the ends do not interact.
-
-    That holds for every edge to a node with a single state, and for edges that are free.
-    """
-    if int(costs.max()) >= INFEASIBLE:
-        return None
-    column = int(np.argmin(costs[0]))
-    of_source, of_target = costs[:, column], costs[0] - costs[0, column]
-    return (of_source, of_target) if (of_source[:, None] + of_target == costs).all() else None
