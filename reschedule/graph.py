@@ -3,64 +3,26 @@
 The nodes and edges depend only on the number of axes and the tensor's rank and are built once for each; a mesh, a shape
 and costs add block counts, a mask of the layouts that fit, and a weight for each edge, all vectorised. For k axes and
 r dimensions there are sum over m of C(k, m) m! C(m + r - 1, r - 1) 2^(k - m) layouts: 40 for two axes and four
-dimensions, 2424 for four axes.
+dimensions, 2424 for four axes. Of many axes only those of few *runs* are taken, see :mod:`.orders`.
+
+A state is a row of numbers: for each dimension the number of an :class:`Orders`, and its partial axes as bits. Read as the
+digits of one number they are its *key*; states are sorted by it, so a move finds its target by a binary search. Built in
+O(E log L) for E edges and L states, without a step in Python for any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .layout import Axes, Shape
-from .mesh import Mesh
-from .steps import KINDS, SIZED_BY_RESULT, State, moves
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayoutGraph:
-    """All states and all moves between them."""
-
-    n_axes: int
-    states: tuple[State, ...]
-    index: dict[State, int]
-    split_masks: Ints  # [states, rank]: the axes that split a dimension, as bits
-    source: Ints  # [edges], ascending
-    target: Ints  # [edges]
-    kind: Ints  # [edges], index into KINDS
-    axes_mask: Ints  # [edges], the axes that move, as bits
-
-    def block_counts(self, mesh: Mesh) -> Ints:
-        """[states, rank]: the number of blocks of each dimension."""
-        subset_sizes = np.ones(1 << self.n_axes, np.int64)
-        for subset in range(1 << self.n_axes):
-            subset_sizes[subset] = mesh.size_of(axes_of_mask(subset))
-        counts: Ints = subset_sizes[self.split_masks]
-        return counts
-
-    def sizes(self, mesh: Mesh, shape: Shape) -> tuple[Mask, Ints]:
-        """Per state, whether it fits the shape, and the elements of the largest piece."""
-        counts = self.block_counts(mesh)
-        extents = np.array(shape, np.int64).reshape(1, -1)
-        fits = ((counts == 1) | (counts <= extents)).all(axis=1)
-        return fits, (-(-extents // counts)).prod(axis=1)
-
-
-def mask_of_axes(axes: Axes) -> int:
-    return sum(1 << axis for axis in axes)
-
-
-def axes_of_mask(mask: int) -> Axes:
-    """The axes of a bit mask, ascending."""
-    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
+from .layout import Axes
+from .orders import Ints, Mask, Orders, axes_of_mask, mask_of_axes, orders
+from .steps import KINDS, SIZED_BY_RESULT, State
 
 
 def all_states(n_axes: int, rank: int, partial: bool) -> Iterator[State]:
@@ -84,42 +46,138 @@ def _cuts(n_items: int, n_parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
         yield tuple(zip(starts, (*starts[1:], n_items), strict=True))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutGraph:
+    """All states, by ascending key, and all moves between them, by ascending target."""
+
+    orders: Orders
+    dims: Ints  # [states, rank]: the order of each dimension
+    partial: Ints  # [states]: partial axes, as bits
+    key: Ints  # [states]
+    start: Ints  # [states + 1]: state t is reached by edges start[t] to start[t + 1]
+    source: npt.NDArray[np.int32]  # [edges]
+    kind: npt.NDArray[np.int8]  # [edges], index into KINDS
+    mask: npt.NDArray[np.int16]  # [edges], the axes that move, as bits
+    sized_by: npt.NDArray[np.int32]  # [edges]: the state whose pieces a step's cost is measured by
+    by_splits: Ints  # the states, those with fewest axes that split first
+
+    def state(self, number: int) -> State:
+        axes = self.orders.axes
+        return State(tuple(axes[order] for order in self.dims[number]), axes_of_mask(int(self.partial[number])))
+
+    def number_of(self, states: Sequence[State]) -> Ints:
+        """The numbers of states that are in the graph."""
+        number, shape = self.orders.number, (len(states), self.dims.shape[1])
+        dims = np.array([[number[axes] for axes in state.splits] for state in states], np.int64).reshape(shape)
+        return self.numbers(dims, np.array([mask_of_axes(state.partial) for state in states], np.int64))
+
+    def numbers(self, dims: Ints, partial: Ints) -> Ints:
+        """The numbers of states given as rows."""
+        found: Ints = np.searchsorted(self.key, _keys(self.orders, dims, partial))
+        return found
+
+    def sizes(self, axis_sizes: Axes, extents: Axes) -> tuple[Mask, Ints]:
+        """Per state, whether it fits a tensor of these extents, and the elements of the largest piece."""
+        of_subset = np.ones(1 << len(axis_sizes), np.int64)
+        for axis, size in enumerate(axis_sizes):
+            of_subset[1 << axis : 2 << axis] = of_subset[: 1 << axis] * size
+        counts = of_subset[self.orders.mask][self.dims]
+        wanted = np.array(extents, np.int64).reshape(1, -1)
+        fits = ((counts == 1) | (counts <= wanted)).all(axis=1)
+        elements: Ints = (-(-wanted // counts)).prod(axis=1)
+        return fits, elements
+
+
+def _keys(known: Orders, dims: Ints, partial: Ints) -> Ints:
+    key: Ints = partial.copy()
+    for column in dims.T:
+        key = key * len(known.axes) + column
+    return key
+
+
 @cache
-def layout_graph(n_axes: int, rank: int, partial: bool) -> LayoutGraph:
-    """The graph for tensors of ``rank`` dimensions on meshes with ``n_axes`` axes."""
-    states = tuple(all_states(n_axes, rank, partial))
-    index = {state: position for position, state in enumerate(states)}
-    kind_number = {kind: number for number, kind in enumerate(KINDS)}
-    edges = [
-        (position, index[move.target], kind_number[move.kind], mask_of_axes(move.axes))
-        for position, state in enumerate(states)
-        for move in moves(n_axes, state)
-        if partial or not move.target.partial
-    ]
-    columns = np.array(edges, np.int64).reshape(-1, 4).T
+def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None) -> LayoutGraph:
+    """The graph for tensors of ``rank`` dimensions on meshes with ``n_axes`` axes.
+
+    Args:
+        partial: whether layouts with partial axes are in it.
+        runs: of how many runs of axes a dimension or a sum is made at most; None for any number.
+    """
+    known = orders(n_axes, runs)
+    dims, partials = _states(known, rank, partial)
+    key = _keys(known, dims, partials)
+    by_key = np.argsort(key)
+    dims, partials, key = dims[by_key], partials[by_key], key[by_key]
+    found = []
+    for kind, source, to, to_partial, mask in _moves(known, dims, partials):
+        if not partial and to_partial.any():
+            continue
+        kept = (to >= 0).all(axis=1) & known.can_be_partial[to_partial]
+        target = np.searchsorted(key, _keys(known, to[kept], to_partial[kept]))
+        found.append((np.full(len(target), KINDS.index(kind)), source[kept], target, mask[kept]))
+    kinds, source, target, mask = (np.concatenate(column) for column in zip(*found, strict=True))
+    by_target = np.argsort(target, kind="stable")
+    kinds, source, target, mask = kinds[by_target], source[by_target], target[by_target], mask[by_target]
+    by_result = np.array([name in SIZED_BY_RESULT for name in KINDS])
     return LayoutGraph(
-        n_axes,
-        states,
-        index,
-        np.array([[mask_of_axes(axes) for axes in state.splits] for state in states], np.int64).reshape(
-            len(states), rank
-        ),
-        *(np.ascontiguousarray(column) for column in columns),
+        known,
+        dims,
+        partials,
+        key,
+        np.searchsorted(target, np.arange(len(key) + 1)),
+        source.astype(np.int32),
+        kinds.astype(np.int8),
+        mask.astype(np.int16),
+        np.where(by_result[kinds], target, source).astype(np.int32),
+        np.argsort(known.length[dims].sum(axis=1), kind="stable"),
     )
 
 
-def edge_bytes(graph: LayoutGraph, elements: Ints, itemsize: int) -> Ints:
-    """[edges]: the bytes that a cost model is asked for (as :meth:`Step.n_bytes`)."""
-    by_result = np.array([kind in SIZED_BY_RESULT for kind in KINDS])[graph.kind]
-    sizes: Ints = np.where(by_result, elements[graph.target], elements[graph.source]) * itemsize
-    return sizes
+def _states(known: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
+    dims, used = np.zeros((1, 0), np.int64), np.zeros(1, np.int64)
+    for _ in range(rank):
+        row, order = np.nonzero(used[:, None] & known.mask[None, :] == 0)
+        dims, used = np.hstack([dims[row], order[:, None]]), used[row] | known.mask[order]
+    if not partial:
+        return dims, np.zeros_like(used)
+    sums = np.flatnonzero(known.can_be_partial)
+    row, column = np.nonzero(used[:, None] & sums[None, :] == 0)
+    return dims[row], sums[column]
 
 
-def unique_rows(*columns: Ints) -> tuple[npt.NDArray[Any], Ints]:
-    """The distinct rows of a table given by its columns, and for each row the number of its distinct one."""
-    codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, numbers = np.unique(column, return_inverse=True)
-        codes = codes * len(values) + numbers
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return np.stack([column[first] for column in columns], axis=1), inverse
+_Moves = tuple[str, Ints, Ints, Ints, Ints]  # kind, source state; of the target dims and partial; the axes that move
+
+
+def _moves(known: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
+    """All moves from all states, to whatever their targets are: the transitions of :mod:`.steps`, in its numbering."""
+    used = np.bitwise_or.reduce(known.mask[dims], axis=1) | partial
+    idle = ~used & ((1 << known.n_axes) - 1)
+    for dim in range(dims.shape[1]):
+        for n in range(1, known.n_axes + 1):
+            state = np.flatnonzero(known.length[dims[:, dim]] >= n)
+            axes = known.suffix[dims[state, dim], n]
+            rest = _with_dim(dims[state], dim, known.prefix[dims[state, dim], n])
+            yield "all_gather", state, rest, partial[state], known.mask[axes]  # 1
+            yield "pad", state, rest, partial[state] | known.mask[axes], known.mask[axes]  # 7
+            at, order = known.exactly.each(known.mask[axes])
+            for to_dim in range(dims.shape[1]):  # 3
+                # Within a dimension an unchanged first axis means that fewer axes move: found from the shorter end.
+                moved = np.ones(len(at), bool)
+                if to_dim == dim:
+                    moved = known.prefix[order, n - 1] != known.prefix[axes[at], n - 1]
+                where, minor = at[moved], order[moved]
+                to = _with_dim(rest[where], to_dim, known.joined(rest[where, to_dim], minor))
+                yield "all_to_all", state[where], to, partial[state[where]], known.mask[minor]
+        for kind, available in (("reduce_scatter", partial), ("slice", idle)):  # 2, 5
+            state, minor = known.within.each(available)
+            to = _with_dim(dims[state], dim, known.joined(dims[state, dim], minor))
+            yield kind, state, to, partial[state] & ~known.mask[minor], known.mask[minor]
+    for kind, available in (("all_reduce", partial), ("keep", idle)):  # 4, 6
+        state, axes = known.subsets.each(available)
+        yield kind, state, dims[state], partial[state] ^ axes, axes
+
+
+def _with_dim(dims: Ints, dim: int, order: Ints) -> Ints:
+    changed: Ints = dims.copy()
+    changed[:, dim] = order
+    return changed

@@ -2,11 +2,11 @@
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
 is the shortest path. :func:`cheapest_path` is Dijkstra's algorithm on layouts found as it goes, O(E log L) worst case
-and usually far less; :func:`all_pairs` weighs all edges at once and leaves the L searches to SciPy.
+and usually far less; :func:`all_pairs` is a table of times for many layouts at once, by :mod:`.bulk`.
 
-Both take the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in the order
-of :func:`_order`, so they give the same paths. A tensor that is partial at neither end is not made partial on the way:
-integers and booleans never are, and minus zero would not survive a sum.
+A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in the
+order of :func:`_order`, so all ranks find the same. A tensor that is partial at neither end is not made partial on the
+way: integers and booleans never are, and minus zero would not survive a sum.
 """
 
 from __future__ import annotations
@@ -18,28 +18,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
-from .graph import (
-    Ints,
-    LayoutGraph,
-    Mask,
-    all_states,
-    axes_of_mask,
-    edge_bytes,
-    layout_graph,
-    unique_rows,
-)
+from .bulk import Ask, Weighted
+from .graph import all_states, layout_graph
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
+from .orders import Ints
 from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, Step, make_step, moves
 
-# SciPy's distances are float64, exact below 2^53: a step weighs its time, and in the lower bits what breaks ties,
-# 32 if it communicates plus 1. No cheapest path comes near 31 steps, and times sum to at most 2^43 ns, 2.4 hours.
-_TIE_BITS = 10
-_COLLECTIVE = 1 << 5
-_EXACT = float(1 << 53)
+_TOO_LONG_NS = 3600 * 10**9
 
 
 class ReschedulingError(ValueError):
@@ -122,9 +109,7 @@ def _check(source: Layout, target: Layout, shape: Shape) -> None:
         raise ReschedulingError(f"mesh {source.mesh} at one end, {target.mesh} at the other; give both one mesh")
     for layout in (source, target):
         if len(layout.splits) != len(shape):
-            raise ReschedulingError(
-                f"layout {layout} is of rank {len(layout.splits)}, shape {shape} of rank {len(shape)}"
-            )
+            raise ReschedulingError(f"layout {layout} is of rank {len(layout.splits)}, shape {shape} of rank {len(shape)}")
         if not layout.fits(shape):
             raise ReschedulingError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {shape} empty; split less")
 
@@ -195,72 +180,8 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Searched:
-    """Distances from some states to all states of a graph, in combined weights (time above, ties below)."""
-
-    graph: LayoutGraph
-    row: dict[State, int]
-    distance: Ints  # [rows, states]
-    weight: Ints  # [edges]; negative: the edge leads from or to a state that does not fit
-    by_target: Ints  # edge numbers, ordered by target, then by source
-
-    def between(self, layouts: Sequence[Layout]) -> Ints:
-        """[layouts, layouts]: times in nanoseconds; zero where this graph does not have both."""
-        states = [State.of(layout) for layout in layouts]
-        time_ns = np.zeros((len(states), len(states)), np.int64)
-        has = np.array([state in self.row for state in states], bool)
-        rows = [self.row[state] for state in states if state in self.row]
-        columns = [self.graph.index[state] for state in states if state in self.row]
-        time_ns[np.ix_(has, has)] = self.distance[np.ix_(rows, columns)] >> _TIE_BITS
-        return time_ns
-
-    def walk(self, source: State, target: State) -> list[State]:
-        """The states on the path after ``source``: backwards, each time to the first predecessor that is on time."""
-        distance, at, path = self.distance[self.row[source]], self.graph.index[target], []
-        while self.graph.states[at] != source:
-            path.append(self.graph.states[at])
-            first, last = np.searchsorted(self.graph.target, (at, at + 1), sorter=self.by_target)
-            edges = self.by_target[first:last]
-            origins = self.graph.source[edges]
-            on_time = (self.weight[edges] >= 0) & (distance[origins] + self.weight[edges] == distance[at])
-            at = int(origins[np.argmax(on_time)])
-        return path[::-1]
-
-
-def _search_all(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts: Sequence[Layout]) -> _Searched:
-    """Distances from ``layouts`` to all states, on the graph without partial axes unless a layout has some."""
-    graph = layout_graph(len(mesh.sizes), len(shape), any(layout.partial for layout in layouts))
-    fits, elements = graph.sizes(mesh, shape)
-    usable = fits[graph.source] & fits[graph.target]
-    weight = np.full(len(usable), -1, np.int64)
-    weight[usable] = _weights(graph, usable, edge_bytes(graph, elements, itemsize), mesh, costs)
-    n_states = len(graph.states)
-    edges = (graph.source[usable], graph.target[usable])
-    matrix = csr_array((weight[usable].astype(float), edges), shape=(n_states, n_states))
-    states = [State.of(layout) for layout in layouts]
-    distance = dijkstra(matrix, indices=[graph.index[state] for state in states])
-    if distance.size and distance[:, fits].max() >= _EXACT:
-        raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
-    distance[:, ~fits] = -1
-    by_target = np.lexsort((graph.source, graph.target))
-    return _Searched(graph, {state: i for i, state in enumerate(states)}, distance.astype(np.int64), weight, by_target)
-
-
-def _weights(graph: LayoutGraph, usable: Mask, n_bytes: Ints, mesh: Mesh, costs: StepCosts) -> Ints:
-    """The combined weights of the usable edges; the cost model is asked once per distinct (kind, axes, bytes)."""
-    n_communicating = len(COMMUNICATING)
-    cost_kind = np.minimum(graph.kind[usable], n_communicating)
-    queries, numbers = unique_rows(cost_kind, graph.axes_mask[usable], n_bytes[usable])
-    kinds = (*COMMUNICATING, "local")
-    asked = [costs.time_ns(kinds[kind], mesh, axes_of_mask(mask), size) for kind, mask, size in queries.tolist()]
-    times = np.array(asked, np.int64).reshape(-1)[numbers]
-    weights: Ints = (times << _TIE_BITS) + np.where(cost_kind < n_communicating, _COLLECTIVE + 1, 1)
-    return weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class AllPairs:
-    """The cheapest paths between all pairs of ``layouts``.
+    """The times of the cheapest paths between all pairs of ``layouts``.
 
     ``time_ns[i, j]`` is the time from ``layouts[i]`` to ``layouts[j]``, ``index`` the inverse of ``layouts``.
     """
@@ -269,38 +190,47 @@ class AllPairs:
     index: dict[Layout, int]
     time_ns: Ints
     shape: Shape
-    _plain: _Searched
-    _summing: _Searched
+    itemsize: int
+    costs: StepCosts
 
     def path(self, i: int, j: int) -> Path:
-        """The path whose time is ``time_ns[i, j]``: the one that :func:`cheapest_path` gives."""
-        source, target = self.layouts[i], self.layouts[j]
-        searched = self._summing if source.partial or target.partial else self._plain
-        layout, steps = source, []
-        for state in searched.walk(State.of(source), State.of(target)):
-            found = (move for move in moves(len(source.mesh.sizes), State.of(layout)) if move.target == state)
-            steps.append(make_step(layout, next(found)))
-            layout = steps[-1].target
-        return Path(source, target, tuple(steps), self.shape)
+        """The path whose time is ``time_ns[i, j]``: a search of its own."""
+        return cheapest_path(self.layouts[i], self.layouts[j], self.shape, self.itemsize, self.costs)
 
 
 def all_pairs(
     mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts: Sequence[Layout] | None = None
 ) -> AllPairs:
-    """The cheapest paths between all pairs of ``layouts`` (all that fit the shape if None), through any layouts.
+    """The times of the cheapest paths between all pairs of ``layouts`` (all that fit the shape if None).
 
     Raises:
         ReschedulingError: a layout is of another mesh or rank, or does not fit the shape; or a path takes over an hour.
     """
-    chosen = tuple(dict.fromkeys(all_layouts(mesh, shape) if layouts is None else layouts))
+    index: dict[Layout, int] = {}
+    for layout in all_layouts(mesh, shape) if layouts is None else layouts:
+        index.setdefault(layout, len(index))
+    chosen = tuple(index)
     replicated = Layout.replicated(mesh, len(shape))
     for layout in chosen:
         _check(layout, replicated, shape)
+
+    def ask(kind: str, axes: Axes, elements: int) -> int:
+        return costs.time_ns(kind, mesh, axes, elements * itemsize)
+
     is_partial = np.array([bool(layout.partial) for layout in chosen], bool)
-    unsummed = [layout for layout in chosen if not layout.partial]
-    plain = summing = _search_all(mesh, shape, itemsize, costs, unsummed)
-    time_ns = plain.between(chosen)
+    time_ns = np.zeros((len(chosen), len(chosen)), np.int64)
+    whole = np.flatnonzero(~is_partial)
+    time_ns[np.ix_(whole, whole)] = _times(mesh, shape, ask, [chosen[i] for i in whole], False)
     if is_partial.any():
-        summing = _search_all(mesh, shape, itemsize, costs, chosen)
-        time_ns = np.where(is_partial[:, None] | is_partial[None, :], summing.between(chosen), time_ns)
-    return AllPairs(chosen, {layout: i for i, layout in enumerate(chosen)}, time_ns, shape, plain, summing)
+        summing = _times(mesh, shape, ask, chosen, True)
+        time_ns = np.where(is_partial[:, None] | is_partial[None, :], summing, time_ns)
+    if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
+        raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
+    return AllPairs(chosen, index, time_ns, shape, itemsize, costs)
+
+
+def _times(mesh: Mesh, shape: Shape, ask: Ask, layouts: Sequence[Layout], partial: bool) -> Ints:
+    """Between all pairs of ``layouts``, on the graph with or without partial axes."""
+    graph = layout_graph(len(mesh.sizes), len(shape), partial)
+    states = graph.number_of([State.of(layout) for layout in layouts])
+    return Weighted.of(graph, mesh.sizes, shape, ask).times(states, states)

@@ -16,10 +16,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, permutations
 from typing import NamedTuple
 
 from .layout import Axes, Layout, Shape, axes_text
+from .orders import Orders, axes_of_mask, mask_of_axes, orders
 
 COMMUNICATING = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
 LOCAL = ("slice", "keep", "pad")
@@ -121,19 +121,24 @@ def make_step(source: Layout, move: Move) -> Step:
 
 
 @cache
-def moves(n_axes: int, state: State) -> tuple[Move, ...]:
-    """All transitions from ``state`` on a mesh with ``n_axes`` axes, in a fixed order; targets are unique."""
+def moves(n_axes: int, state: State, runs: int | None = None) -> tuple[Move, ...]:
+    """All transitions from ``state`` on a mesh with ``n_axes`` axes, in a fixed order; targets are unique.
+
+    With ``runs`` those to layouts of at most so many runs of axes, see :mod:`.orders`.
+    """
+    known = orders(n_axes, runs)
     used = set(state.partial).union(*state.splits)
     replicated = tuple(axis for axis in range(n_axes) if axis not in used)
-    return (
+    found = (
         *_drop_minor(state, "all_gather"),  # 1
-        *_append(state, "reduce_scatter", state.partial),  # 2
-        *_all_to_all(state),  # 3
-        *_change_partial(state, "all_reduce", state.partial),  # 4
-        *_append(state, "slice", replicated),  # 5
-        *_change_partial(state, "keep", replicated),  # 6
+        *_append(known, state, "reduce_scatter", state.partial),  # 2
+        *_all_to_all(known, state),  # 3
+        *_change_partial(known, state, "all_reduce", state.partial),  # 4
+        *_append(known, state, "slice", replicated),  # 5
+        *_change_partial(known, state, "keep", replicated),  # 6
         *_drop_minor(state, "pad"),  # 7
     )
+    return found if runs is None else tuple(move for move in found if known.has(*move.target))
 
 
 def _with_dim(splits: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
@@ -153,17 +158,18 @@ def _drop_minor(state: State, kind: str) -> Iterator[Move]:
         yield Move(kind, axes, dim, None, State(splits, partial))
 
 
-def _append(state: State, kind: str, available: Axes) -> Iterator[Move]:
-    for count in range(1, len(available) + 1):
-        for axes in permutations(available, count):
-            partial = tuple(axis for axis in state.partial if axis not in axes)
-            for dim, held in enumerate(state.splits):
-                yield Move(kind, axes, dim, None, State(_with_dim(state.splits, dim, held + axes), partial))
+def _append(known: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for order in known.within.at(mask_of_axes(available)):
+        axes = known.axes[order]
+        partial = tuple(axis for axis in state.partial if axis not in axes)
+        for dim, held in enumerate(state.splits):
+            yield Move(kind, axes, dim, None, State(_with_dim(state.splits, dim, held + axes), partial))
 
 
-def _all_to_all(state: State) -> Iterator[Move]:
+def _all_to_all(known: Orders, state: State) -> Iterator[Move]:
     for dim, axes, rest in _minor_ends(state):
-        for order in permutations(axes):
+        for number in known.exactly.at(mask_of_axes(axes)):
+            order = known.axes[number]
             for to_dim, held in enumerate(rest):
                 # Within a dimension an unchanged first axis means that fewer axes move: found from the shorter end.
                 if to_dim != dim or order[0] != axes[0]:
@@ -171,8 +177,40 @@ def _all_to_all(state: State) -> Iterator[Move]:
                     yield Move("all_to_all", axes, dim, to_dim, target)
 
 
-def _change_partial(state: State, kind: str, available: Axes) -> Iterator[Move]:
-    for count in range(1, len(available) + 1):
-        for axes in combinations(available, count):
-            partial = set(state.partial).symmetric_difference(axes)
-            yield Move(kind, axes, None, None, State(state.splits, tuple(sorted(partial))))
+def _change_partial(known: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for mask in known.subsets.at(mask_of_axes(available)):
+        axes = axes_of_mask(mask)
+        partial = set(state.partial).symmetric_difference(axes)
+        yield Move(kind, axes, None, None, State(state.splits, tuple(sorted(partial))))
+
+
+def move_between(state: State, target: State) -> Move | None:
+    """The transition from one state to another, if one is enough: :func:`moves` read backwards, O(rank)."""
+    before, after = set(state.partial), set(target.partial)
+    changed = [dim for dim, axes in enumerate(state.splits) if axes != target.splits[dim]]
+    if not changed:
+        kind = "all_reduce" if after < before else "keep" if before < after else None
+        return Move(kind, tuple(sorted(before ^ after)), None, None, target) if kind else None
+    if len(changed) > 2:
+        return None
+    held, wanted = ([each.splits[dim] for dim in changed] for each in (state, target))
+    if len(changed) == 2:
+        loses = 0 if len(wanted[0]) < len(held[0]) else 1
+        lost = held[loses][len(wanted[loses]) :]
+        gained = wanted[1 - loses][len(held[1 - loses]) :]
+        nested = held[loses] == wanted[loses] + lost and wanted[1 - loses] == held[1 - loses] + gained
+        if before != after or not nested or set(lost) != set(gained):
+            return None
+        return Move("all_to_all", lost, changed[loses], changed[1 - loses], target)
+    [dim], [old], [new] = changed, held, wanted
+    common = 0
+    while old[common : common + 1] == new[common : common + 1] != ():
+        common += 1
+    lost, gained = old[common:], new[common:]
+    if lost and gained:
+        return Move("all_to_all", lost, dim, dim, target) if before == after and set(lost) == set(gained) else None
+    if before == after:
+        return Move("all_gather" if lost else "slice", lost or gained, dim, None, target)
+    if after == before | set(lost) if lost else before == after | set(gained):
+        return Move("pad" if lost else "reduce_scatter", lost or gained, dim, None, target)
+    return None

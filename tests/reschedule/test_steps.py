@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tensoropt.reschedule.graph import all_states, edge_bytes, layout_graph
+from tensoropt.reschedule.graph import all_states, layout_graph
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.orders import axes_of_mask, n_layouts
 from tensoropt.reschedule.path import all_layouts
-from tensoropt.reschedule.steps import KINDS, State, Step, legal_steps, make_step, moves
+from tensoropt.reschedule.steps import KINDS, State, Step, legal_steps, make_step, move_between, moves
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,23 +109,56 @@ def test_bytes_of_the_largest_rank(source: str, target: str, n_elements: int) ->
     assert step.n_bytes(shape, 8) == n_elements * 8
 
 
-def test_the_graph_has_the_same_edges_and_bytes_as_the_steps() -> None:
-    mesh, shape = Mesh.of(2, 3), (5, 2, 4)
-    for partial in (False, True):
-        graph = layout_graph(2, 3, partial)
-        fits, elements = graph.sizes(mesh, shape)
-        layouts = [Layout(mesh, *state) for state in graph.states]
-        assert fits.tolist() == [layout.fits(shape) for layout in layouts]
-        n_bytes = edge_bytes(graph, elements, 4)
-        edges = zip(graph.source, graph.target, graph.kind, n_bytes, strict=True)
-        in_graph = {(layouts[i], layouts[j], KINDS[kind], size) for i, j, kind, size in edges if fits[i] and fits[j]}
-        assert in_graph == {
-            (step.source, step.target, step.kind, step.n_bytes(shape, 4))
-            for layout in layouts
-            if layout.fits(shape)
-            for step in legal_steps(layout, shape)
-            if partial or not step.target.partial
-        }
+@pytest.mark.parametrize("runs", [None, 1, 2])
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "shape"), [(Mesh.of(2, 3), (5, 2, 4)), (Mesh.of(2, 6), (12, 7)), (Mesh.of(4), ()), (Mesh.of(1), (3,))], ids=str
+)
+def test_the_graph_has_the_same_edges_and_bytes_as_the_steps(
+    mesh: Mesh, shape: tuple[int, ...], partial: bool, runs: int | None
+) -> None:
+    graph = layout_graph(len(mesh.sizes), len(shape), partial, runs)
+    fits, elements = graph.sizes(mesh.sizes, shape)
+    layouts = [Layout(mesh, *graph.state(number)) for number in range(len(fits))]
+    allowed = {Layout(mesh, *state) for state in all_states(len(mesh.sizes), len(shape), partial)}
+    assert set(layouts) == {layout for layout in allowed if runs is None or has_runs(layout, runs)}
+    assert len(layouts) == n_layouts(len(mesh.sizes), len(shape), runs) or not partial
+    assert fits.tolist() == [layout.fits(shape) for layout in layouts]
+    assert graph.number_of([State.of(layout) for layout in layouts]).tolist() == list(range(len(layouts)))
+    targets = np.repeat(np.arange(len(layouts)), np.diff(graph.start))
+    edges = zip(graph.source, targets, graph.kind, graph.mask, elements[graph.sized_by], strict=True)
+    in_graph = [
+        (layouts[i], layouts[j], KINDS[kind], axes_of_mask(int(mask)), size * 4)
+        for i, j, kind, mask, size in edges
+        if fits[i] and fits[j]
+    ]
+    assert len(in_graph) == len(set(in_graph))
+    assert set(in_graph) == {
+        (step.source, step.target, step.kind, step.group_axes, step.n_bytes(shape, 4))
+        for layout in layouts
+        if layout.fits(shape)
+        for step in legal_steps(layout, shape)
+        if step.target in set(layouts)
+    }
+
+
+def has_runs(layout: Layout, most: int) -> bool:
+    """Whether each dimension, and the partial axes, are at most so many runs of axes that follow each other."""
+    return all(sum(b != a + 1 for a, b in pairwise((-2, *axes))) <= most for axes in (*layout.splits, layout.partial))
+
+
+@pytest.mark.parametrize(("n_axes", "rank"), [(3, 2), (2, 3), (4, 1), (2, 0)])
+def test_moves_of_few_runs_and_between_two_states(n_axes: int, rank: int) -> None:
+    mesh = Mesh.of(2**n_axes)
+    states = list(all_states(n_axes, rank, True))
+    for state in states:
+        found = {move.target: move for move in moves(n_axes, state)}
+        assert len(found) == len(moves(n_axes, state))
+        for target in states:
+            assert move_between(state, target) == found.get(target)
+        for runs in (1, 2):
+            few = [move for move in found.values() if has_runs(Layout(mesh, *move.target), runs)]
+            assert sorted(moves(n_axes, state, runs)) == sorted(few)
 
 
 def test_counts_of_layouts() -> None:

@@ -1,0 +1,179 @@
+"""Times of the cheapest paths from many layouts to many, as one table.
+
+All rows go through the graph of layouts together: a state holds the times from all sources to it as one vector, and an
+edge lowers its target's by its source's plus its weight. States are gone through back and forth, each looking only at
+origins that were lowered since it looked last, until nothing changes (Bellman and Ford's algorithm, in place). A graph
+of layouts has many edges and paths of few steps, so a handful of rounds will do, of long vectors in a cache.
+
+Axes of one size that cost the same are interchangeable: then a path stays as cheap when they change places all along
+it, and only one of the sources that differ in this alone needs a row. Whether they do cost the same is looked up in the
+weights, so measured hardware, whose axes differ, is charged as measured.
+
+Complexity: O(R E S) for R rounds, E edges and S sources; half a round per step of the longest path, if it is unlucky.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from .graph import LayoutGraph
+from .layout import Axes, Shape
+from .orders import Ints, Mask, axes_of_mask
+from .steps import COMMUNICATING, KINDS
+
+Ask = Callable[[str, Axes, int], int]
+"""(kind, ascending axes, elements of the largest piece) to nanoseconds."""
+
+_BLOCK = 512
+"""Sources that are searched from together, so that temporary memory is bounded."""
+_WORTH_LOADING = 3e6
+"""Edges times sources from which it pays to load compiled code."""
+_WORTH_CALLING = 1e4
+# Half of a type's range, so that nothing overflows where a weight is added to what is not reached.
+_NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """A graph of layouts with what its steps cost for one tensor."""
+
+    graph: LayoutGraph
+    fits: Mask  # [states]
+    weight: Ints  # [edges], in nanoseconds; _NEVER where an end does not fit
+    classes: tuple[Axes, ...]  # axes that are interchangeable, where more than one
+
+    @classmethod
+    def of(cls, graph: LayoutGraph, axis_sizes: Axes, shape: Shape, ask: Ask) -> Weighted:
+        """The cost model is asked once per distinct (kind, axes, elements)."""
+        fits, elements = graph.sizes(axis_sizes, shape)
+        sizes, size_of = np.unique(elements, return_inverse=True)
+        n_masks, kinds = 1 << len(axis_sizes), (*COMMUNICATING, "local")
+        cost_kind = np.minimum(np.arange(len(KINDS)), len(COMMUNICATING))[graph.kind]
+        query = (cost_kind * n_masks + graph.mask) * len(sizes) + size_of[graph.sized_by]
+        usable = fits[graph.source] & np.repeat(fits, np.diff(graph.start))
+        asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
+        asked[query[usable]] = True
+        times = np.full(len(asked), _NEVER[np.dtype(np.int64)])
+        for number in np.flatnonzero(asked).tolist():
+            kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
+            times[number] = ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
+        weight = np.where(usable, times[query], _NEVER[np.dtype(np.int64)])
+        of_all = graph.orders.runs is None  # else a renamed layout need not be in the graph
+        classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
+        return cls(graph, fits, weight, classes)
+
+    def times(self, sources: Ints, targets: Ints) -> Ints:
+        """Nanoseconds from each to each of some states, int64[sources, targets]."""
+        if not self.classes:
+            return self._search(sources)[:, targets]
+        graph = self.graph
+        renamed = _first_come_first_named(graph, sources, self.classes)
+        renamings, of_source = np.unique(renamed, axis=0, return_inverse=True)
+        of_source = of_source.reshape(-1)
+        canonical = np.empty_like(sources)
+        for number, renaming in enumerate(renamings):
+            canonical[of_source == number] = _renamed(graph, sources[of_source == number], renaming)
+        distinct, row = np.unique(canonical, return_inverse=True)
+        found = self._search(distinct)
+        times = np.empty((len(sources), len(targets)), np.int64)
+        for number, renaming in enumerate(renamings):
+            rows = of_source == number
+            times[rows] = found[row[rows]][:, _renamed(graph, targets, renaming)]
+        return times
+
+    def _search(self, sources: Ints) -> Ints:
+        blocks = [self._search_block(sources[i : i + _BLOCK]) for i in range(0, len(sources), _BLOCK)]
+        return np.concatenate(blocks) if blocks else np.zeros((0, len(self.fits)), np.int64)
+
+    def _search_block(self, sources: Ints) -> Ints:
+        """From each source to each state, [sources, states]: in 32 bits where all times are below a second."""
+        for kind in (np.dtype(np.int32), np.dtype(np.int64)):
+            never = _NEVER[kind]
+            distance = np.full((len(self.fits), len(sources)), never, kind)
+            distance[sources, np.arange(len(sources))] = 0
+            relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
+            if distance.max(axis=1, initial=0)[self.fits].max() < never:
+                break
+        return np.ascontiguousarray(distance.T)
+
+
+def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
+    """Lower ``distance`` [states, sources] in place until no edge can lower it."""
+    work = len(weight) * distance.shape[1]
+    loaded = f"{__package__}.compiled" in sys.modules
+    if work >= (_WORTH_CALLING if loaded else _WORTH_LOADING) and find_spec("numba") is not None:
+        from . import compiled
+
+        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance)
+    else:
+        relax(graph.start, graph.source, weight, graph.by_splits, distance)
+
+
+def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints) -> int:
+    """What :func:`.compiled.relax` does, in NumPy."""
+    changed = np.where((distance == 0).any(axis=1), 0, -1)
+    seen = np.full(len(distance), -1)
+    now = rounds = 0
+    while True:
+        rounds += 1
+        any_lowered = False
+        for state in order if rounds % 2 else order[::-1]:
+            now += 1
+            edges = slice(start[state], start[state + 1])
+            new = changed[source[edges]] > seen[state]
+            seen[state] = now
+            if not new.any():
+                continue
+            best = (distance[source[edges][new]] + weight[edges][new, None]).min(axis=0)
+            if (best < distance[state]).any():
+                np.minimum(distance[state], best, out=distance[state])
+                changed[state] = now
+                any_lowered = True
+        if not any_lowered:
+            return rounds
+
+
+def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:
+    """Classes of axes that may change places: equal in size and in ``times`` [kinds, masks, sizes]."""
+    masks = np.arange(times.shape[1])
+    classes: list[list[int]] = []
+    for axis, size in enumerate(axis_sizes):
+        for other in classes:
+            if axis_sizes[other[0]] == size:
+                differ = (masks >> axis ^ masks >> other[0]) & 1
+                if np.array_equal(times, times[:, masks ^ (differ << axis | differ << other[0])]):
+                    other.append(axis)
+                    break
+        else:
+            classes.append([axis])
+    return tuple(tuple(each) for each in classes if len(each) > 1)
+
+
+def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[Axes]) -> Ints:
+    """For each state the new name of each axis, so that those of a class appear in ascending order, [states, axes]."""
+    known, rank = graph.orders, graph.dims.shape[1]
+    axes = np.arange(known.n_axes)
+    place = np.full((len(states), known.n_axes), 0)
+    is_partial = graph.partial[states][:, None] >> axes & 1
+    place[:] = np.where(is_partial, rank, rank + 1) * known.n_axes + axes
+    for dim in range(rank):
+        within = known.place[graph.dims[states, dim]]
+        place = np.where(within >= 0, dim * known.n_axes + within, place)
+    names = np.tile(axes, (len(states), 1))
+    for each in classes:
+        columns = np.array(each)
+        appearance = np.argsort(place[:, columns], axis=1)
+        np.put_along_axis(names, columns[appearance], np.broadcast_to(columns, appearance.shape), axis=1)
+    return names
+
+
+def _renamed(graph: LayoutGraph, states: Ints, names: Ints) -> Ints:
+    """The states in which axis i is called ``names[i]``."""
+    order, mask = graph.orders.renamed(names)
+    return graph.numbers(order[graph.dims[states]], mask[graph.partial[states]])
