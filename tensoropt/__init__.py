@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .curve import Curve
+    from .forcing import Force
     from .plan import Plan
-    from .problem import Force
     from .profiling.hardware import Hardware
     from .session import Session
 

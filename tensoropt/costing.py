@@ -11,7 +11,7 @@ Costs are integers: bytes and nanoseconds, of the device that has the largest pi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -23,7 +23,7 @@ from .deliveries import Delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
-from .reschedule.path import AllPairs, StepCosts, all_pairs
+from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path
 from .rules.rule import Config, Demand, Interface, Rule, local_points
 from .slots import SLOTS
 
@@ -114,16 +114,23 @@ class OperatorCosting:
 
 @dataclass
 class DeliveryCosting:
-    """Times of deliveries: shortest paths between all layouts of a tensor's shape, found once per shape."""
+    """Times of deliveries: shortest paths between the layouts of a tensor's shape that occur, found once per shape."""
 
     mesh: Mesh
     steps: StepCosts
+    _expected: dict[tuple[Shape, int], dict[Layout, None]] = field(default_factory=dict)
     _tables: dict[tuple[Shape, int], AllPairs] = field(default_factory=dict)
+    _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
+
+    def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
+        """These layouts will be asked for: a table holds those that were expected, and is built when it is needed."""
+        self._expected.setdefault((shape, item_bytes), {}).update(dict.fromkeys(layouts))
 
     def table(self, shape: Shape, item_bytes: int) -> AllPairs:
         key = (shape, item_bytes)
-        if key not in self._tables:
-            self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps)
+        expected = self._expected[key]
+        if key not in self._tables or len(self._tables[key].layouts) < len(expected):
+            self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps, tuple(expected))
         return self._tables[key]
 
     def time_ns(self, delivery: Delivery) -> int:
@@ -132,29 +139,36 @@ class DeliveryCosting:
         if delivery.reduction == "max":
             n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
-        table = self.table(delivery.shape, delivery.item_bytes)
-        time_ns = int(table.time_ns[table.index[source], table.index[demand.layout]])
+        shape, item_bytes = delivery.shape, delivery.item_bytes
+        time_ns = self._path_ns(source, demand.layout, shape, item_bytes)
         if demand.varying is not None:
-            back = table.index[demand.layout.with_partial(demand.varying)], table.index[source.with_partial(())]
-            time_ns += int(table.time_ns[back])
+            back = demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning)
+            time_ns += self._path_ns(*back, shape, item_bytes)
         return time_ns
 
-    def matrix(
-        self, tensor: Tensor, sources: Sequence[Layout], demands: Sequence[Demand], is_kept: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Memory and time of the deliveries of a tensor from each layout to each demand, int64[sources, demands].
+    def _path_ns(self, source: Layout, target: Layout, shape: Shape, item_bytes: int) -> int:
+        key = (source, target, shape, item_bytes)
+        if key not in self._paths:
+            self._paths[key] = cheapest_path(*key, self.steps).time_ns(self.steps, item_bytes)
+        return self._paths[key]
 
-        The memory is that of the delivered copy, if there is one and a gradient reads it.
+    def matrix(
+        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], is_kept: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Memory and time of the deliveries of a tensor from each source to each demand, int64[sources, demands].
+
+        A source is a layout and the axes over which the gradient may come back to it partial. The memory is that of the
+        delivered copy, if there is one and a gradient reads it.
         """
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index
-        of_source = np.array([index[layout] for layout in sources], np.intp)
+        of_source = np.array([index[source.layout] for source in sources], np.intp)
         of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
         time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
         returning = np.array([demand.varying is not None for demand in demands], bool)
         if returning.any():
             of_back = [index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
-            to_source = [index[layout.with_partial(())] for layout in sources]
+            to_source = [index[source.layout.with_partial(source.varying or ())] for source in sources]
             time_ns[:, returning] += table.time_ns[np.ix_(of_back, to_source)].T
         if not is_kept:
             return np.zeros_like(time_ns), time_ns

@@ -23,6 +23,7 @@ class Delivery:
 
     Attributes:
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
+        returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
     """
 
     shape: Shape
@@ -30,6 +31,7 @@ class Delivery:
     source: Layout
     demand: Demand
     reduction: str = "sum"
+    returning: Axes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,11 @@ class Router:
         demand, source = delivery.demand, delivery.source
         if demand.varying is None:
             return None
-        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(()), delivery)
+        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning), delivery)
 
 
-def delivery_of(tensor: Tensor, source: Layout, demand: Demand) -> Delivery:
-    return Delivery(tensor.shape, tensor.item_bytes, source, demand)
+def delivery_of(tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = ()) -> Delivery:
+    return Delivery(tensor.shape, tensor.item_bytes, source, demand, returning=returning or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,16 @@ from tabulate import tabulate
 from .backward import Backward
 from .costing import DeliveryCosting, OperatorCosting
 from .errors import InputError
+from .forcing import Force
 from .ft import Frontier, InfeasibleError, search
 from .ir import Graph
 from .memory_limit import memory_text
-from .problem import Force, ProblemBuilder, StrategyProblem
+from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .reschedule.mesh import Mesh
+from .space import space_for
+from .strategy_problem import StrategyProblem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,13 +61,11 @@ class ModelFrontier:
 
     def compute_time_ns(self, point: int) -> int:
         """The part of a point's time that is compute; the rest is network."""
-        return self.built.compute_ns(self.found.strategies[point])
+        return int(self.built.compute_ns(self.found.strategies[point]))
 
     def compute_times_ns(self) -> np.ndarray:
         """The same for all points: int64[P]."""
-        columns = self.found.strategies.T
-        parts = [v.compute_ns[states] for v, states in zip(self.built.operators, columns, strict=False)]
-        return np.stack(parts).sum(axis=0)
+        return self.built.compute_ns(self.found.strategies)
 
     def table(self, chosen: int | None = None) -> str:
         """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
@@ -108,12 +109,12 @@ class ModelFrontier:
     def summary(self) -> str:
         """One line: how large the search was and how it went."""
         problem, found = self.built.problem, self.found
-        n_configs = sum(len(v.configs) for v in self.built.operators)
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
         return (
-            f"{len(found)} points on {self.mesh.n_devices} devices {self.mesh}: {len(self.built.operators)} operators, "
-            f"{n_configs} configs, {len(problem.edges)} edges; eliminations: {kinds or 'none'}; "
-            f"{found.certificate}; {sum(self.seconds_by_stage.values()):.2f} s"
+            f"{len(found)} points on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
+            f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
+            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
+            f"{sum(self.seconds_by_stage.values()):.2f} s"
         )
 
 
@@ -131,11 +132,13 @@ def find_frontier(
     force: Force | None = None,
     algorithm: str = "ft-ldp",
     progress: Progress | None = None,
+    space: str | None = None,
 ) -> ModelFrontier:
-    """Search all configs of all operators at one parallelism.
+    """Search the strategies at one parallelism.
 
     Args:
         algorithm: one of ``ft.ALGORITHMS``.
+        space: one of ``space.SPACES``; None to go by the size of the full one.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
 
     Raises:
@@ -149,7 +152,8 @@ def find_frontier(
     deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, force or {}, of_costs).build()
+    space = space or space_for(model.graph, mesh)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs).build()
     costed = time.perf_counter()
     try:
         found = search(built.problem, algorithm, of_search)

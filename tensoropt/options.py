@@ -10,13 +10,13 @@ from typing import Any
 
 from .curve import Curve, CurvePoint
 from .errors import InputError, short
+from .forcing import Force
 from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import InfeasibleError
 from .ir import PLACEHOLDER
 from .memory_limit import memory_text
 from .plan import Plan
 from .planning import plan_of
-from .problem import Force
 from .profiling.hardware import Hardware, LinkLevel
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")

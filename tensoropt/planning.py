@@ -41,17 +41,14 @@ def charges(view: StrategyView) -> Iterator[Charge]:
         for delivery in inner_deliveries(op, view.rules[op.name], config, with_gradient):
             yield Charge(op.name, (op.name,), delivery, False)
         for tensor in op.outputs:
+            those = takers.get(tensor.name, [])
             shared = view.strategy.shared.get(tensor.name)
-            together = []
-            for taker in takers.get(tensor.name, ()):
-                demand = demand_of(view, tensor, taker)
-                if demand == shared:
-                    together.append(taker.name)
-                else:
-                    delivery = delivery_of(tensor, view.layout(tensor), demand)
-                    yield Charge(tensor.name, (taker.name,), delivery, False)
-            if together and shared is not None:
-                yield Charge(tensor.name, tuple(together), delivery_of(tensor, view.layout(tensor), shared), True)
+            if shared is not None and those:
+                names = tuple(taker.name for taker in those)
+                yield Charge(tensor.name, names, delivery_of(tensor, view.layout(tensor), shared), True)
+            for taker in those:
+                delivery = view.delivery(tensor, demand_of(view, tensor, taker))
+                yield Charge(tensor.name, (taker.name,), delivery, False)
 
 
 def check_deliveries(view: StrategyView, plan: Plan) -> None:

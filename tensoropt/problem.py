@@ -1,93 +1,58 @@
 """From a graph to a Problem: nodes, edges and arrays of costs, all that the search sees.
 
-Each operator is a node whose states are its configs. A tensor with one consumer is an edge between two operators. A tensor
-with several is a node of its own, whose states are (result layout, the demand that is delivered once for all who have
-it); a consumer with another demand pays for its own delivery. So collectives charged are collectives executed.
+A node is an operator with its configs, or several that follow each other (:mod:`.space`). A tensor that one node takes is an
+edge; one that its own node takes, a cost of that node. A tensor that several take is a node as well: its states are the
+demands for which it may be delivered once, for all to take it from there. So collectives charged are collectives executed.
+
+What is equal is built once and shared by identity: states by signature (:mod:`.evaluation`), costs by what they connect.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .backward import Backward
 from .costing import DeliveryCosting, OperatorCosting
-from .errors import InputError
-from .ft.problem import INFEASIBLE, Edge, Node, Problem
-from .ir import Graph, Operator, Tensor
-from .reschedule.layout import Layout, needs_communication
+from .evaluation import Choice, Evaluation, States
+from .following import Followers
+from .forcing import Force, allowed, check_force, pinned
+from .ft.problem import Edge, Node, Problem
+from .ir import SOURCES, Graph, Tensor
+from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
-from .rules.rule import Config, Demand, Interface, Rule, configs, interface, why_invalid
-from .strategy import Strategy
-from .takers import Taker, step_demand, taker_demand, takers_of
+from .rules.rule import Demand
+from .space import FULL, Assignments, nodes_of, states_of
+from .strategy_problem import SharedCopy, StrategyProblem
+from .takers import Taker, as_copy, step_demand, takers_of
 
-Force = Mapping[str, Mapping[str, int]]
-SharedState = tuple[Layout, Demand | None]
-
-
-@dataclass(frozen=True)
-class Variants:
-    """All configs of one operator, with what each means to the surroundings and costs."""
-
-    op: Operator
-    rule: Rule
-    configs: tuple[Config, ...]
-    interfaces: tuple[Interface, ...]
-    compute_ns: np.ndarray
-    inner_ns: np.ndarray
-    mem_bytes: np.ndarray
+Costs = tuple[np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class StrategyProblem:
-    """A Problem together with what its nodes and states mean.
+@dataclass(frozen=True, eq=False)
+class _End:
+    """A taker as the search sees it: its node and what it asks, by the node's state."""
 
-    Attributes:
-        operators: the variants behind the first nodes, in their order.
-        tensors: behind the further nodes, the tensor and its states.
-    """
-
-    problem: Problem
-    mesh: Mesh
-    operators: tuple[Variants, ...]
-    tensors: tuple[tuple[Tensor, tuple[SharedState, ...]], ...]
-
-    def strategy(self, states: Sequence[int]) -> Strategy:
-        """What one state per node means."""
-        chosen = {v.op.name: v.configs[int(state)] for v, state in zip(self.operators, states, strict=False)}
-        shared = {}
-        offset = len(self.problem.nodes) - len(self.tensors)
-        for (tensor, tensor_states), state in zip(self.tensors, states[offset:], strict=True):
-            demand = tensor_states[int(state)][1]
-            if demand is not None:
-                shared[tensor.name] = demand
-        return Strategy(self.mesh, chosen, shared)
-
-    def compute_ns(self, states: Sequence[int]) -> int:
-        """The part of a strategy's time that is compute; the rest is network."""
-        return sum(int(v.compute_ns[int(state)]) for v, state in zip(self.operators, states, strict=False))
+    node: int
+    demands: Choice[Demand]
+    is_kept: bool
 
 
 @dataclass
 class ProblemBuilder:
-    """Builds the Problem of a graph's training steps on one mesh; ``progress`` is told (operators done, operators)."""
+    """Builds the Problem of a graph's training steps on one mesh; ``progress`` is told (nodes done, nodes)."""
 
     graph: Graph
     backward: Backward
     costing: OperatorCosting
     mesh: Mesh
+    space: str = FULL
     force: Force = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
-    nodes: list[Node] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
-
-    @property
-    def deliveries(self) -> DeliveryCosting:
-        return self.costing.deliveries
 
     def build(self) -> StrategyProblem:
         """The Problem of all operators that a training step runs.
@@ -96,167 +61,193 @@ class ProblemBuilder:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
         check_force(self.graph, self.force)
-        operators = [op for op in self.graph.step_operators if op.updates is None]
-        variants = tuple(self.variants(op) for op in operators)
-        self.index = {v.op.name: i for i, v in enumerate(variants)}
-        self.of = {v.op.name: v for v in variants}
-        self.nodes = [Node(v.op.name, v.mem_bytes, v.compute_ns + v.inner_ns) for v in variants]
-        takers = takers_of(self.graph)
-        steps = [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.graph.train_steps]
-        self.step_index = {node.name: len(self.nodes) + i for i, node in enumerate(steps)}
-        self.nodes += steps
+        self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
+        nodes = self._evaluated()
+        connections = _Connections(self, nodes)
+        connections.connect()
+        problem = Problem(tuple(connections.nodes), tuple(connections.edges))
+        return StrategyProblem(problem, self.mesh, self.space, tuple(nodes), tuple(connections.shared))
+
+    def _evaluated(self) -> list[tuple[Followers, States]]:
+        evaluation = Evaluation(self.costing, self.rules, self.mesh)
+        operators = self.graph.step_operators
+        forced = frozenset(op.name for op in operators if pinned(self.force, op))
+        found = []
+        groups = nodes_of(self.space, self.graph, self.rules, takers_of(self.graph), forced)
+        for done, node in enumerate(groups):
+            self.tell(done, 2 * len(groups))
+            degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
+            found.append((node, evaluation.states(node, self._assignments(node), degrees)))
+        return found
+
+    def tell(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(done, total)
+
+    def _assignments(self, node: Followers) -> Callable[[], Assignments]:
+        op = node.operators[0]
+        is_forced = bool(pinned(self.force, op))
+
+        def found() -> Assignments:
+            everything = states_of(self.space, node, self.rules, self.mesh, is_forced)
+            if not is_forced:
+                return everything
+            configs = tuple(config for config, in everything)
+            return tuple((config,) for config in allowed(self.force, op, self.rules[op.name], self.mesh, configs))
+
+        return found
+
+
+class _Connections:
+    """The nodes' costs, and between them the deliveries of every tensor."""
+
+    def __init__(self, builder: ProblemBuilder, of_node: list[tuple[Followers, States]]) -> None:
+        self.builder, self.of_node = builder, of_node
+        self.deliveries: DeliveryCosting = builder.costing.deliveries
+        self.merges = builder.space != FULL
+        self.takers = takers_of(builder.graph)
+        self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
+        self.step_place = {name: len(of_node) + i for i, name in enumerate(builder.graph.train_steps)}
+        self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
+        self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
+        self.edges: list[Edge] = []
+        self.shared: list[SharedCopy] = []
+        self._whole: dict[tuple[int, int], Choice[Demand]] = {}
+        self._left: dict[tuple[int, bool], Choice[Demand]] = {}
+        self._copies: dict[tuple[int, ...], Choice[Demand]] = {}
+        self._costs: dict[tuple[object, ...], Costs] = {}
+
+    def connect(self) -> None:
+        """Everything: first which layouts there are of each shape, then what the deliveries between them cost."""
         tensors = []
-        for done, variant in enumerate(variants):
-            if self.progress is not None:
-                self.progress(done, len(variants))
-            for result, tensor in enumerate(variant.op.outputs):
-                those = takers.get(tensor.name, [])
-                if len(those) == 1:
-                    self._connect(variant, result, tensor, those[0])
-                elif those:
-                    tensors.append((tensor, self._share(variant, result, tensor, those)))
-        return StrategyProblem(Problem(tuple(self.nodes), tuple(self.edges)), self.mesh, variants, tuple(tensors))
+        for n, (node, states) in enumerate(self.of_node):
+            for i, op in enumerate(node.operators):
+                for result, tensor in enumerate(op.outputs):
+                    ends = [self._end(tensor, taker) for taker in self.takers.get(tensor.name, ())]
+                    if ends:
+                        left = self._as_left(states.layouts(i, result), ends)
+                        shared = self._shared_copies(left, ends)
+                        self._expect(tensor, [left, *(end.demands for end in ends), *([shared] if shared else [])])
+                        tensors.append((n, tensor, left, ends, shared))
+        for n, tensor, left, ends, shared in tensors:
+            self.builder.tell(len(self.of_node) + n, 2 * len(self.of_node))
+            self._connect(n, tensor, left, ends, shared)
 
-    def variants(self, op: Operator) -> Variants:
-        """All configs of an operator, the forced ones where there are any, with their own costs."""
-        rule = rule_of(op)
-        allowed = self._allowed(op, rule)
-        seen = tuple(interface(rule, config) for config in allowed)
-        costing = self.costing
-        return Variants(
-            op,
-            rule,
-            allowed,
-            seen,
-            _ints(costing.compute_time_ns(op, rule, config, each) for config, each in zip(allowed, seen, strict=True)),
-            _ints(costing.inner_time_ns(op, rule, config) for config in allowed),
-            _ints(costing.mem_bytes(op, each) for each in seen),
-        )
-
-    def _allowed(self, op: Operator, rule: Rule) -> tuple[Config, ...]:
-        pinned = self.force.get(op.name) or self.force.get(op.type)
-        everything = configs(rule, self.mesh)
-        if not pinned:
-            return everything
-        allowed = tuple(c for c in everything if all(c.degree(factor) == degree for factor, degree in pinned.items()))
-        if allowed:
-            return allowed
-        raise InputError(
-            f"force={{'{op.name}': {dict(pinned)}}} can't be had for {op.where()} on {self.mesh.n_devices} devices "
-            f"{self.mesh}: {why_not(rule, self.mesh, pinned)}"
-        )
-
-    def _demands(self, tensor: Tensor, taker: Taker) -> list[Demand]:
-        """What a taker asks of a tensor, in each of its node's states."""
+    def _end(self, tensor: Tensor, taker: Taker) -> _End:
         if taker.is_step:
-            return [step_demand(self.mesh, tensor, taker)]
-        return [taker_demand(seen, taker, self.backward.gradients) for seen in self.of[taker.name].interfaces]
+            key = len(tensor.shape), taker.position
+            if key not in self._whole:
+                self._whole[key] = Choice.of([step_demand(self.builder.mesh, tensor, taker)])
+            return _End(self.step_place[taker.name], self._whole[key], False)
+        n, i = self.place[taker.name]
+        backward = self.builder.backward
+        is_kept = (taker.name, taker.position) in backward.kept_operands and not taker.is_update
+        return _End(n, self.of_node[n][1].demands(i, taker, backward.gradients), is_kept)
 
-    def _node_of(self, taker: Taker) -> int:
-        return self.step_index[taker.name] if taker.is_step else self.index[taker.name]
+    def _as_left(self, layouts: Choice[Layout], ends: list[_End]) -> Choice[Demand]:
+        """How a tensor's producer leaves it, by its node's state, as a demand: the gradient comes back summed."""
+        with_gradient = any(_has_gradient(end.demands) for end in ends)
+        key = id(layouts), with_gradient
+        if key not in self._left:
+            values = tuple(Demand(layout, () if with_gradient else None) for layout in layouts.values)
+            self._left[key] = Choice(values, layouts.place)
+        return self._left[key]
 
-    def _is_kept(self, taker: Taker) -> bool:
-        return (taker.name, taker.position) in self.backward.kept_operands and not taker.is_update
+    def _shared_copies(self, left: Choice[Demand], ends: list[_End]) -> Choice[Demand] | None:
+        """The copies among which a tensor's takers may choose one to share; None where there is no such choice.
 
-    def _costs(
-        self, tensor: Tensor, sources: Sequence[Layout], demands: Sequence[Demand], is_kept: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Memory and time of the deliveries from each layout to each demand; equal ones are worked out once."""
-        rows, row_of = _distinct(sources)
-        columns, column_of = _distinct(demands)
-        mem, time_ns = self.deliveries.matrix(tensor, rows, columns, is_kept)
-        return mem[np.ix_(row_of, column_of)], time_ns[np.ix_(row_of, column_of)]
+        As the producer leaves it, or as more than one taker asks for it.
+        """
+        if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
+            return None
+        key = id(left), *(id(end.demands) for end in ends)
+        if key not in self._copies:
+            asked = Counter(copy for each in _as_copies(ends) for copy in dict.fromkeys(each))
+            as_left = dict.fromkeys(Demand(d.layout.with_partial(()), d.varying) for d in left.values)
+            values = dict.fromkeys([*as_left, *(copy for copy, times in asked.items() if times > 1)])
+            self._copies[key] = Choice(tuple(values), np.arange(len(values)))
+        return self._copies[key]
 
-    def _connect(self, variant: Variants, result: int, tensor: Tensor, taker: Taker) -> None:
-        sources = [seen.results[result] for seen in variant.interfaces]
-        mem, time_ns = self._costs(tensor, sources, self._demands(tensor, taker), self._is_kept(taker))
-        source, target = self.index[variant.op.name], self._node_of(taker)
-        if source == target:
-            # A variable that is assigned its own value.
-            node = self.nodes[source]
-            self.nodes[source] = Node(node.name, node.mem_bytes + mem.diagonal(), node.time_ns + time_ns.diagonal())
+    def _expect(self, tensor: Tensor, choices: Iterable[Choice[Demand]]) -> None:
+        demands = dict.fromkeys(demand for choice in choices for demand in choice.values)
+        forward = [demand.layout for demand in demands]
+        backward = [d.layout.with_partial(d.varying) for d in demands if d.varying is not None]
+        self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
+
+    def _connect(
+        self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand] | None
+    ) -> None:
+        outside = {end.node for end in ends} - {producer}
+        if shared is not None and not (self.merges and len(outside) == 1 and sum(e.node != producer for e in ends) == 1):
+            self._share(producer, tensor, left, ends, shared)
+        elif self.merges and len(ends) > 1 and len({end.node for end in ends}) == 1:
+            self._take_together(producer, tensor, left, ends)
         else:
-            self.edges.append(Edge(source, target, mem, time_ns))
+            for end in ends:
+                self._add(tensor, (producer, left), (end.node, end.demands), end.is_kept)
 
     def _share(
-        self, variant: Variants, result: int, tensor: Tensor, takers: list[Taker]
-    ) -> tuple[SharedState, ...]:
-        """A node for a tensor with several takers, with its edges from the producer and to the takers."""
-        results = [seen.results[result] for seen in variant.interfaces]
-        layouts, _ = _distinct(results)
-        demands = [self._demands(tensor, taker) for taker in takers]
-        asked = Counter(demand for each in demands for demand in dict.fromkeys(each))
-        sharable = [demand for demand, times in asked.items() if times > 1]
-        any_kept = any(self._is_kept(taker) for taker in takers)
-        states: list[SharedState] = [(layout, None) for layout in layouts]
-        mem, time_ns = [0] * len(layouts), [0] * len(layouts)
-        if sharable:
-            shared_mem, shared_time = self._costs(tensor, layouts, sharable, any_kept)
-            for i, layout in enumerate(layouts):
-                for j, demand in enumerate(sharable):
-                    if _communicates(layout, demand):
-                        states.append((layout, demand))
-                        mem.append(int(shared_mem[i, j]))
-                        time_ns.append(int(shared_time[i, j]))
+        self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand]
+    ) -> None:
+        """A node for the shared copy."""
         number = len(self.nodes)
-        self.nodes.append(Node(tensor.name, _ints(mem), _ints(time_ns)))
-        matches = np.array([[layout == state[0] for state in states] for layout in results])
-        allowed = np.where(matches, 0, INFEASIBLE)
-        self.edges.append(Edge(self.index[variant.op.name], number, allowed * 0, allowed))
-        for taker, wanted in zip(takers, demands, strict=True):
-            own_mem, own_time = self._costs(tensor, [s[0] for s in states], wanted, self._is_kept(taker))
-            is_shared = np.array([[state[1] == demand for demand in wanted] for state in states])
-            edge = Edge(
-                number, self._node_of(taker), np.where(is_shared, 0, own_mem), np.where(is_shared, 0, own_time)
-            )
-            self.edges.append(edge)
-        return tuple(states)
+        zeros = np.zeros(len(shared.values), np.int64)
+        self.nodes.append(Node(tensor.name, zeros, zeros))
+        self.shared.append(SharedCopy(tensor, number, shared.values))
+        self._add(tensor, (producer, left), (number, shared), any(end.is_kept for end in ends))
+        for end in ends:
+            self._add(tensor, (number, shared), (end.node, end.demands), end.is_kept)
+
+    def _take_together(self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End]) -> None:
+        """Several takers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
+        node, n_states = ends[0].node, len(ends[0].demands.place)
+        options = []
+        for end, copy in zip(ends, _as_copies(ends), strict=True):
+            choice = Choice(tuple(copy), end.demands.place)
+            others = [self._along(tensor, choice, other.demands, other.is_kept) for other in ends]
+            options.append((choice, sum((cost for cost in others), start=np.zeros((2, n_states), np.int64))))
+        best = np.argmin([costs[1] for _, costs in options], axis=0)
+        demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
+        shared = Choice.of(demands)
+        self._expect(tensor, [shared])
+        self._add(tensor, (producer, left), (node, shared), any(end.is_kept for end in ends))
+        self._charge(node, np.stack([costs for _, costs in options])[best, :, np.arange(n_states)].T)
+        self.shared.append(SharedCopy(tensor, node, tuple(demands)))
+
+    def _add(
+        self, tensor: Tensor, source: tuple[int, Choice[Demand]], target: tuple[int, Choice[Demand]], is_kept: bool
+    ) -> None:
+        """Charge deliveries between the states of two nodes, or within one."""
+        (from_node, left), (to_node, demands) = source, target
+        if from_node == to_node:
+            self._charge(from_node, self._along(tensor, left, demands, is_kept))
+            return
+        key = tensor.shape, tensor.item_bytes, id(left), id(demands), is_kept
+        if key not in self._costs:
+            pairs = np.ix_(left.place, demands.place)
+            mem, time_ns = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
+            self._costs[key] = (mem[pairs], time_ns[pairs])
+        self.edges.append(Edge(from_node, to_node, *self._costs[key]))
+
+    def _along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], is_kept: bool) -> np.ndarray:
+        """Deliveries within each state of one node: int64[2, K]."""
+        costs = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
+        return np.stack([cost[left.place, demands.place] for cost in costs])
+
+    def _charge(self, node: int, costs: np.ndarray) -> None:
+        before = self.nodes[node]
+        self.nodes[node] = Node(before.name, before.mem_bytes + costs[0], before.time_ns + costs[1])
 
 
-def _communicates(source: Layout, demand: Demand) -> bool:
-    """Whether a delivery has anything to share beyond a local copy."""
-    if needs_communication(source, demand.layout):
-        return True
-    if demand.varying is None:
-        return False
-    return needs_communication(demand.layout.with_partial(demand.varying), source.with_partial(()))
+def _name(node: Followers) -> str:
+    return next((op.name for op in node.operators if op.type not in SOURCES), node.operators[0].name)
 
 
-def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
-    """Why no config has these degrees."""
-    for factor, degree in pinned.items():
-        ways = [c for c in _single_factor_configs(factor, mesh) if c.degree(factor) == degree]
-        if not ways:
-            return f"degree {degree} of factor '{factor}' isn't a product of the mesh's axes {list(mesh.sizes)}"
-        reasons = [why_invalid(rule, config) for config in ways]
-        if all(reasons):
-            return reasons[0]
-    return f"the degrees {dict(pinned)} don't fit {mesh.n_devices} devices together"
+def _has_gradient(demands: Choice[Demand]) -> bool:
+    return any(demand.varying is not None for demand in demands.values)
 
 
-def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:
-    choices = range(1 << len(mesh.sizes))
-    return [Config(mesh, tuple(factor if bits >> axis & 1 else "" for axis in mesh.axes)) for bits in choices]
-
-
-def check_force(graph: Graph, force: Force) -> None:
-    """Refuse a ``force`` that names no operator of the model."""
-    known = {op.name for op in graph.operators.values()} | {op.type for op in graph.operators.values()}
-    for name in force:
-        if name not in known:
-            names = ", ".join(op.name for op in graph.step_operators)
-            raise InputError(
-                f"force names '{name}', which is neither an operator's name nor a type in this model; its operators are "
-                f"{names}"
-            )
-
-
-def _ints(values: object) -> np.ndarray:
-    return np.array(list(values), np.int64)  # type: ignore[call-overload]
-
-
-def _distinct(values: Sequence[object]) -> tuple[list, np.ndarray]:
-    """The different values in order of first appearance, and for each value its place among them."""
-    place: dict[object, int] = {}
-    places = np.array([place.setdefault(value, len(place)) for value in values], np.intp)
-    return list(place), places
+def _as_copies(ends: list[_End]) -> list[list[Demand]]:
+    """By taker, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
+    with_gradient = any(_has_gradient(end.demands) for end in ends)
+    return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

@@ -25,6 +25,7 @@ from .engine import Engine
 from .errors import InputError, TensorOptError, short
 from .fetching import plan_feeds, plan_fetches
 from .first_values import FirstValues
+from .forcing import Force
 from .frontier import Model
 from .importer import import_graph, initializer_names
 from .ir import Graph, check
@@ -44,7 +45,6 @@ from .options import (
 )
 from .plan import Plan
 from .planning import check_deliveries
-from .problem import Force
 from .processes import current_processes, install_error_handling
 from .profiling.hardware import Hardware, HardwareError, resolve
 from .profiling.measure import Place, device_partitions, measure

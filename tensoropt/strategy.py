@@ -1,4 +1,8 @@
-"""A strategy: a config for each operator, and for each shared tensor the demand that its consumers share."""
+"""A strategy: a config for each operator, and for each shared tensor the copy from which its consumers take it.
+
+A tensor with several consumers is delivered once for a demand, and each consumer takes it from this *shared copy*, at no
+cost if it has just this demand. Their gradients are summed in the copy's gradient layout and go back together.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .deliveries import Delivery, delivery_of
 from .ir import Graph, Operator, Tensor
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
@@ -18,7 +23,7 @@ class Strategy:
     """Attributes:
     mesh: the devices.
     configs: by operator name.
-    shared: by tensor name, the one demand that is delivered once for all who have it.
+    shared: by tensor name, the demand of the copy that its consumers share; without one they take what the producer left.
     """
 
     mesh: Mesh
@@ -55,6 +60,13 @@ class StrategyView:
         if producer.updates is not None:
             return self.interfaces[producer.updates].results[0]
         return self.interfaces[producer.name].results[producer.outputs.index(tensor)]
+
+    def delivery(self, tensor: Tensor, demand: Demand) -> Delivery:
+        """What brings a tensor to a demand: from the copy that is shared, if there is one, else from its producer."""
+        shared = self.strategy.shared.get(tensor.name)
+        if shared is None:
+            return delivery_of(tensor, self.layout(tensor), demand)
+        return delivery_of(tensor, shared.layout, demand, shared.varying)
 
     def demand(self, op: Operator, position: int) -> Demand:
         """What an operator asks of its operand at an input position."""

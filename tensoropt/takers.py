@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .ir import Graph, Tensor
@@ -55,6 +56,17 @@ def taker_demand(seen: Interface, taker: Taker, gradients: frozenset[tuple[str, 
     if taker.is_update:
         return Demand(seen.results[0], None)
     return operand_demand(seen, taker.name, taker.position, gradients)
+
+
+def as_copy(demand: Demand, with_gradient: bool) -> Demand:
+    """A demand as that of a copy for several takers, of whom some have a gradient or none."""
+    return Demand(demand.layout, (demand.varying or ()) if with_gradient else None)
+
+
+def copies(demands: Sequence[Demand]) -> list[Demand]:
+    """The copies that takers with these demands may share."""
+    with_gradient = any(demand.varying is not None for demand in demands)
+    return list(dict.fromkeys(as_copy(demand, with_gradient) for demand in demands))
 
 
 def demand_of(view: StrategyView, tensor: Tensor, taker: Taker) -> Demand:

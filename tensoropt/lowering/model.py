@@ -37,6 +37,7 @@ class LocalModel:
     training: bool
     _values: dict[str, Values] = field(default_factory=dict)
     _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
+    _shared: dict[str, Values] = field(default_factory=dict)
     _whole: dict[str, Values] = field(default_factory=dict)
 
     def emit(self, names: set[str]) -> None:
@@ -51,18 +52,29 @@ class LocalModel:
         return self.sources[tensor.name] if tensor.name in self.sources else self._values[tensor.name]
 
     def delivered(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
-        """A tensor for a demand. Consumers with the tensor's shared demand share one delivery, others have their own."""
+        """A tensor for a demand, taken from the copy that its consumers share if there is one."""
         if not self.training:
             demand = Demand(demand.layout, None)
         key = (tensor.name, demand)
         if key in self._delivered:
             return self._delivered[key]
-        delivery = delivery_of(tensor, self.view.layout(tensor), demand)
-        route = self.router.route(delivery)
-        values = self.deliverer.deliver(delivery, route, self.value(tensor), operator)
-        if not self.training or demand == self.view.strategy.shared.get(tensor.name):
+        delivery = self.view.delivery(tensor, demand)
+        values = self.deliverer.deliver(delivery, self.router.route(delivery), self._taken(tensor, operator), operator)
+        if not self.training:
             self._delivered[key] = values
         return values
+
+    def _taken(self, tensor: Tensor, operator: str) -> Values:
+        """Where consumers take a tensor from: as it was left, or its shared copy, which the first of them has made."""
+        shared = self.view.strategy.shared.get(tensor.name)
+        if shared is None:
+            return self.value(tensor)
+        if tensor.name not in self._shared:
+            demand = shared if self.training else Demand(shared.layout, None)
+            delivery = delivery_of(tensor, self.view.layout(tensor), demand)
+            route = self.router.route(delivery)
+            self._shared[tensor.name] = self.deliverer.deliver(delivery, route, self.value(tensor), operator)
+        return self._shared[tensor.name]
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """A tensor in whole on every rank; delivered once, whoever asks."""

@@ -138,7 +138,7 @@ def problem_of(name: str, n_devices: int) -> tuple[Problem, float, float]:
     mesh = described.mesh(n_devices)
     deliveries = DeliveryCosting(mesh, CollectiveCosts(described, mesh))
     costing = OperatorCosting(graph, backward, OperatorCosts(described), deliveries)
-    problem = ProblemBuilder(graph, backward, costing, mesh, {}).build().problem
+    problem = ProblemBuilder(graph, backward, costing, mesh).build().problem
     return problem, ready - start, time.perf_counter() - ready
 
 

@@ -25,7 +25,7 @@ from tensoropt.reschedule.steps import legal_steps
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.strategy import Strategy, StrategyView
-from tensoropt.takers import demand_of, takers_of
+from tensoropt.takers import copies, demand_of, takers_of
 
 LONGEST_DETOUR = 3
 EXACT = 1e-10
@@ -55,7 +55,7 @@ def random_strategy(
     for name, takers in takers_of(model.graph).items():
         if len(takers) > 1:
             tensor = model.graph.tensors[name]
-            demand = rng.choice([None, *(demand_of(view, tensor, taker) for taker in takers)])
+            demand = rng.choice([None, *copies([demand_of(view, tensor, taker) for taker in takers])])
             if demand is not None:
                 shared[name] = demand
     return StrategyView(model.graph, Strategy(mesh, chosen, shared), model.model.backward.gradients)

@@ -109,7 +109,7 @@ def problem_of(function: Callable[[], Built], n_devices: int) -> Problem:
     mesh = described.mesh(n_devices)
     deliveries = DeliveryCosting(mesh, CollectiveCosts(described, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(described), deliveries)
-    return ProblemBuilder(model.graph, model.backward, costing, mesh, {}).build().problem
+    return ProblemBuilder(model.graph, model.backward, costing, mesh).build().problem
 
 
 def attention_block(api: Any = tf.compat.v1) -> Built:

@@ -1,0 +1,144 @@
+"""What the states of a node mean and cost: worked out once for all nodes that are alike, such as those of equal layers.
+
+A node's *signature* is all that its costs depend on: types, rules, shapes, which operands get gradients, what is kept, and
+how its operators feed each other. Nodes of one signature share one :class:`States`, so that edges between alike nodes
+share their arrays as well, and the search can tell that they are equal by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from .costing import OperatorCosting
+from .following import Followers
+from .ir import Operator, Tensor
+from .reschedule.layout import Layout
+from .reschedule.mesh import Mesh
+from .rules.rule import Config, Demand, Interface, Rule, interface
+from .space import Assignments
+from .takers import Taker, taker_demand
+
+Ints = np.ndarray
+Value = TypeVar("Value", Layout, Demand)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Generic[Value]):
+    """A layout or a demand per state: the distinct ones, and for each state its place among them."""
+
+    values: tuple[Value, ...]
+    place: Ints
+
+    @classmethod
+    def of(cls, values: Iterable[Value]) -> Choice[Value]:
+        places: dict[Value, int] = {}
+        place = np.array([places.setdefault(value, len(places)) for value in values], np.intp)
+        return cls(tuple(places), place)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """What the states of a node mean, and what its operators cost by themselves.
+
+    Attributes:
+        configs: per operator of the node the distinct configs that it may have.
+        place: per operator the place among those in each state, int[K].
+        seen: per operator the interface of each distinct config.
+        mem_bytes, compute_ns, network_ns: int64[K].
+    """
+
+    configs: tuple[tuple[Config, ...], ...]
+    place: tuple[Ints, ...]
+    seen: tuple[tuple[Interface, ...], ...]
+    mem_bytes: Ints
+    compute_ns: Ints
+    network_ns: Ints
+    _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
+
+    @property
+    def n_states(self) -> int:
+        return len(self.mem_bytes)
+
+    def layouts(self, operator: int, result: int) -> Choice[Layout]:
+        """The layout in which an operator of the node leaves a result, by state."""
+        return self._choice(operator, "result", result, lambda seen: seen.results[result])
+
+    def demands(self, operator: int, taker: Taker, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
+        """What a taker that is an operator of the node asks of its operand, by state."""
+        kind = "update" if taker.is_update else "operand"
+        return self._choice(operator, kind, taker.position, lambda seen: taker_demand(seen, taker, gradients))
+
+    def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
+        key = operator, kind, position
+        if key not in self._choices:
+            distinct = Choice.of(value(seen) for seen in self.seen[operator])
+            self._choices[key] = Choice(distinct.values, distinct.place[self.place[operator]])
+        return self._choices[key]
+
+
+@dataclass
+class Evaluation:
+    """Evaluates nodes, each signature once."""
+
+    costing: OperatorCosting
+    rules: Mapping[str, Rule]
+    mesh: Mesh
+    _states: dict[tuple[object, ...], States] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], tuple[Interface, int, int, int]] = field(default_factory=dict)
+
+    def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
+        """The states of a node; ``assignments`` is asked only where no node was like it (and equal in ``told_apart``)."""
+        signature = (*self._signature(node), told_apart)
+        if signature not in self._states:
+            self._states[signature] = self._evaluated(node, assignments())
+        return self._states[signature]
+
+    def _signature(self, node: Followers) -> tuple[object, ...]:
+        made = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
+        wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
+        return tuple(self._of_operator(op) for op in node.operators), wiring
+
+    def _of_operator(self, op: Operator) -> tuple[object, ...]:
+        rule, backward = self.rules[op.name], self.costing.backward
+
+        def form(tensor: Tensor | None) -> object:
+            return tensor and (tensor.shape, tensor.dtype)
+
+        return (
+            op.type,
+            (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
+            (rule.completed, rule.linear, rule.flops_per_point),
+            tuple(form(tensor) for tensor in op.inputs),
+            tuple((form(tensor), tensor.name in self.costing.kept) for tensor in op.outputs),
+            tuple((op.name, i) in backward.gradients for i, _ in op.operands),
+            tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
+            self.costing.copies_per_parameter.get(op.name),
+        )
+
+    def _evaluated(self, node: Followers, assignments: Assignments) -> States:
+        distinct, places, seen = [], [], []
+        totals = np.zeros((3, len(assignments)), np.int64)
+        for i, op in enumerate(node.operators):
+            known: dict[Config, int] = {}
+            place = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
+            signature = self._of_operator(op)
+            of_config = [self._cost(op, signature, config) for config in known]
+            distinct.append(tuple(known))
+            places.append(place)
+            seen.append(tuple(each[0] for each in of_config))
+            totals += np.array([each[1:] for each in of_config], np.int64)[place].T
+        return States(tuple(distinct), tuple(places), tuple(seen), *totals)
+
+    def _cost(self, op: Operator, signature: tuple[object, ...], config: Config) -> tuple[Interface, int, int, int]:
+        """Interface, memory, compute and network time of one config."""
+        key = (signature, config.assignment)
+        if key not in self._costs:
+            rule, costing = self.rules[op.name], self.costing
+            seen = interface(rule, config)
+            compute_ns = costing.compute_time_ns(op, rule, config, seen)
+            self._costs[key] = (seen, costing.mem_bytes(op, seen), compute_ns, costing.inner_time_ns(op, rule, config))
+        return self._costs[key]

@@ -1,0 +1,105 @@
+"""What is searched: which operators have configs of their own, and which configs those are.
+
+| space | nodes | configs |
+|---|---|---|
+| ``full`` | every operator | every mesh axis to any factor, to a linear group, or to none |
+| ``compact`` | heavy operators; light ones follow (:mod:`.following`) | at most MOST_FACTORS factors, each a run of axes |
+
+A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
+while that has at most MOST_CONFIGS configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import product
+
+from .following import Followers, followers
+from .ir import Graph
+from .reschedule.mesh import Mesh
+from .rules.registry import rule_of
+from .rules.rule import NONE, Config, Rule, why_invalid
+from .takers import Taker
+
+FULL, COMPACT = "full", "compact"
+SPACES = (FULL, COMPACT)
+MOST_FACTORS = 3
+MOST_CONFIGS = 2_000
+
+Assignments = tuple[tuple[Config, ...], ...]
+"""Configs of the operators of a node together: [states][operators]."""
+
+
+def space_for(graph: Graph, mesh: Mesh) -> str:
+    """The space that a search takes by itself."""
+    rules = [rule_of(op) for op in graph.step_operators if op.updates is None]
+    total = sum((1 + len(rule.splittable) + len(rule.linear)) ** len(mesh.sizes) for rule in rules)
+    return FULL if total <= MOST_CONFIGS else COMPACT
+
+
+def described(space: str) -> str:
+    """The space in words, for people and result files."""
+    if space == FULL:
+        return "full: all configs of all operators"
+    return f"compact: light operators follow; at most {MOST_FACTORS} factors, each over a run of mesh axes"
+
+
+def nodes_of(
+    space: str, graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: Container[str]
+) -> tuple[Followers, ...]:
+    """The nodes of a space; operators in ``apart`` are always nodes of their own."""
+    if space == COMPACT:
+        return followers(graph, rules, takers, apart)
+    alone = [op for op in graph.step_operators if op.updates is None]
+    return tuple(Followers((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
+
+
+def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
+    """What the operators of a node may do together; all that a single one may if ``everything``."""
+    of = [rules[op.name] for op in node.operators]
+    names = [
+        tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
+        for members in node.factors
+        if any(name in of[i].splittable for i, name in members)
+    ]
+    if space == FULL or everything:
+        assert len(of) == 1
+        names += [(f"+{group}",) for group in range(len(of[0].linear))]
+        assignments: Iterable[tuple[tuple[str, ...], ...]] = product([(NONE,), *names], repeat=len(mesh.sizes))
+    else:
+        assignments = _runs([(NONE,) * len(of), *names], len(mesh.sizes))
+    splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
+    valid: dict[tuple[int, tuple[str, ...]], bool] = {}
+    found: dict[tuple[Config, ...], None] = {}
+    for assignment in assignments:
+        configs = []
+        for i, rule in enumerate(of):
+            given = tuple(each[i] if each[i] in splittable[i] else NONE for each in assignment)
+            config = Config(mesh, given)
+            if (i, given) not in valid:
+                valid[i, given] = not why_invalid(rule, config)
+            if not valid[i, given]:
+                break
+            configs.append(config)
+        else:
+            found.setdefault(tuple(configs))
+    return tuple(found)
+
+
+def _runs(names: list[tuple[str, ...]], n_axes: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Assignments of axes to at most MOST_FACTORS names, each but the first (none) a run of axes."""
+    none = names[0]
+
+    def extend(before: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if len(before) == n_axes:
+            yield before
+            return
+        used = set(before) - {none}
+        for name in names:
+            starts = name != none and name not in used
+            if starts and len(used) == MOST_FACTORS:
+                continue
+            if name == none or starts or before[-1] == name:
+                yield from extend((*before, name))
+
+    return extend(())

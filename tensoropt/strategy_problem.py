@@ -1,0 +1,75 @@
+"""A Problem together with what its nodes and states mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .evaluation import States
+from .following import Followers
+from .ft.problem import INFEASIBLE, Node, Problem
+from .ir import Operator, Tensor
+from .reschedule.mesh import Mesh
+from .rules.rule import Config, Demand
+from .strategy import Strategy
+
+
+@dataclass(frozen=True)
+class SharedCopy:
+    """The copy of a tensor that its takers share, by the state of a node."""
+
+    tensor: Tensor
+    node: int
+    demands: tuple[Demand, ...]
+
+
+@dataclass(frozen=True)
+class StrategyProblem:
+    """Attributes:
+    space: what was searched, see :mod:`.space`.
+    nodes: the operators behind the first nodes, with their states.
+    shared: the tensors with a shared copy.
+    """
+
+    problem: Problem
+    mesh: Mesh
+    space: str
+    nodes: tuple[tuple[Followers, States], ...]
+    shared: tuple[SharedCopy, ...]
+
+    @property
+    def n_operators(self) -> int:
+        return sum(len(node.operators) for node, _ in self.nodes)
+
+    @property
+    def n_configs(self) -> int:
+        """States of all nodes that are operators."""
+        return sum(states.n_states for _, states in self.nodes)
+
+    def strategy(self, chosen: Sequence[int]) -> Strategy:
+        """What one state per node means."""
+        configs = {
+            op.name: of_op[place[int(state)]]
+            for (node, states), state in zip(self.nodes, chosen, strict=False)
+            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
+        }
+        return Strategy(self.mesh, configs, {c.tensor.name: c.demands[int(chosen[c.node])] for c in self.shared})
+
+    def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
+        """The part of strategies' time that is compute; the rest is network. int[..., nodes] to int64[...]."""
+        parts = [states.compute_ns[chosen[..., i]] for i, (_, states) in enumerate(self.nodes)]
+        total: np.ndarray = np.asarray(np.sum(parts, axis=0, dtype=np.int64))
+        return total
+
+    def allowing(self, allows: Callable[[Operator, Config], bool]) -> StrategyProblem:
+        """The same problem, where no operator may have a config that isn't allowed."""
+        nodes = list(self.problem.nodes)
+        for i, (node, states) in enumerate(self.nodes):
+            kept = np.ones(states.n_states, bool)
+            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True):
+                kept &= np.array([allows(op, config) for config in of_op], bool)[place]
+            costs = (np.where(kept, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
+            nodes[i] = Node(nodes[i].name, *costs)
+        return replace(self, problem=Problem(tuple(nodes), self.problem.edges))
