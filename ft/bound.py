@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from .pareto import reduce_unsorted
 from .problem import Ints
+from .table import Slack
 
 Floats = npt.NDArray[np.float64]
-_ROUNDING = 1e-12
-"""More than float64 can lose in a quotient."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -37,11 +36,9 @@ class LowerBound:
     source: str
 
     @classmethod
-    def within(cls, mem: Ints, time: Ints, slack: float, source: str) -> LowerBound:
-        """Of points such that every strategy, each cost times 1 + slack, is at least as much as one of them."""
-        if slack > 0:
-            factor = (1.0 + slack) * (1.0 + _ROUNDING)
-            mem, time = (np.floor(cost / factor).astype(np.int64) for cost in (mem, time))
+    def within(cls, mem: Ints, time: Ints, slack: Slack, source: str) -> LowerBound:
+        """Of points such that every strategy, with the slack added, is at least as much as one of them."""
+        mem, time = (np.maximum(cost - spent, 0) for cost, spent in zip((mem, time), slack, strict=True))
         kept = reduce_unsorted(mem, time)
         return cls(mem[kept], time[kept], source)
 
@@ -56,8 +53,13 @@ class LowerBound:
         mem = mem[mem >= max(self.mem_bytes[0], other.mem_bytes[0])]
         time = np.maximum(self.least_time(mem), other.least_time(mem))
         kept = reduce_unsorted(mem, time)
-        sources = dict.fromkeys([*self.source.split(" and "), *other.source.split(" and ")])
-        return LowerBound(mem[kept], time[kept], " and ".join(sources))
+        return LowerBound(mem[kept], time[kept], _named(self, other))
+
+    def loosened(self, other: LowerBound) -> LowerBound:
+        """The staircase of strategies that only the one or only the other is known to bound."""
+        mem, time = np.concatenate([self.mem_bytes, other.mem_bytes]), np.concatenate([self.time_ns, other.time_ns])
+        kept = reduce_unsorted(mem, time)
+        return LowerBound(mem[kept], time[kept], _named(self, other))
 
     def gaps(self, mem: Ints, time: Ints) -> Floats:
         """The gap of each of its points to a frontier: float64[L]; infinite only where the bound has a zero.
@@ -88,6 +90,10 @@ class LowerBound:
         also_before = equal & (step > 0) & (self.time_ns[before] <= time)
         result: npt.NDArray[np.bool_] = ~(is_better | also_before)
         return result
+
+
+def _named(*bounds: LowerBound) -> str:
+    return " and ".join(dict.fromkeys(source for bound in bounds for source in bound.source.split(" and ")))
 
 
 def _excess(cost: Ints, bound: Ints) -> Floats:

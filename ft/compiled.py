@@ -42,6 +42,15 @@ def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
 
 
 @_compile
+def _may_matter(frontier: Any, n: int, mem: int, time: int, tol_mem: int, tol_time: int) -> Any:
+    """Whether no point of the frontier is as good as this but for the tolerances, or it may be an end of the frontier."""
+    before = _last_within(frontier[0], n, mem + tol_mem)
+    if before < 0 or frontier[1, before] > time + tol_time:
+        return True
+    return tol_mem + tol_time > 0 and (mem < frontier[0, 0] or time < frontier[1, n - 1])
+
+
+@_compile
 def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
     """The frontier of n points and of ``point`` plus a run from begin to end, into ``new``; how many points it has.
 
@@ -92,13 +101,16 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
 
 
 @_compile
-def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
+def merge_runs(
+    bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int, tol_mem: int, tol_time: int
+) -> Any:
     """The frontiers of all targets.
 
     Args:
         bounds: int64[T + 1], target t has arcs ``bounds[t]`` to ``bounds[t + 1]``.
         arcs: int64[4, A], where the runs of a and b begin and how long they are: a's start and count, b's.
         limit: points at or above it in either cost are left out.
+        tol_mem, tol_time: pieces that a point already found dominates but for these are left out.
 
     Returns:
         How many points each target has, int64[T], and all points, int64[4, P]: memory, time, index into a, index into b.
@@ -118,17 +130,32 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
             else:
                 outer_start, outer_count, start, count = arcs[2, arc], arcs[3, arc], arcs[0, arc], arcs[1, arc]
                 outer_mem, outer_time, mem, time = b_mem, b_time, a_mem, a_time
-            for outer in range(outer_start, outer_start + outer_count):
+            outer_end = outer_start + outer_count
+            hopeful_until = outer_start
+            for outer in range(outer_start, outer_end):
+                if outer >= hopeful_until:
+                    # A band of rows at once: most have no piece that is not dominated.
+                    hopeful_until = min(outer + PIECE, outer_end)
+                    best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
+                    band_begin, band_end = count, 0
+                    for piece in range(0, count, PIECE):
+                        stop = min(piece + PIECE, count)
+                        corner_mem, corner_time = mem[start + piece] + best_mem, time[start + stop - 1] + best_time
+                        if corner_mem >= limit or corner_time >= limit:
+                            continue
+                        if _may_matter(old, n, corner_mem, corner_time, tol_mem, tol_time):
+                            band_begin, band_end = min(band_begin, piece), stop
+                if band_begin >= band_end:
+                    continue
                 shift_mem, shift_time = outer_mem[outer], outer_time[outer]
                 # The part of the row between its first and its last piece that is not dominated.
                 begin, end = count, 0
-                for piece in range(0, count, PIECE):
+                for piece in range(band_begin, band_end, PIECE):
                     stop = min(piece + PIECE, count)
                     corner_mem, corner_time = mem[start + piece] + shift_mem, time[start + stop - 1] + shift_time
                     if corner_mem >= limit or corner_time >= limit:
                         continue
-                    before = _last_within(old[0], n, corner_mem)
-                    if before < 0 or old[1, before] > corner_time:
+                    if _may_matter(old, n, corner_mem, corner_time, tol_mem, tol_time):
                         begin, end = min(begin, piece), stop
                 while begin < end and time[start + begin] + shift_time >= limit:
                     begin += 1
@@ -162,6 +189,21 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
         n_found += n
         counts[target] = n
     return counts, found[:, :n_found].copy()
+
+
+@_compile
+def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
+    """Mark the points of each frontier that cover all of it within tolerances, in place. See :mod:`.trim`."""
+    for run in range(len(begins)):
+        at, end = begins[run], ends[run]
+        while at < end:
+            last = at
+            while last + 1 < end and mem[last + 1] <= mem[at] + tol_mem:
+                last += 1
+            kept[last] = True
+            at = last + 1
+            while at < end and time[at] >= time[last] - tol_time:
+                at += 1
 
 
 @_compile

@@ -173,7 +173,7 @@ class TableGraph:
         product = others[0] if others else unit_table()
         for table in others[1:]:
             product = combine(product, table)
-        result = sum_out(product, last, variable)
+        result = sum_out(product, last, variable, self.thinning.tolerance(product, last))
         if result.n_cells == 0:
             raise InfeasibleError(
                 f"no strategy is allowed: every state of {self.names[variable]!r} is infeasible together with "

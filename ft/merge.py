@@ -21,7 +21,7 @@ import numpy as np
 
 from .pareto import reduce_cells_sorted_by_cell
 from .problem import INFEASIBLE, Ints
-from .table import Table, expand_ranges, offsets_of
+from .table import NO_SLACK, Slack, Table, expand_ranges, offsets_of
 
 BLOCK = 1 << 20
 """Candidates, or tiles, that are looked at together: about 100 bytes of temporary memory each."""
@@ -89,18 +89,20 @@ class Points:
         return self.take(reduce_cells_sorted_by_cell(self.target, self.mem, self.time))
 
 
-def merge(a: Table, b: Table, arcs: Arcs) -> Points:
-    """The frontier of each target's candidates, by ascending target, then memory.
+def merge(a: Table, b: Table, arcs: Arcs, tolerance: Slack = NO_SLACK) -> Points:
+    """The frontier of each target's candidates, by ascending target, then memory; compiled code may use the tolerance.
 
     Large problems go to compiled code where there is Numba; small ones must not wait for a compiler.
     """
     if len(arcs.target) and is_for_compiled_code(float((arcs.a_count * arcs.b_count).sum())):
-        return merge_compiled(a, b, arcs)
+        return merge_compiled(a, b, arcs, tolerance)
     return merge_in_numpy(a, b, arcs)
 
 
-def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
+def merge_compiled(a: Table, b: Table, arcs: Arcs, tolerance: Slack = NO_SLACK) -> Points:
     """``merge`` by :mod:`.compiled`. Of equal points it may keep others than ``merge_in_numpy``.
+
+    Candidates that a point already found covers within the tolerance are not built.
 
     Raises:
         ImportError: there is no Numba.
@@ -110,7 +112,7 @@ def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
     begins = np.flatnonzero(np.diff(arcs.target, prepend=-1))
     bounds = np.append(begins, len(arcs.target))
     runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
-    counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
+    counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE, *tolerance)
     return Points(np.repeat(arcs.target[begins], counts), *points)
 
 

@@ -83,7 +83,7 @@ class _Search:
         states_that_matter(problem)  # names what is not allowed, as the problem was given
         reduced = without_replaceable(problem)
         self.states = states_that_matter(reduced)
-        self.graph = _initialise(reduced, self.states, Thinning.of(budget.epsilon, budget.max_points, self.n_nodes))
+        self.graph = _initialise(reduced, self.states, Thinning.of(problem, budget.epsilon, budget.max_points))
 
     def run(self) -> Frontier:
         max_cells = self.budget.max_table_cells
@@ -109,7 +109,7 @@ class _Search:
         if solved.counts["heuristic"]:
             relaxed = solver.relax(self.graph.copy()).tables[()]
             bound = LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation")
-        elif result.slack:
+        elif any(result.slack):
             bound = LowerBound.within(result.mem, result.time, result.slack, "thinning")
         return _settled(Frontier(result.mem, result.time, strategies, solved.counts, self.algorithm, bound))
 

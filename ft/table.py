@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,19 @@ from .problem import INFEASIBLE, Ints
 
 States = npt.NDArray[np.int32]
 _CODE_LIMIT = 1 << 62
+
+
+class Slack(NamedTuple):
+    """How much worse than the true ones points may be."""
+
+    mem_bytes: int
+    time_ns: int
+
+    def plus(self, other: Slack) -> Slack:
+        return Slack(self.mem_bytes + other.mem_bytes, self.time_ns + other.time_ns)
+
+
+NO_SLACK = Slack(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +63,8 @@ class Table:
         offsets: int64[C + 1]; cell c has points ``offsets[c]`` to ``offsets[c + 1]``, at least one.
         mem, time: int64[P], by ascending memory within a cell, below INFEASIBLE.
         trace: the points' back-pointers; None where there is nothing to unroll.
-        slack: how much worse than the true ones points may be, see :mod:`.trim`; 0 if nothing was ever thinned.
+        slack: how much worse than the true ones points may be, see :mod:`.trim`.
+        n_summed: the number of variables that were summed out of it and of the tables that it was made of.
     """
 
     scope: tuple[int, ...]
@@ -58,7 +73,8 @@ class Table:
     mem: Ints
     time: Ints
     trace: Trace | None = None
-    slack: float = 0.0
+    slack: Slack = NO_SLACK
+    n_summed: int = 0
 
     @property
     def n_cells(self) -> int:
@@ -81,7 +97,8 @@ class Table:
         counts = np.diff(self.offsets)[cells]
         points = expand_ranges(self.offsets[cells], counts)
         trace = self.trace and Trace(((self.trace, points.astype(np.int32)),))
-        return Table(scope, states, offsets_of(counts), self.mem[points], self.time[points], trace, self.slack)
+        mem, time = self.mem[points], self.time[points]
+        return Table(scope, states, offsets_of(counts), mem, time, trace, self.slack, self.n_summed)
 
     def shares(self, n: int) -> list[Table]:
         """Tables whose costs add up to this one's; the first has all of them where cells have several points."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
 from tensoropt.ft.elimination import TableGraph
-from tensoropt.ft.table import Table
+from tensoropt.ft.table import NO_SLACK, Table
 
 from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
 
@@ -140,7 +140,7 @@ costs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, 
 
 def bound_of(points: list[tuple[int, int]]) -> LowerBound:
     mem, time = np.array(points, np.int64).T
-    return LowerBound.within(mem, time, 0.0, "test")
+    return LowerBound.within(mem, time, NO_SLACK, "test")
 
 
 @given(costs, costs)

@@ -13,7 +13,7 @@ from tensoropt.ft.dominance import states_that_matter
 from tensoropt.ft.elimination import TableGraph
 from tensoropt.ft.interface import state_classes, sum_out
 from tensoropt.ft.linear import cut_vertices, linear_graph
-from tensoropt.ft.table import Table, codes, dense_table
+from tensoropt.ft.table import NO_SLACK, Table, codes, dense_table
 from tensoropt.ft.trim import Thinning
 
 from .problems import SHAPES, Costs, resnet_pairs
@@ -121,7 +121,7 @@ def test_codes_are_as_different_as_rows_however_many_columns() -> None:
 
 
 def graph_of(n: int, pairs: list[tuple[int, int]]) -> TableGraph:
-    graph = TableGraph(tuple(f"n{i}" for i in range(n)), (2,) * n, Thinning.of(0.0, 100, n))
+    graph = TableGraph(tuple(f"n{i}" for i in range(n)), (2,) * n, Thinning(NO_SLACK, n, 100))
     for scope in [(i,) for i in range(n)] + [(min(pair), max(pair)) for pair in pairs]:
         shape = (2,) * len(scope)
         graph.add(dense_table(scope, np.ones(shape, np.int64), np.ones(shape, np.int64)))
