@@ -15,23 +15,21 @@ Complexity: O(R E S) for R rounds, E edges and S sources; half a round per step 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from .graph import LayoutGraph
-from .layout import Axes, Shape
-from .orders import Ints, Mask, axes_of_mask
-from .steps import COMMUNICATING, KINDS
+from .graph import LayoutGraph, layout_graph
+from .layout import Axes
+from .orders import Ints, Mask, axes_of_mask, orders
+from .search import StepTimes, path_time_ns, rewinding, unwinding
+from .steps import COMMUNICATING, KINDS, Move, State, move_between
 
-Ask = Callable[[str, Axes, int], int]
-"""(kind, ascending axes, elements of the largest piece) to nanoseconds."""
-
-_BLOCK = 512
-"""Sources that are searched from together, so that temporary memory is bounded."""
+_MOST_TIMES = 1 << 23
+"""Times that are held together in a search, so that temporary memory is bounded: states times sources."""
 _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
@@ -49,9 +47,10 @@ class Weighted:
     classes: tuple[Axes, ...]  # axes that are interchangeable, where more than one
 
     @classmethod
-    def of(cls, graph: LayoutGraph, axis_sizes: Axes, shape: Shape, ask: Ask) -> Weighted:
+    def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
         """The cost model is asked once per distinct (kind, axes, elements)."""
-        fits, elements = graph.sizes(axis_sizes, shape)
+        axis_sizes = steps.axis_sizes
+        fits, elements = graph.sizes(axis_sizes, steps.shape)
         sizes, size_of = np.unique(elements, return_inverse=True)
         n_masks, kinds = 1 << len(axis_sizes), (*COMMUNICATING, "local")
         cost_kind = np.minimum(np.arange(len(KINDS)), len(COMMUNICATING))[graph.kind]
@@ -62,7 +61,7 @@ class Weighted:
         times = np.full(len(asked), _NEVER[np.dtype(np.int64)])
         for number in np.flatnonzero(asked).tolist():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
-            times[number] = ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
+            times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
         weight = np.where(usable, times[query], _NEVER[np.dtype(np.int64)])
         of_all = graph.orders.runs is None  # else a renamed layout need not be in the graph
         classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
@@ -71,7 +70,7 @@ class Weighted:
     def times(self, sources: Ints, targets: Ints) -> Ints:
         """Nanoseconds from each to each of some states, int64[sources, targets]."""
         if not self.classes:
-            return self._search(sources)[:, targets]
+            return self.search(_Starts.at(sources))[:, targets]
         graph = self.graph
         renamed = _first_come_first_named(graph, sources, self.classes)
         renamings, of_source = np.unique(renamed, axis=0, return_inverse=True)
@@ -80,27 +79,130 @@ class Weighted:
         for number, renaming in enumerate(renamings):
             canonical[of_source == number] = _renamed(graph, sources[of_source == number], renaming)
         distinct, row = np.unique(canonical, return_inverse=True)
-        found = self._search(distinct)
+        found = self.search(_Starts.at(distinct))
         times = np.empty((len(sources), len(targets)), np.int64)
         for number, renaming in enumerate(renamings):
             rows = of_source == number
             times[rows] = found[row[rows]][:, _renamed(graph, targets, renaming)]
         return times
 
-    def _search(self, sources: Ints) -> Ints:
-        blocks = [self._search_block(sources[i : i + _BLOCK]) for i in range(0, len(sources), _BLOCK)]
+    def search(self, starts: _Starts) -> Ints:
+        """Nanoseconds from each start to each state, [starts, states]."""
+        block = max(1, _MOST_TIMES // len(self.fits))
+        blocks = [self._search_block(starts.rows(i, i + block)) for i in range(0, starts.n_rows, block)]
         return np.concatenate(blocks) if blocks else np.zeros((0, len(self.fits)), np.int64)
 
-    def _search_block(self, sources: Ints) -> Ints:
-        """From each source to each state, [sources, states]: in 32 bits where all times are below a second."""
+    def _search_block(self, starts: _Starts) -> Ints:
+        """In 32 bits where all times are below a second."""
         for kind in (np.dtype(np.int32), np.dtype(np.int64)):
             never = _NEVER[kind]
-            distance = np.full((len(self.fits), len(sources)), never, kind)
-            distance[sources, np.arange(len(sources))] = 0
+            distance = np.full((len(self.fits), starts.n_rows), never, kind)
+            distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
             relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
             if distance.max(axis=1, initial=0)[self.fits].max() < never:
                 break
         return np.ascontiguousarray(distance.T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Starts:
+    """Where searches start: in row ``row[i]``, at ``state[i]``, which is ``time_ns[i]`` away. Rows ascend."""
+
+    n_rows: int
+    row: Ints
+    state: Ints
+    time_ns: Ints
+
+    @classmethod
+    def at(cls, states: Ints) -> _Starts:
+        return cls(len(states), np.arange(len(states)), states, np.zeros_like(states))
+
+    def rows(self, first: int, end: int) -> _Starts:
+        end = min(end, self.n_rows)
+        chosen = slice(*np.searchsorted(self.row, (first, end)))
+        return _Starts(end - first, self.row[chosen] - first, self.state[chosen], self.time_ns[chosen])
+
+
+def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs: int | None) -> Ints:
+    """Nanoseconds between all pairs of some states that fit, int64[states, states].
+
+    Args:
+        partial: whether sums may be left partial on the way.
+        runs: of how many runs of axes the states on the way are made; None for any number.
+    """
+    known = orders(len(steps.axis_sizes), runs)
+    chains = {i: found for i, state in enumerate(states) if (found := unwinding(state, known))}
+    if chains:
+        return _with_chains(steps, states, chains, partial, runs)
+    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
+    weighted = Weighted.of(graph, steps)
+    inside = [i for i, state in enumerate(states) if graph.orders.has(*state)]
+    numbers = graph.number_of([states[i] for i in inside])
+    if len(inside) == len(states):
+        return weighted.times(numbers, numbers)
+    return _between_ends(steps, weighted, states, np.array(inside, np.int64), numbers)
+
+
+def _with_chains(
+    steps: StepTimes, states: Sequence[State], chains: dict[int, list[Move]], partial: bool, runs: int | None
+) -> Ints:
+    """:func:`times_between` where some states, those with ``chains``, are unwound first or rewound last."""
+    near = [chains[i][-1].target if i in chains else state for i, state in enumerate(states)]
+    place = {state: number for number, state in enumerate(dict.fromkeys(near))}
+    of_near = np.array([place[state] for state in near])
+    times: Ints = times_between(steps, list(place), partial, runs)[np.ix_(of_near, of_near)]
+    for i, leaving in chains.items():
+        times[i] += path_time_ns(steps, states[i], leaving)
+        times[:, i] += path_time_ns(steps, near[i], rewinding(states[i], leaving))
+    for i in chains:
+        for j, other in enumerate(states):
+            for source, target, k, m in ((states[i], other, i, j), (other, states[i], j, i)):
+                if direct := move_between(source, target):
+                    times[k, m] = steps.time_ns(source, direct)
+    np.fill_diagonal(times, 0)
+    return times
+
+
+def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State], inside: Ints, numbers: Ints) -> Ints:
+    """:func:`times_between` where some states can only be ends: one step leads from them into the graph, or out of it."""
+    outside = np.setdiff1d(np.arange(len(states)), inside).tolist()
+    leaving = [(i, *step) for i in outside for step in _steps_into(steps, weighted.graph, states[i], is_reversed=False)]
+    row, state, time_ns = np.array(leaving, np.int64).reshape(-1, 3).T
+    first = _Starts.at(numbers)
+    row, state = np.concatenate([inside[first.row], row]), np.concatenate([first.state, state])
+    time_ns = np.concatenate([first.time_ns, time_ns])
+    by_row = np.argsort(row, kind="stable")
+    found = weighted.search(_Starts(len(states), row[by_row], state[by_row], time_ns[by_row]))
+    times = np.empty((len(states), len(states)), np.int64)
+    times[:, inside] = found[:, numbers]
+    for j in outside:
+        entering = np.array(_steps_into(steps, weighted.graph, states[j], is_reversed=True), np.int64).reshape(-1, 2)
+        times[:, j] = (found[:, entering[:, 0]] + entering[:, 1]).min(axis=1)
+    splits = np.array([[hash(axes) for axes in states[i].splits] for i in outside], np.int64).reshape(len(outside), -1)
+    for i, j in np.argwhere((splits[:, None] != splits[None, :]).sum(axis=2) <= 2).tolist():
+        source, target = outside[i], outside[j]
+        direct = move_between(states[source], states[target])
+        if direct is not None:
+            times[source, target] = min(times[source, target], steps.time_ns(states[source], direct))
+    times[outside, outside] = 0
+    return times
+
+
+_REVERSED = {"all_to_all": "all_to_all"}
+for _kind, _other in [("all_gather", "slice"), ("reduce_scatter", "pad"), ("all_reduce", "keep")]:
+    _REVERSED |= {_kind: _other, _other: _kind}
+
+
+def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: bool) -> list[tuple[int, int]]:
+    """The states of the graph one step after a state, or before it, each with the step's time."""
+    found = list(steps.moves(state, graph.has_partial, graph.orders.runs))
+    numbers = graph.number_of([move.target for move in found]).tolist()
+    if not is_reversed:
+        return [(number, steps.time_ns(state, move)) for number, move in zip(numbers, found, strict=True)]
+    back = (move._replace(kind=_REVERSED[move.kind], target=state) for move in found)
+    return [
+        (number, steps.time_ns(move.target, reverse)) for number, move, reverse in zip(numbers, found, back, strict=True)
+    ]
 
 
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
@@ -110,14 +212,14 @@ def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
     if work >= (_WORTH_CALLING if loaded else _WORTH_LOADING) and find_spec("numba") is not None:
         from . import compiled
 
-        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance)
+        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance, _NEVER[distance.dtype])
     else:
-        relax(graph.start, graph.source, weight, graph.by_splits, distance)
+        relax(graph.start, graph.source, weight, graph.by_splits, distance, _NEVER[distance.dtype])
 
 
-def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints) -> int:
+def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:
     """What :func:`.compiled.relax` does, in NumPy."""
-    changed = np.where((distance == 0).any(axis=1), 0, -1)
+    changed = np.where((distance < never).any(axis=1), 0, -1)
     seen = np.full(len(distance), -1)
     now = rounds = 0
     while True:

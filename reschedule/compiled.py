@@ -20,19 +20,20 @@ def _compile(function: _Function) -> _Function:
 
 
 @_compile
-def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any) -> int:
+def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never: int) -> int:
     """Lower ``distance`` [states, rows] in place until no edge can lower it; how often all states were gone through.
 
     Args:
         start: int64[states + 1], state t is reached by edges start[t] to start[t + 1].
         source: int32[edges]; weight: of distance's type, [edges].
         order: in which states are gone through; back and forth.
+        never: what stands where nothing was reached.
     """
     n_states, n_rows = distance.shape
     best = np.empty(n_rows, distance.dtype)
     changed = np.full(n_states, -1, np.int64)  # when a state's distances were last lowered
     for state in range(n_states):
-        if distance[state].min() == 0:
+        if distance[state].min() < never:
             changed[state] = 0
     seen = np.full(n_states, -1, np.int64)  # when its incoming edges were last looked at
     now = rounds = last = 0

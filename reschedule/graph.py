@@ -61,6 +61,11 @@ class LayoutGraph:
     sized_by: npt.NDArray[np.int32]  # [edges]: the state whose pieces a step's cost is measured by
     by_splits: Ints  # the states, those with fewest axes that split first
 
+    @property
+    def has_partial(self) -> bool:
+        """Whether layouts with partial axes are in it."""
+        return bool(self.partial.any())
+
     def state(self, number: int) -> State:
         axes = self.orders.axes
         return State(tuple(axes[order] for order in self.dims[number]), axes_of_mask(int(self.partial[number])))

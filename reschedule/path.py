@@ -1,30 +1,30 @@
 """Cheapest paths through the graph of layouts.
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
-is the shortest path. :func:`cheapest_path` is Dijkstra's algorithm on layouts found as it goes, O(E log L) worst case
-and usually far less; :func:`all_pairs` is a table of times for many layouts at once, by :mod:`.bulk`.
+is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search`; :func:`all_pairs` is a table of the times between
+many layouts, by :mod:`.bulk`.
 
-A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in the
-order of :func:`_order`, so all ranks find the same. A tensor that is partial at neither end is not made partial on the
-way: integers and booleans never are, and minus zero would not survive a sum.
+A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
+order, so all ranks find the same. A tensor that is partial at neither end is not made partial on the way: integers and
+booleans never are, and minus zero would not survive a sum. On many axes only some layouts may lie between the two ends:
+those of few runs of axes, see :mod:`.orders`.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from .bulk import Ask, Weighted
-from .graph import all_states, layout_graph
+from .bulk import times_between
+from .graph import all_states
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
-from .orders import Ints
-from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, Step, make_step, moves
+from .orders import Ints, runs_on_paths
+from .search import StepTimes, cheapest_moves
+from .steps import State, Step, make_step
 
 _TOO_LONG_NS = 3600 * 10**9
 
@@ -96,12 +96,21 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
         ReschedulingError: the layouts are of different meshes or ranks, or do not fit the shape.
     """
     _check(source, target, shape)
-    search = _Search(source.mesh, shape, itemsize, costs, bool(source.partial or target.partial))
+    times = _step_times(source.mesh, shape, itemsize, costs)
+    partial = bool(source.partial or target.partial)
+    runs = runs_on_paths(len(source.mesh.sizes), len(shape))
     layout, steps = source, []
-    for move in search.run(State.of(source), State.of(target)):
+    for move in cheapest_moves(times, State.of(source), State.of(target), partial, runs):
         steps.append(make_step(layout, move))
         layout = steps[-1].target
     return Path(source, target, tuple(steps), shape)
+
+
+def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
+    def ask(kind: str, axes: Axes, elements: int) -> int:
+        return costs.time_ns(kind, mesh, axes, elements * itemsize)
+
+    return StepTimes(mesh.sizes, shape, ask)
 
 
 def _check(source: Layout, target: Layout, shape: Shape) -> None:
@@ -112,71 +121,6 @@ def _check(source: Layout, target: Layout, shape: Shape) -> None:
             raise ReschedulingError(f"layout {layout} is of rank {len(layout.splits)}, shape {shape} of rank {len(shape)}")
         if not layout.fits(shape):
             raise ReschedulingError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {shape} empty; split less")
-
-
-def _order(state: State) -> tuple[int, Axes, int, Axes, tuple[int, ...]]:
-    """Sorts states as :func:`~.graph.all_states` enumerates them."""
-    lengths = [len(axes) for axes in state.splits]
-    starts = tuple(sum(lengths[:dim]) for dim in range(len(lengths)))
-    return len(state.partial), state.partial, sum(lengths), sum(state.splits, ()), starts
-
-
-class _Search:
-    """Dijkstra's algorithm from one state to another, over the states that fit, weighing each move when it is met."""
-
-    def __init__(self, mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, partial: bool) -> None:
-        self.mesh, self.shape, self.itemsize, self.costs, self.partial = mesh, shape, itemsize, costs, partial
-        self._elements: dict[State, int | None] = {}
-        self._times: dict[tuple[str, Axes, int], int] = {}
-
-    def run(self, source: State, target: State) -> list[Move]:
-        distance = {source: (0, 0, 0)}  # time, collectives, steps
-        arrived: dict[State, tuple[State, Move]] = {}
-        heap = [((0, 0, 0), 0, source)]
-        while heap:
-            so_far, _, state = heapq.heappop(heap)
-            if state == target:
-                break
-            if so_far > distance[state]:
-                continue
-            for move in self.moves(state):
-                communicates = move.kind in COMMUNICATING
-                reached = (so_far[0] + self.time_ns(state, move), so_far[1] + communicates, so_far[2] + 1)
-                known = distance.get(move.target)
-                if known is None or reached < known:
-                    distance[move.target] = reached
-                    arrived[move.target] = (state, move)
-                    heapq.heappush(heap, (reached, len(heap), move.target))
-                elif reached == known and _order(state) < _order(arrived[move.target][0]):
-                    arrived[move.target] = (state, move)
-        path = []
-        while target != source:
-            target, move = arrived[target]
-            path.append(move)
-        return path[::-1]
-
-    def moves(self, state: State) -> Iterator[Move]:
-        for move in moves(len(self.mesh.sizes), state):
-            if self.elements(move.target) is not None and (self.partial or not move.target.partial):
-                yield move
-
-    def elements(self, state: State) -> int | None:
-        """The elements of the largest piece; None for a state that does not fit."""
-        if state not in self._elements:
-            counts = [self.mesh.size_of(axes) for axes in state.splits]
-            fits = all(count <= max(extent, 1) for extent, count in zip(self.shape, counts, strict=True))
-            sizes = (-(-extent // count) for extent, count in zip(self.shape, counts, strict=True))
-            self._elements[state] = math.prod(sizes) if fits else None
-        return self._elements[state]
-
-    def time_ns(self, state: State, move: Move) -> int:
-        elements = self.elements(move.target if move.kind in SIZED_BY_RESULT else state)
-        assert elements is not None
-        key = (move.kind if move.kind in COMMUNICATING else "local", tuple(sorted(move.axes)), elements)
-        if key not in self._times:
-            kind, axes, _ = key
-            self._times[key] = self.costs.time_ns(kind, self.mesh, axes, elements * self.itemsize)
-        return self._times[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,23 +158,16 @@ def all_pairs(
     for layout in chosen:
         _check(layout, replicated, shape)
 
-    def ask(kind: str, axes: Axes, elements: int) -> int:
-        return costs.time_ns(kind, mesh, axes, elements * itemsize)
-
+    times = _step_times(mesh, shape, itemsize, costs)
+    runs = runs_on_paths(len(mesh.sizes), len(shape))
+    states = [State.of(layout) for layout in chosen]
     is_partial = np.array([bool(layout.partial) for layout in chosen], bool)
     time_ns = np.zeros((len(chosen), len(chosen)), np.int64)
     whole = np.flatnonzero(~is_partial)
-    time_ns[np.ix_(whole, whole)] = _times(mesh, shape, ask, [chosen[i] for i in whole], False)
+    time_ns[np.ix_(whole, whole)] = times_between(times, [states[i] for i in whole], False, runs)
     if is_partial.any():
-        summing = _times(mesh, shape, ask, chosen, True)
+        summing = times_between(times, states, True, runs)
         time_ns = np.where(is_partial[:, None] | is_partial[None, :], summing, time_ns)
     if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
         raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
     return AllPairs(chosen, index, time_ns, shape, itemsize, costs)
-
-
-def _times(mesh: Mesh, shape: Shape, ask: Ask, layouts: Sequence[Layout], partial: bool) -> Ints:
-    """Between all pairs of ``layouts``, on the graph with or without partial axes."""
-    graph = layout_graph(len(mesh.sizes), len(shape), partial)
-    states = graph.number_of([State.of(layout) for layout in layouts])
-    return Weighted.of(graph, mesh.sizes, shape, ask).times(states, states)

@@ -186,6 +186,8 @@ def _change_partial(known: Orders, state: State, kind: str, available: Axes) -> 
 
 def move_between(state: State, target: State) -> Move | None:
     """The transition from one state to another, if one is enough: :func:`moves` read backwards, O(rank)."""
+    if len(state.splits) != len(target.splits):
+        return None
     before, after = set(state.partial), set(target.partial)
     changed = [dim for dim, axes in enumerate(state.splits) if axes != target.splits[dim]]
     if not changed:

@@ -21,7 +21,7 @@ from .memory_limit import memory_text
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Level, Mesh
 from .reschedule.path import Path, StepCosts, cheapest_path
-from .reschedule.steps import State, make_step, moves
+from .reschedule.steps import State, make_step, move_between
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, interface, why_invalid
 from .strategy import Strategy
@@ -314,10 +314,10 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
     stops = [Layout.parse(mesh, text) for text in layouts]
     steps = []
     for before, after in itertools.pairwise(stops):
-        fitting = [move for move in moves(len(mesh.sizes), State.of(before)) if move.target == State.of(after)]
-        if not fitting:
+        move = move_between(State.of(before), State.of(after))
+        if move is None:
             raise ValueError(f"no step leads from {before} to {after}")
-        steps.append(make_step(before, fitting[0]))
+        steps.append(make_step(before, move))
     return Path(stops[0], stops[-1], tuple(steps), shape)
 
 

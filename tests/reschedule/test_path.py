@@ -19,12 +19,12 @@ from tensoropt.reschedule.path import (
     Path,
     ReschedulingError,
     StepCosts,
-    _order,
     all_layouts,
     all_pairs,
     cheapest_path,
     step_time_ns,
 )
+from tensoropt.reschedule.search import enumeration_order
 from tensoropt.reschedule.simulate import gather, scatter, simulate
 from tensoropt.reschedule.steps import Step, legal_steps
 
@@ -147,7 +147,7 @@ def test_best_of_larger_mesh_is_bellman_fords() -> None:
 def test_the_search_order_is_the_enumeration_order() -> None:
     for n_axes, rank in [(3, 3), (4, 2), (2, 0)]:
         states = list(all_states(n_axes, rank, True))
-        assert sorted(states, key=_order) == states
+        assert sorted(states, key=enumeration_order) == states
 
 
 def test_familiar_paths() -> None:

@@ -1,0 +1,138 @@
+"""The search for one path: Dijkstra's algorithm on layouts found as it goes.
+
+O(E log L) for E edges and L layouts that are nearer than the target, usually far fewer than there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+
+from .layout import Axes, Shape
+from .orders import Orders, mask_of_axes, orders
+from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves
+
+Ask = Callable[[str, Axes, int], int]
+"""A cost model for one tensor: (kind, ascending axes, elements of the largest piece) to nanoseconds."""
+
+
+class StepTimes:
+    """What moves of one tensor cost. The cost model is asked once for each thing it could tell apart."""
+
+    def __init__(self, axis_sizes: Axes, shape: Shape, ask: Ask) -> None:
+        self.axis_sizes, self.shape, self._ask = axis_sizes, shape, ask
+        self._elements: dict[State, int | None] = {}
+        self._times: dict[tuple[str, Axes, int], int] = {}
+
+    def elements(self, state: State) -> int | None:
+        """The elements of the largest piece; None for a state that does not fit."""
+        if state not in self._elements:
+            counts = [math.prod(self.axis_sizes[axis] for axis in axes) for axes in state.splits]
+            fits = all(count <= max(extent, 1) for extent, count in zip(self.shape, counts, strict=True))
+            sizes = (-(-extent // count) for extent, count in zip(self.shape, counts, strict=True))
+            self._elements[state] = math.prod(sizes) if fits else None
+        return self._elements[state]
+
+    def time_ns(self, state: State, move: Move) -> int:
+        """The time of a move between states that fit."""
+        elements = self.elements(move.target if move.kind in SIZED_BY_RESULT else state)
+        assert elements is not None
+        return self.ask(move.kind if move.kind in COMMUNICATING else "local", tuple(sorted(move.axes)), elements)
+
+    def ask(self, kind: str, axes: Axes, elements: int) -> int:
+        key = (kind, axes, elements)
+        if key not in self._times:
+            self._times[key] = self._ask(kind, axes, elements)
+        return self._times[key]
+
+    def moves(self, state: State, partial: bool, runs: int | None) -> Iterator[Move]:
+        """The moves to states that fit, are of few runs, and partial only where that is allowed."""
+        for move in moves(len(self.axis_sizes), state, runs):
+            if (partial or not move.target.partial) and self.elements(move.target) is not None:
+                yield move
+
+
+def cheapest_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    """The moves of the cheapest path between two states that fit.
+
+    Args:
+        partial: whether sums may be left partial on the way.
+        runs: of how many runs of axes the states on the way are made; None for any number.
+    """
+    if source == target:
+        return []
+    known = orders(len(times.axis_sizes), runs)
+    leaving, entering = unwinding(source, known), unwinding(target, known)
+    if (leaving or entering) and (direct := move_between(source, target)):
+        return [direct]
+    near_source = leaving[-1].target if leaving else source
+    near_target = entering[-1].target if entering else target
+    between = _dijkstra(times, near_source, near_target, partial, runs)
+    return [*leaving, *between, *rewinding(target, entering)]
+
+
+def unwinding(state: State, known: Orders) -> list[Move]:
+    """The moves that leave a state only one part (dimension, or set of partial axes) that is not of few runs.
+
+    One step changes one such part into one that is of few runs, not two: without these first, or :func:`rewinding` them
+    last, there might be no path. Few layouts need any: merged dimensions, of several groups of axes each.
+    """
+    found: list[Move] = []
+    strange = [dim for dim, axes in enumerate(state.splits) if axes not in known.number]
+    for dim in strange if not known.can_be_partial[mask_of_axes(state.partial)] else strange[:-1]:
+        axes = state.splits[dim]
+        state = State((*state.splits[:dim], (), *state.splits[dim + 1 :]), state.partial)
+        found.append(Move("all_gather", axes, dim, None, state))
+    return found
+
+
+def rewinding(state: State, moves_from: list[Move]) -> list[Move]:
+    """The moves back along :func:`unwinding`'s, to ``state``."""
+    targets = [state, *(move.target for move in moves_from)]
+    return [
+        Move("slice", move.axes, move.dim, None, target)
+        for move, target in zip(reversed(moves_from), reversed(targets[:-1]), strict=True)
+    ]
+
+
+def path_time_ns(times: StepTimes, state: State, found: list[Move]) -> int:
+    """The time of moves from ``state`` on."""
+    origins = [state, *(move.target for move in found)]
+    return sum(times.time_ns(origin, move) for origin, move in zip(origins, found, strict=False))
+
+
+def _dijkstra(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    is_reachable = orders(len(times.axis_sizes), runs).has(*target)
+    distance = {source: (0, 0, 0)}  # time, collectives, steps
+    arrived: dict[State, tuple[State, Move]] = {}
+    heap = [((0, 0, 0), 0, source)]
+    while heap:
+        so_far, _, state = heapq.heappop(heap)
+        if state == target:
+            break
+        if so_far > distance[state]:
+            continue
+        last = None if is_reachable else move_between(state, target)
+        for move in (*times.moves(state, partial, runs), *([last] if last else [])):
+            communicates = move.kind in COMMUNICATING
+            reached = (so_far[0] + times.time_ns(state, move), so_far[1] + communicates, so_far[2] + 1)
+            known = distance.get(move.target)
+            if known is None or reached < known:
+                distance[move.target] = reached
+                arrived[move.target] = (state, move)
+                heapq.heappush(heap, (reached, len(heap), move.target))
+            elif reached == known and enumeration_order(state) < enumeration_order(arrived[move.target][0]):
+                arrived[move.target] = (state, move)
+    path = []
+    while target != source:
+        target, move = arrived[target]
+        path.append(move)
+    return path[::-1]
+
+
+def enumeration_order(state: State) -> tuple[int, Axes, int, Axes, tuple[int, ...]]:
+    """Sorts states as :func:`~.graph.all_states` enumerates them."""
+    lengths = [len(axes) for axes in state.splits]
+    starts = tuple(sum(lengths[:dim]) for dim in range(len(lengths)))
+    return len(state.partial), state.partial, sum(lengths), sum(state.splits, ()), starts

@@ -1,0 +1,169 @@
+"""Tables of times: symmetry, compiled code, 32 bits and paths over few layouts, each held against what is slower."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.reschedule import bulk, path
+from tensoropt.reschedule.bulk import Weighted
+from tensoropt.reschedule.graph import layout_graph
+from tensoropt.reschedule.layout import Axes, Layout
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
+from tensoropt.reschedule.path import StepCosts, all_layouts, all_pairs, cheapest_path, step_time_ns
+from tensoropt.reschedule.search import StepTimes
+from tensoropt.reschedule.steps import legal_steps
+
+
+@dataclass(frozen=True)
+class LevelCosts:
+    """Scrambled numbers that tell axes apart by their level and size, and by nothing else if ``odd`` is -1."""
+
+    seed: int
+    limit: int
+    odd: int = -1
+
+    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
+        levels = sorted((mesh.level_of_axis[axis], mesh.sizes[axis], axis == self.odd) for axis in axes)
+        return zlib.crc32(f"{self.seed} {kind} {levels} {n_bytes}".encode()) % self.limit
+
+
+def weighted_of(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts, partial: bool = True) -> Weighted:
+    steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
+    return Weighted.of(layout_graph(len(mesh.sizes), len(shape), partial), steps)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "odd", "classes"),
+    [
+        (Mesh.of(2, 8), -1, ((1, 2, 3),)),
+        (Mesh.of(2, 8), 2, ((1, 3),)),
+        (Mesh.of(8), -1, ((0, 1, 2),)),
+        (Mesh.of(4, 12), -1, ((0, 1), (2, 3))),
+        (Mesh.of(4, 4), 0, ((2, 3),)),
+        (Mesh.of(2, 3), -1, ()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("limit", [4, 10**6])
+def test_interchangeable_axes_are_found_and_change_nothing(
+    mesh: Mesh, odd: int, classes: tuple[Axes, ...], limit: int
+) -> None:
+    costs = LevelCosts(7, limit, odd)
+    for shape, partial in [((9, 8), True), ((2, 30), True), ((3, 5), False)]:
+        weighted = weighted_of(mesh, shape, costs, partial)
+        assert weighted.classes == classes
+        chosen = np.flatnonzero(weighted.fits)[::3]
+        row_by_row = dataclasses.replace(weighted, classes=())
+        assert np.array_equal(weighted.times(chosen, chosen), row_by_row.times(chosen, chosen))
+
+
+@given(st.integers(0, 99), st.sampled_from([2, 50, 10**9]), st.integers(0, 2))
+@settings(max_examples=15, deadline=None)
+def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
+    assert importlib.util.find_spec("numba") is not None, "the extra 'fast' belongs to the tests"
+    from tensoropt.reschedule import compiled
+
+    weighted = weighted_of(Mesh.of(2, 4), (9, 3)[:rank], LevelCosts(seed, limit, seed % 3))
+    graph = weighted.graph
+    for kind in (np.int32, np.int64):
+        never = bulk._NEVER[np.dtype(kind)]
+        weight = np.minimum(weighted.weight, never).astype(kind)
+        results = []
+        for relax in (compiled.relax, bulk.relax):
+            distance = np.full((len(graph.key), len(graph.key)), never, kind)
+            np.fill_diagonal(distance, 0)
+            rounds = relax(graph.start, graph.source, weight, graph.by_splits, distance, never)
+            results.append((rounds, distance.tobytes()))
+        assert results[0] == results[1]
+
+
+def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, shape = Mesh.of(2, 4), (12, 8)
+    small = all_pairs(mesh, shape, 4, LevelCosts(3, 1000))
+
+    class Slow(LevelCosts):
+        def time_ns(self, *query):  # type: ignore[no-untyped-def, override]
+            return super().time_ns(*query) * 10**7
+
+    assert 2**31 < small.time_ns.max() * 10**7 < 3600 * 10**9
+    assert np.array_equal(all_pairs(mesh, shape, 4, Slow(3, 1000)).time_ns, small.time_ns * 10**7)
+    monkeypatch.setattr(bulk, "_MOST_TIMES", 1000)
+    assert np.array_equal(all_pairs(mesh, shape, 4, LevelCosts(3, 1000)).time_ns, small.time_ns)
+
+
+def cheapest_over(between: list[Layout], source: Layout, target: Layout, shape: tuple[int, ...], costs: StepCosts) -> int:
+    """The least time of a path whose layouts but the ends are in ``between``, by relaxing until nothing changes."""
+    nodes = {*between, source, target}
+    best = {source: 0}
+    while True:
+        before = dict(best)
+        for layout, so_far in before.items():
+            if layout == target or (layout != source and layout not in between):
+                continue
+            for step in legal_steps(layout, shape):
+                if step.target in nodes and (source.partial or target.partial or not step.target.partial):
+                    time_ns = so_far + step_time_ns(step, shape, 4, costs)
+                    best[step.target] = min(best.get(step.target, time_ns), time_ns)
+        if best == before:
+            return best[target]
+
+
+def needs_unwinding(layout: Layout, runs: int) -> bool:
+    known = orders(len(layout.mesh.sizes), runs)
+    strange = sum(not known.has((axes,), ()) for axes in layout.splits) + (not known.has((), layout.partial))
+    return strange > 1
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("limit", [3, 1000])
+def test_paths_over_layouts_of_few_runs(monkeypatch: pytest.MonkeyPatch, runs: int, limit: int) -> None:
+    """Table, single path and an independent search agree where only the ends may be of many runs."""
+    mesh, shape, costs = Mesh.of(2, 8), (16, 5), LevelCosts(5, limit, 3)
+    monkeypatch.setattr(path, "runs_on_paths", lambda n_axes, rank: runs)
+    everything = all_layouts(mesh, shape)
+    between = [layout for layout in everything if orders(4, runs).has(layout.splits, layout.partial)]
+    strange = [layout for layout in everything if layout not in between]
+    assert between and strange
+    rng = np.random.default_rng(runs)
+    chosen = [each[i] for each in (between, strange) for i in rng.permutation(len(each))[:40]]
+    chosen += [Layout.parse(mesh, text) for text in ("[dcba, -]", "[-, c]", "[cba, -]", "[-, -] +abd")]
+    pairs = all_pairs(mesh, shape, 4, costs, chosen)
+    for i, j in rng.integers(0, len(pairs.layouts), (15, 2)).tolist() + [[i, i - 1] for i in range(-4, 0)]:
+        source, target = pairs.layouts[i], pairs.layouts[j]
+        found = cheapest_path(source, target, shape, 4, costs)
+        assert pairs.time_ns[i, j] == found.time_ns(costs, 4)
+        if not needs_unwinding(source, runs) and not needs_unwinding(target, runs):
+            assert all(step.target in between for step in found.steps[:-1])
+            assert pairs.time_ns[i, j] == cheapest_over(between, source, target, shape, costs)
+
+
+def test_64_and_512_devices() -> None:
+    """Sixty-four devices and more: a table over few layouts is there at once, and is what single paths cost."""
+    for mesh, shape in [(Mesh.of(8, 8), (64, 512)), (Mesh.of(8, 8), (8, 64, 64)), (Mesh.of(64, 8), (4096, 1024))]:
+        everything = [
+            Layout(mesh, (tuple(range(a)), tuple(range(a, b)), ())[: len(shape)], tuple(range(b, c)))
+            for a in range(0, 4)
+            for b in range(a, 6)
+            for c in range(b, len(mesh.sizes), 2)
+        ]
+        costs = LevelCosts(1, 10**6)
+        pairs = all_pairs(mesh, shape, 4, costs, everything)
+        for i, j in [(0, len(everything) - 1), (len(everything) // 2, 3)]:
+            assert pairs.time_ns[i, j] == pairs.path(i, j).time_ns(costs, 4)
+
+
+def test_which_layouts_are_on_paths() -> None:
+    assert [runs_on_paths(4, rank) for rank in range(7)] == [None] * 7
+    assert [runs_on_paths(5, rank) for rank in range(5)] == [None, None, None, None, 2]
+    assert [runs_on_paths(6, rank) for rank in range(1, 5)] == [None, 2, 1, 1]
+    assert [runs_on_paths(9, rank) for rank in range(4)] == [None, 2, 1, 1]
+    assert n_layouts(5, 3) <= MOST_LAYOUTS < n_layouts(5, 4)
