@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .forcing import Force
     from .plan import Plan
     from .profiling.hardware import Hardware
+    from .saved_frontier import SavedFrontier
     from .session import Session
 
 __version__ = "0.1.0"
@@ -92,6 +93,17 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
     from .plan import Plan
 
     return Plan.load(file)
+
+
+def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
+    """A frontier that ``plan.frontier.save`` wrote: every plan of it, without a search and without the model.
+
+    Raises:
+        InputError: the file is missing, cut off, changed, or not a frontier.
+    """
+    from .saved_frontier import SavedFrontier
+
+    return SavedFrontier.load(file)
 
 
 def build_execution_graph(

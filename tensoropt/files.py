@@ -1,4 +1,4 @@
-"""Writing result files: a file that is there stays whole until the new one is, and no part of one is ever left."""
+"""Reading and writing result files: one that is there stays whole until the new one is; no part of one is ever left."""
 
 from __future__ import annotations
 
@@ -34,6 +34,26 @@ def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], objec
 def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -> None:
     """Write a JSON file; see :func:`write_atomically`."""
     write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), what)
+
+
+def read_json(file: str | os.PathLike[str], what: str, format_name: str, version: int) -> dict[str, Any]:
+    """Read a JSON file that says of itself what it is.
+
+    Raises:
+        InputError: it can't be read, is cut off, is of another format, or of another version.
+    """
+    try:
+        value = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{what} '{file}' can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} '{file}' is not whole JSON ({error}); save it again with {what}.save") from error
+    if not isinstance(value, dict) or value.get("format") != format_name:
+        got = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise InputError(f"'{file}' is not a {what}: got format {got!r}, expected {format_name!r}")
+    if value.get("version") != version:
+        raise InputError(f"{what} '{file}' has version {value.get('version')!r}, expected {version}; make it again")
+    return value
 
 
 def check_writable(file: str | os.PathLike[str], what: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tabulate import tabulate
 
 from .backward import Backward
 from .costing import DeliveryCosting, OperatorCosting
@@ -17,7 +17,7 @@ from .errors import InputError
 from .forcing import Force
 from .ft import Frontier, InfeasibleError, search
 from .ir import Graph
-from .memory_limit import memory_text
+from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
@@ -26,10 +26,7 @@ from .space import space_for
 from .strategy_problem import StrategyProblem
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-MAX_ROWS = 16
-Progress = Callable[[str, int, int], None]
+    from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,12 @@ class Model:
     backward: Backward
 
 
-@dataclass(frozen=True)
-class ModelFrontier:
-    """All Pareto-minimal points of a model at one parallelism.
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelFrontier(PlanFrontier):
+    """All Pareto-minimal points of a model at one parallelism, as the search found them.
 
     Attributes:
+        assumed: what its plans record of their assumptions.
         seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
     """
 
@@ -54,10 +52,15 @@ class ModelFrontier:
     costing: OperatorCosting
     found: Frontier
     seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
         return self.built.mesh
+
+    @property
+    def hardware_name(self) -> str:
+        return self.hardware.name
 
     def compute_time_ns(self, point: int) -> int:
         """The part of a point's time that is compute; the rest is network."""
@@ -67,44 +70,17 @@ class ModelFrontier:
         """The same for all points: int64[P]."""
         return self.built.compute_ns(self.found.strategies)
 
-    def table(self, chosen: int | None = None) -> str:
-        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
-        found, turning = self.found, self.found.turning_point()
-        rows = []
-        shown = _thinned(len(found), {turning, *({chosen} if chosen is not None else ())})
-        for point in shown:
-            time_us, compute_us = found.time_ns[point] / 1e3, self.compute_time_ns(point) / 1e3
-            marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == point]
-            memory = memory_text(int(found.mem_bytes[point]))
-            times = [f"{value:,.1f}" for value in (time_us, compute_us, time_us - compute_us)]
-            rows.append([str(point + 1), memory, *times, ", ".join(marks)])
-        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", ""]
-        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5 + ("left",))
-        return text if len(shown) == len(found) else f"{text}\n{len(shown)} of {len(found)} points"
+    def plan(self, point: int, option: str = "point") -> Plan:
+        """The plan of a point; see :class:`PlanFrontier`."""
+        from .planning import plan_of
 
-    def plot(self, axes: Axes | None = None, chosen: int | None = None) -> Axes:
-        """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib."""
-        import matplotlib.pyplot as plt
+        return plan_of(self, self.check_point(point), option, dict(self.assumed))
 
-        if axes is None:
-            _, axes = plt.subplots()
-        memory_mb = self.found.mem_bytes / 1e6
-        time_ms = self.found.time_ns / 1e6
-        compute_ms = self.compute_times_ns() / 1e6
-        (line,) = axes.plot(memory_mb, time_ms, drawstyle="steps-post", label="time per step")
-        axes.plot(memory_mb, time_ms, ".", color=line.get_color())
-        axes.plot(memory_mb, compute_ms, ":", color="tab:green", label="compute")
-        axes.plot(memory_mb, time_ms - compute_ms, ":", color="tab:red", label="network")
-        turning = self.found.turning_point()
-        axes.plot(memory_mb[turning], time_ms[turning], "o", color="black", fillstyle="none", label="turning point")
-        if chosen is not None:
-            axes.plot(memory_mb[chosen], time_ms[chosen], "*", color="black", label="chosen")
-        axes.set_xlabel("memory per device (MB)")
-        axes.set_ylabel("time (ms)")
-        axes.set_ylim(bottom=0)
-        axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware.name}")
-        axes.legend()
-        return axes
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        """Write all points with their plans; see :class:`PlanFrontier`. Seconds for thousands of points."""
+        from .frontier_parts import kept
+
+        kept(self, progress).save(file)
 
     def summary(self) -> str:
         """One line: how large the search was and how it went."""
@@ -116,13 +92,6 @@ class ModelFrontier:
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_stage.values()):.2f} s"
         )
-
-
-def _thinned(n_points: int, always: set[int]) -> list[int]:
-    if n_points <= 2 * MAX_ROWS:
-        return list(range(n_points))
-    spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
-    return sorted(spread | always)
 
 
 def find_frontier(

@@ -151,6 +151,7 @@ def batch_of(model: Model) -> int | None:
 def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
     """The plan of a point, with how long it took to make among its frontier's stages."""
     started = time.perf_counter()
+    frontier = dataclasses.replace(frontier, assumed=request.assumed)
     plan = plan_of(frontier, point, option, request.assumed)
     seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
     return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
 from .deliveries import Router
 from .errors import InputError
-from .files import write_json
-from .frontier import ModelFrontier
+from .files import read_json, write_json
 from .ir import Graph, Operator
 from .memory_limit import memory_text
 from .reschedule.layout import Layout, Shape
@@ -25,6 +22,9 @@ from .reschedule.steps import State, make_step, move_between
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, interface, why_invalid
 from .strategy import Strategy
+
+if TYPE_CHECKING:
+    from .plan_frontier import PlanFrontier
 
 FORMAT, VERSION = "tensoropt/plan", 1
 NAME_WIDTH, TYPE_WIDTH = 40, 24
@@ -40,6 +40,16 @@ class PlannedOperator:
     results: tuple[Layout, ...]
     memory_bytes: int
     time_us: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "config": str(self.config),
+            "results": [str(layout) for layout in self.results],
+            "memory_bytes": self.memory_bytes,
+            "time_us": self.time_us,
+        }
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,19 @@ class PlannedDelivery:
     def n_collectives(self) -> int:
         return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tensor": self.tensor,
+            "takers": list(self.takers),
+            "demand": str(self.demand),
+            "is_shared": self.is_shared,
+            "shape": list(self.forward.shape),
+            "forward": _path_layouts(self.forward),
+            "backward": _path_layouts(self.backward) if self.backward is not None else None,
+            "time_us": self.time_us,
+            "reduction": self.reduction,
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -73,7 +96,7 @@ class Plan:
         model_digest: of the model that the plan is for.
         exact: whether the point is on the exact frontier.
         frontier_text: the frontier that the plan was chosen from, as a table.
-        frontier: the same in full, in the process that searched; not part of the file.
+        frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
         point: which of its points.
     """
 
@@ -88,7 +111,7 @@ class Plan:
     option: str
     assumed: Mapping[str, Any] = field(default_factory=dict)
     frontier_text: str = field(default="", repr=False)
-    frontier: ModelFrontier | None = field(default=None, repr=False)
+    frontier: PlanFrontier | None = field(default=None, repr=False)
     point: int | None = None
 
     @property
@@ -189,31 +212,8 @@ class Plan:
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
-            "operators": [
-                {
-                    "name": op.name,
-                    "type": op.type,
-                    "config": str(op.config),
-                    "results": [str(layout) for layout in op.results],
-                    "memory_bytes": op.memory_bytes,
-                    "time_us": op.time_us,
-                }
-                for op in self.operators
-            ],
-            "deliveries": [
-                {
-                    "tensor": d.tensor,
-                    "takers": list(d.takers),
-                    "demand": str(d.demand),
-                    "is_shared": d.is_shared,
-                    "shape": list(d.forward.shape),
-                    "forward": _path_layouts(d.forward),
-                    "backward": _path_layouts(d.backward) if d.backward is not None else None,
-                    "time_us": d.time_us,
-                    "reduction": d.reduction,
-                }
-                for d in self.deliveries
-            ],
+            "operators": [op.to_json() for op in self.operators],
+            "deliveries": [delivery.to_json() for delivery in self.deliveries],
         }
 
     @classmethod
@@ -254,17 +254,7 @@ class Plan:
         Raises:
             InputError: the file can't be read, is cut off, is not a plan, or of another version.
         """
-        try:
-            value = json.loads(FilePath(file).read_text())
-        except OSError as error:
-            raise InputError(f"plan '{file}' can't be read: {error.strerror}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"plan '{file}' is not whole JSON ({error}); save it again with plan.save") from error
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            got = value.get("format") if isinstance(value, dict) else type(value).__name__
-            raise InputError(f"'{file}' is not a plan: got format {got!r}, expected {FORMAT!r}")
-        if value.get("version") != VERSION:
-            raise InputError(f"plan '{file}' has version {value.get('version')!r}, expected {VERSION}; make it again")
+        value = read_json(file, "plan", FORMAT, VERSION)
         try:
             plan = cls.from_json(value)
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:

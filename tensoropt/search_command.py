@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}")
     parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
-    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the frontier, or the curve of profiling")
+    parser.add_argument(
+        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
 
 
@@ -94,11 +97,14 @@ def _search(arguments: argparse.Namespace) -> None:
     print(result_text(asked, found))
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
+    if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
+        with _Bars() as bars:
+            found.frontier.save(arguments.frontier, bars.update)
     if arguments.json is not None:
         write_json(arguments.json, result_json(asked, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
-    for written in (arguments.plan, arguments.json, arguments.plot):
+    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):
         if written is not None:
             print(f"wrote {written}")
 
@@ -157,15 +163,24 @@ def default_cluster(n_devices: int) -> Hardware:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    if arguments.plan is not None and arguments.option == "profiling":
-        raise InputError("--option profiling makes a curve and no plan; leave --plan, or write the curve by --json")
-    outputs = [(arguments.plan, "plan"), (arguments.json, "result"), (arguments.plot, "picture")]
+    outputs = [
+        (arguments.plan, "plan"),
+        (arguments.frontier, "frontier"),
+        (arguments.json, "result"),
+        (arguments.plot, "picture"),
+    ]
     given = [(file, what) for file, what in outputs if file is not None]
+    if arguments.option == "profiling":
+        for _, what in given:
+            if what in ("plan", "frontier"):
+                raise InputError(
+                    f"--option profiling makes a curve and no {what}; leave --{what}, or write the curve by --json"
+                )
     for file, what in given:
         check_writable(file, what)
     files = [file.resolve() for file, _ in given]
     if len(set(files)) < len(files):
-        raise InputError("--plan, --json and --plot name the same file; give each its own")
+        raise InputError("--plan, --frontier, --json and --plot name the same file; give each its own")
     if arguments.plot is not None:
         _check_picture(arguments.plot)
 

@@ -131,12 +131,12 @@ def plot(found: Plan | Curve, file: Path) -> None:
     if isinstance(found, Curve):
         found.plot(figure.subplots())
     else:
-        _frontier_of(found).plot(figure.subplots(), found.point)
+        _frontier_of(found).plot(axes=figure.subplots(), chosen=found.point)
     write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
 
 
 def _frontier_of(plan: Plan) -> ModelFrontier:
-    assert plan.frontier is not None, "a plan that was just found has its frontier"
+    assert isinstance(plan.frontier, ModelFrontier), "a plan that was just found has its frontier"
     return plan.frontier
 
 

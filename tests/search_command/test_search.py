@@ -96,6 +96,18 @@ def test_the_plan_is_that_of_a_session(tmp_path, capsys):
     tensoropt.build_execution_graph(plan=searched, collectives="emulated")
 
 
+@pytest.mark.parametrize("option", ["mini_time", "mini_parallelism"])
+def test_the_frontier_is_written_with_all_its_plans(tmp_path, capsys, option):
+    file, json_file, plan_file = tmp_path / "frontier.json", tmp_path / "found.json", tmp_path / "plan.json"
+    arguments = ("--devices", 4, "--option", option, "--memory", "1GB", "--frontier", file, "--json", json_file)
+    assert search(GOOD, *arguments, "--plan", plan_file) == 0
+    assert f"wrote {file}\n" in capsys.readouterr().out
+    frontier, points = tensoropt.load_frontier(file), read(json_file)["points"]
+    assert [point.time_us for point in frontier] == [point["time_us"] for point in points]
+    assert frontier.at("1GB").operators == Plan.load(plan_file).operators
+    assert frontier.smallest().memory_bytes == points[0]["memory_bytes"]
+
+
 def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path):
     file = tmp_path / "found.json"
     search(GOOD, "--devices", 4, "--json", file)
@@ -221,6 +233,8 @@ def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
         ([GOOD, "--devices", 4, "--parallelism", "1,2"], "mini_time takes one --parallelism"),
         ([GOOD, "--devices", 4, "--parallelism", "1,,2"], "--parallelism takes a positive number of devices, got ''"),
         ([GOOD, "--devices", 2, "--option", "profiling", "--plan", "p.json"], "makes a curve and no plan"),
+        ([GOOD, "--devices", 2, "--option", "profiling", "--frontier", "f.json"], "makes a curve and no frontier"),
+        ([GOOD, "--devices", 2, "--frontier", "x.json", "--plan", "x.json"], "name the same file"),
         ([GOOD, "--devices", 2, "--json", "/nowhere/x.json"], "there is no folder '/nowhere'"),
         ([GOOD, "--devices", 2, "--json", "/"], "that is a folder"),
         ([GOOD, "--devices", 2, "--plot", "x.unknown"], "a suffix that Matplotlib doesn't know"),

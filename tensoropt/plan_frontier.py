@@ -1,0 +1,225 @@
+"""What a user keeps and asks again: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
+
+The questions are the same for a frontier that was just searched (:class:`.frontier.ModelFrontier`) and for one that a file
+held (:class:`.saved_frontier.SavedFrontier`). Which point answers one is for the inner frontier, ``found``, to say.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tabulate import tabulate
+
+from .errors import InputError
+from .files import write_atomically
+from .memory_limit import memory_text, parse_memory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .ft import Frontier
+    from .plan import Plan
+    from .reschedule.mesh import Mesh
+
+MAX_ROWS = 16
+PICTURE_DPI = 150
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan at all beats it in both."""
+
+    memory_bytes: int
+    time_us: float
+    compute_time_us: float
+    network_time_us: float
+    exact: bool
+
+
+class PlanFrontier(ABC):
+    """Points by ascending memory and descending time, numbered from 0, with a plan for each.
+
+    Attributes:
+        found: the points as arrays of integers, and what is proven about them.
+    """
+
+    found: Frontier
+
+    @property
+    @abstractmethod
+    def mesh(self) -> Mesh:
+        """The devices."""
+
+    @property
+    @abstractmethod
+    def hardware_name(self) -> str:
+        """What the costs are for."""
+
+    @abstractmethod
+    def compute_times_ns(self) -> np.ndarray:
+        """The part of each point's time that is compute, int64[P]; the rest is network."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """One line: how large the search was and how it went."""
+
+    @abstractmethod
+    def plan(self, point: int, option: str = "point") -> Plan:
+        """The plan of a point; ``option`` is what it records of why it was chosen.
+
+        Raises:
+            InputError: there is no such point.
+        """
+
+    @abstractmethod
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        """Write all points with their plans, for ``tensoropt.load_frontier``; a file that is there stays whole until then.
+
+        Args:
+            progress: is told (stage, done, total) now and then.
+
+        Raises:
+            InputError: the file can't be written.
+        """
+
+    @cached_property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """All points, by ascending memory."""
+        found = self.found
+        columns = (found.mem_bytes, found.time_ns, self.compute_times_ns(), found.exact_points)
+        return tuple(
+            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, (time_ns - compute_ns) / 1e3, exact)
+            for mem_bytes, time_ns, compute_ns, exact in zip(*(each.tolist() for each in columns), strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[FrontierPoint]:
+        return iter(self.points)
+
+    def at(self, memory: int | float | str | None = None) -> Plan:
+        """The plan of least time within a limit per device: bytes, ``'16GB'`` or ``'15GiB'``; None is no limit.
+
+        Raises:
+            InputError: that isn't an amount of memory, or nothing fits; the message gives the least that does.
+        """
+        if memory is None:
+            return self.fastest()
+        limit = parse_memory(memory)
+        point = self.found.at(limit)
+        if point is None:
+            least, n_devices = int(self.found.mem_bytes[0]), self.mesh.n_devices
+            raise InputError(
+                f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on {n_devices} "
+                f"device{'s' * (n_devices > 1)} is {least:,} bytes ({memory_text(least)}) per device; ask for "
+                f"memory={least} or more, or search on more devices"
+            )
+        return self.plan(point, "mini_time")
+
+    def fastest(self) -> Plan:
+        """The plan of least time, which takes the most memory."""
+        return self.plan(self.found.fastest(), "mini_time")
+
+    def smallest(self) -> Plan:
+        """The plan of least memory, which takes the most time."""
+        return self.plan(self.found.smallest(), "smallest")
+
+    def turning_point(self) -> Plan:
+        """The plan up to which memory buys much time, and beyond which it buys little."""
+        return self.plan(self.found.turning_point(), "turning_point")
+
+    def check_point(self, point: int) -> int:
+        """The number of a point, from 0; negative ones count from the end.
+
+        Raises:
+            InputError: there is no such point.
+        """
+        if not -len(self) <= point < len(self):
+            raise InputError(f"the frontier has no point {point}; its {len(self)} points are numbered from 0")
+        return int(point) % len(self)
+
+    def table(self, chosen: int | None = None) -> str:
+        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
+        turning = self.found.turning_point()
+        rows = []
+        shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
+        for number in shown:
+            point = self.points[number]
+            marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
+            times = [f"{value:,.1f}" for value in (point.time_us, point.compute_time_us, point.network_time_us)]
+            rows.append([str(number + 1), memory_text(point.memory_bytes), *times, ", ".join(marks)])
+        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", ""]
+        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5 + ("left",))
+        return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
+
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, axes: Axes | None = None, chosen: int | None = None
+    ) -> Axes:
+        """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
+
+        Args:
+            path: write the picture too; the suffix says how.
+            axes: draw there; by default in a new figure.
+            chosen: a point to mark.
+
+        Raises:
+            InputError: there is no Matplotlib, or the picture can't be written.
+        """
+        axes = axes if axes is not None else _new_axes(to_show=path is None)
+        memory_mb = self.found.mem_bytes / 1e6
+        time_ms = self.found.time_ns / 1e6
+        compute_ms = self.compute_times_ns() / 1e6
+        (line,) = axes.plot(memory_mb, time_ms, drawstyle="steps-post", label="time per step")
+        axes.plot(memory_mb, time_ms, ".", color=line.get_color())
+        axes.plot(memory_mb, compute_ms, ":", color="tab:green", label="compute")
+        axes.plot(memory_mb, time_ms - compute_ms, ":", color="tab:red", label="network")
+        turning = self.found.turning_point()
+        axes.plot(memory_mb[turning], time_ms[turning], "o", color="black", fillstyle="none", label="turning point")
+        if chosen is not None:
+            axes.plot(memory_mb[chosen], time_ms[chosen], "*", color="black", label="chosen")
+        axes.set_xlabel("memory per device (MB)")
+        axes.set_ylabel("time (ms)")
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware_name}")
+        axes.legend()
+        if path is not None:
+            _save_picture(axes, path)
+        return axes
+
+    def __repr__(self) -> str:
+        return f"{self.summary()}\n{self.table()}"
+
+
+def _new_axes(to_show: bool) -> Axes:
+    """Of a new figure: pyplot's, which ``show`` shows, or one that nobody has to close."""
+    try:
+        if to_show:
+            from matplotlib import pyplot
+
+            return pyplot.subplots()[1]
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("a plot needs Matplotlib; install it: pip install matplotlib") from error
+    return Figure(layout="constrained").subplots()
+
+
+def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
+    try:
+        write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
+    except ValueError as error:
+        raise InputError(f"picture '{os.fspath(path)}' can't be drawn: {error}") from error
+
+
+def _thinned(n_points: int, always: set[int]) -> list[int]:
+    if n_points <= 2 * MAX_ROWS:
+        return list(range(n_points))
+    spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
+    return sorted(spread | always)
