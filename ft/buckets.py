@@ -18,6 +18,7 @@ groups of states of v that its tables tell apart.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ import numpy.typing as npt
 from .problem import INFEASIBLE, Ints, Problem
 from .separable import split_sum
 
+MAX_TOTAL_CELLS = 1 << 26
+"""8 bytes each."""
 _WORK_PER_CELL = 1 << 8
 """A bucket may take as many steps for each cell that a result may have."""
 
@@ -128,11 +131,19 @@ class Plan:
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> Plan:
-        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells; an edge as given may have more."""
-        plan = cls(tuple(node.n_states for node in problem.nodes), max_cells)
-        _add_given(plan, problem)
-        _Planner(plan).run()
-        return plan
+        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells; an edge as given may have more.
+
+        Where all tables together have more than MAX_TOTAL_CELLS they are made smaller.
+        """
+        given = cls(tuple(node.n_states for node in problem.nodes), max_cells)
+        _add_given(given, problem)
+        while True:
+            plan = cls(given.n_states, max_cells, list(given.shapes), given.given)
+            _Planner(plan).run()
+            total = sum(math.prod(shape.sizes) for shape in plan.shapes[len(plan.given) :])
+            if total <= MAX_TOTAL_CELLS or max_cells == 1:
+                return plan
+            max_cells = max(max_cells // 8, 1)
 
     @property
     def exact(self) -> bool:
@@ -241,14 +252,21 @@ class _Planner:
         for number, shape in enumerate(plan.shapes):
             self._enter(number, shape)
         self.efforts: dict[int, _Effort] = {}
+        self.queue: list[tuple[float, float, int, int, _Effort]] = []  # what is not in efforts any more is void
+        self.n_queued = 0
 
     def run(self) -> None:
+        for variable in self.live:
+            self._estimate(variable)
         while self.live:
-            for variable in self.live:
-                if variable not in self.efforts:
-                    self.efforts[variable] = self._effort(variable, self._joint_tables(variable))
-            effort = min((self.efforts[v] for v in self.live), key=lambda e: (e.cells, e.work, e.variable))
-            self._eliminate(effort)
+            *_, effort = heapq.heappop(self.queue)
+            if self.efforts.get(effort.variable) is effort:
+                self._eliminate(effort)
+
+    def _estimate(self, variable: int) -> None:
+        effort = self.efforts[variable] = self._effort(variable, self._joint_tables(variable))
+        self.n_queued += 1
+        heapq.heappush(self.queue, (effort.cells, effort.work, variable, self.n_queued, effort))
 
     def _joint_tables(self, variable: int) -> tuple[int, ...]:
         return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
@@ -278,8 +296,9 @@ class _Planner:
                 self.live[other].discard(table)
         del self.live[variable]
         self.plan.steps.append(Step(variable, own, tuple(self._bucket(part) for part in parts)))
-        for other in changed | {variable}:
-            self.efforts.pop(other, None)
+        del self.efforts[variable]
+        for other in sorted(changed - {variable}):
+            self._estimate(other)
 
     def _parted(self, effort: _Effort) -> list[_Effort]:
         """The tables in groups that fit, the largest table first, each with the first group that it fits into.

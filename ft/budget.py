@@ -22,6 +22,8 @@ class Budget:
             cells; what is found and proven adds up. A round that is not ready in time counts for nothing. The first
             round always counts, so that with 0, or where it is exact, the result does not depend on the machine.
         gap: a worst gap that is small enough to stop at.
+        prune: whether a search whose first round is not exact looks for Lagrangian bounds and drops states by them (see
+            :mod:`.pruning`) before the next.
 
     Raises:
         ValueError: a limit out of range.
@@ -32,6 +34,7 @@ class Budget:
     max_table_cells: int = MAX_TABLE_CELLS
     seconds: float = 5.0
     gap: float = 0.0
+    prune: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:

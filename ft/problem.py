@@ -121,6 +121,15 @@ class Problem:
     def edge_name(self, edge: Edge) -> str:
         return f"{self.nodes[edge.source].name!r} -> {self.nodes[edge.target].name!r}"
 
+    def restricted(self, states: Sequence[Ints]) -> Problem:
+        """The same problem with these states only, in this order: for each node indices, at least one."""
+        nodes = [Node(n.name, n.mem_bytes[kept], n.time_ns[kept]) for n, kept in zip(self.nodes, states, strict=True)]
+        edges = []
+        for edge in self.edges:
+            kept = np.ix_(states[edge.source], states[edge.target])
+            edges.append(Edge(edge.source, edge.target, edge.mem_bytes[kept], edge.time_ns[kept]))
+        return Problem(tuple(nodes), tuple(edges))
+
     def cost(self, strategy: Sequence[int]) -> tuple[int, int]:
         """Memory in bytes and time in nanoseconds of one state per node, from scratch (Equation 3).
 

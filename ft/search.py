@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,18 +28,22 @@ from .dominance import states_that_matter
 from .elimination import TableGraph
 from .exhaustive import exhaustive
 from .frontier import Frontier
+from .lagrangian import Found
+from .least import TimeIsUpError
 from .pareto import reduce_unsorted
-from .problem import Ints, Problem
+from .problem import InfeasibleError, Ints, Problem
+from .pruning import N_WEIGHTS, pruned
 from .replaceable import without_replaceable
 from .separable import split_sum
 from .solver import Solver
-from .table import dense_table, unit_table
+from .table import States, dense_table, unit_table
 from .trim import Thinning
 from .unroll import unroll
 
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 _MORE_CELLS = 4
+_MOST_GAP = 0.1
 
 
 class _TimeIsUp(Exception):
@@ -72,7 +76,12 @@ def search(
 
 
 class _Search:
-    """One search: rounds with more and more cells, until one is exact, close enough, or time is up."""
+    """One search: a round; if that is not exact, pruning; then rounds with more and more cells, until time is up.
+
+    Attributes:
+        problem: what is searched, with ``states`` of each node of the problem that was given.
+        dropped: the strategies that made states and pairs superfluous, and what bounds those that had them from below.
+    """
 
     def __init__(self, problem: Problem, algorithm: str, progress: Progress | None, budget: Budget) -> None:
         self.algorithm = algorithm
@@ -80,38 +89,88 @@ class _Search:
         self.budget = budget
         self.start, self.deadline = time.monotonic(), math.inf
         self.n_nodes = len(problem.nodes)
+        self.dropped: Frontier | None = None
         states_that_matter(problem)  # names what is not allowed, as the problem was given
-        reduced = without_replaceable(problem)
-        self.states = states_that_matter(reduced)
-        self.graph = _initialise(reduced, self.states, Thinning.of(problem, budget.epsilon, budget.max_points))
+        self.states = tuple(np.arange(node.n_states, dtype=np.int64) for node in problem.nodes)
+        self._enter(without_replaceable(problem), self.states)
+
+    def _enter(self, problem: Problem, states: Sequence[Ints]) -> None:
+        """Search this problem from now on, whose states are these of the given one's."""
+        kept = states_that_matter(problem)
+        self.states = tuple(of_given[those] for of_given, those in zip(states, kept, strict=True))
+        self.problem = problem.restricted(kept)
+        self.graph = _initialise(self.problem, Thinning.of(self.problem, self.budget.epsilon, self.budget.max_points))
 
     def run(self) -> Frontier:
         max_cells = self.budget.max_table_cells
         best = self._round(max_cells)
-        while not best.exact and best.worst_gap > self.budget.gap and best.eliminations["heuristic"]:
-            self.deadline = self.start + self.budget.seconds
-            max_cells *= _MORE_CELLS
+        self.deadline = self.start + self.budget.seconds
+        if self.budget.prune and self._goes_on(best):
+            best = self._pruned(best)
+        while self._goes_on(best) and best.eliminations["heuristic"]:
             try:
                 best = _better(best, self._round(max_cells))
             except _TimeIsUp:
                 break
+            except InfeasibleError:
+                return self._only_dropped(best)
+            max_cells *= _MORE_CELLS
         return best
+
+    def _goes_on(self, best: Frontier) -> bool:
+        return not best.exact and best.worst_gap > self.budget.gap and time.monotonic() < self.deadline
+
+    def _pruned(self, best: Frontier) -> Frontier:
+        """What was found, with what weighted searches find and prove; what they drop is not searched any more.
+
+        They take at most half of the time. Where frontiers were thinned for their length alone, nothing is dropped.
+        """
+        columns = [np.searchsorted(those, best.strategies[:, node]) for node, those in enumerate(self.states)]
+        known = Found(best.mem_bytes, best.time_ns, np.stack(columns, axis=1).astype(np.int32))
+        now = time.monotonic()
+        n_weights = N_WEIGHTS if best.eliminations["heuristic"] else 0
+        epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
+        try:
+            left = pruned(self.problem, epsilon, n_weights, now + (self.deadline - now) / 2, known)
+        except TimeIsUpError:
+            return best
+        found = replace(
+            self._frontier(left.found.mem, left.found.time, left.found.strategies, best.eliminations), bound=left.bound
+        )
+        if not n_weights:
+            return _better(best, found)
+        self.dropped = replace(found, bound=left.of_dropped)
+        if left.problem is None:
+            return self._only_dropped(best)
+        try:
+            self._enter(left.problem, [those[kept] for those, kept in zip(self.states, left.kept, strict=True)])
+        except InfeasibleError:
+            return self._only_dropped(best)
+        return _better(best, found)
+
+    def _only_dropped(self, best: Frontier) -> Frontier:
+        """What is found where nothing else is left."""
+        assert self.dropped is not None
+        return _better(best, _settled(self.dropped))
+
+    def _frontier(self, mem: Ints, time_ns: Ints, reduced: States, eliminations: Mapping[str, int]) -> Frontier:
+        """With the given problem's states."""
+        columns = [those[reduced[:, node]] for node, those in enumerate(self.states)]
+        strategies = np.stack(columns, axis=1).astype(np.int32)
+        return Frontier(mem, time_ns, strategies, eliminations, self.algorithm)
 
     def _round(self, max_cells: int) -> Frontier:
         solver = Solver(self.algorithm == "ft-ldp", max_cells, self._report)
         solved = solver.solve(self.graph.copy())
         result = solved.tables[()]
         reduced = unroll(result.trace, result.n_points, self.n_nodes, solved.fixed)
-        strategies = np.empty_like(reduced)
-        for node, kept in enumerate(self.states):
-            strategies[:, node] = kept[reduced[:, node]]
-        bound = None
+        found = self._frontier(result.mem, result.time, reduced, solved.counts)
         if solved.counts["heuristic"]:
             relaxed = solver.relax(self.graph.copy()).tables[()]
-            bound = LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation")
+            found = replace(found, bound=LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation"))
         elif any(result.slack):
-            bound = LowerBound.within(result.mem, result.time, result.slack, "thinning")
-        return _settled(Frontier(result.mem, result.time, strategies, solved.counts, self.algorithm, bound))
+            found = replace(found, bound=LowerBound.within(result.mem, result.time, result.slack, "thinning"))
+        return _settled(found if self.dropped is None else _together(found, self.dropped))
 
     def _report(self, graph: TableGraph) -> None:
         if time.monotonic() > self.deadline:
@@ -131,21 +190,30 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
     return _settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
 
 
+def _together(kept: Frontier, dropped: Frontier) -> Frontier:
+    """The frontier of all strategies, from those of the ones that are left and of the ones that are not."""
+    mem, time_ns = np.concatenate([kept.mem_bytes, dropped.mem_bytes]), np.concatenate([kept.time_ns, dropped.time_ns])
+    which = reduce_unsorted(mem, time_ns)
+    strategies = np.concatenate([kept.strategies, dropped.strategies])[which]
+    assert dropped.bound is not None
+    bound = (kept.bound or LowerBound(kept.mem_bytes, kept.time_ns, "pruning")).loosened(dropped.bound)
+    return replace(kept, mem_bytes=mem[which], time_ns=time_ns[which], strategies=strategies, bound=bound)
+
+
 def _settled(found: Frontier) -> Frontier:
     """Without its bound if that is no lower than the frontier, which is exact then."""
     return replace(found, bound=None) if found.worst_gap == 0 else found
 
 
-def _initialise(problem: Problem, states: tuple[Ints, ...], thinning: Thinning) -> TableGraph:
-    """The problem as tables, over the states that matter (Algorithm 2, line 3)."""
-    names, sizes = tuple(node.name for node in problem.nodes), tuple(len(kept) for kept in states)
+def _initialise(problem: Problem, thinning: Thinning) -> TableGraph:
+    """The problem as tables (Algorithm 2, line 3)."""
+    names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
     graph = TableGraph(names, sizes, thinning)
     graph.add(unit_table())
     for index, node in enumerate(problem.nodes):
-        graph.add(dense_table((index,), node.mem_bytes[states[index]], node.time_ns[states[index]]))
+        graph.add(dense_table((index,), node.mem_bytes, node.time_ns))
     for edge in problem.edges:
-        kept = np.ix_(states[edge.source], states[edge.target])
-        mem, time, scope = edge.mem_bytes[kept], edge.time_ns[kept], (edge.source, edge.target)
+        mem, time, scope = edge.mem_bytes, edge.time_ns, (edge.source, edge.target)
         if edge.source > edge.target:
             mem, time, scope = mem.T, time.T, (edge.target, edge.source)
         split = split_sum(mem), split_sum(time)
