@@ -120,7 +120,8 @@ def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:
         middle = (low + high + 1) // 2
         within = values[middle] <= limits
         low, high = np.where(within, middle, low), np.where(within, high, np.maximum(middle - 1, low))
-    return low
+    result: Ints = low
+    return result
 
 
 def _tolerance_for(table: Table, n_points: int) -> Slack:

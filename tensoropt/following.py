@@ -6,18 +6,20 @@ which nothing is rescheduled but the sums that reductions leave. Factors of diff
 dimension of a tensor between them are one factor of the node.
 
 A light operator follows the latest light node among those that make its operands, as long as no other operand depends on
-that node by way of a third: so a residual connection ends in another node than it begins, and may be rescheduled. A source
-with one node of takers follows it, except for the parameters of heavy operators, whose layout is chosen for itself.
+that node by way of a third: so a residual connection ends in another node than it begins, and may be rescheduled. A view, or
+an operator that is linear in its one operand that isn't constant, follows even a heavy operator: it takes sums that are
+pending as they are. A source with one node of takers follows it, except for the parameters of heavy operators, whose layout
+is chosen for itself.
 
 Complexity: O(operators x operands).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .ir import SOURCES, VARIABLE, Graph, Operator
+from .ir import CONSTANT, SOURCES, VARIABLE, Graph, Operator
 from .rules.rule import Rule
 from .takers import Taker
 
@@ -30,7 +32,8 @@ class Followers:
     """One node: operators in program order, and the factors that they have in common.
 
     Attributes:
-        factors: each a set of (place of the operator, its factor), in order of first appearance.
+        factors: each a set of (place of the operator, its factor), in order of first appearance. In a node with a heavy
+            operator only that operator's.
     """
 
     operators: tuple[Operator, ...]
@@ -38,7 +41,7 @@ class Followers:
 
 
 def followers(
-    graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: Container[str] = ()
+    graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
     """The nodes of the operators of training steps, in topological order of what computes first in each.
 
@@ -65,18 +68,32 @@ def is_heavy(op: Operator, rule: Rule) -> bool:
     return bool(rule.without) or contracts
 
 
+def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
+    """The producer of an operator's only operand that isn't constant, if the operator is linear in it."""
+    producers = [(position, graph.producers[tensor.name]) for position, tensor in op.operands]
+    varying = [(position, producer) for position, producer in producers if producer.type != CONSTANT]
+    if len(varying) != 1:
+        return None
+    ((position, leader),) = varying
+    return leader if (position,) in rule.linear and leader.type not in SOURCES else None
+
+
 @dataclass
 class _Groups:
     """Nodes under construction, by number; ``before`` holds the nodes that each depends on."""
 
     graph: Graph
     rules: Mapping[str, Rule]
-    apart: Container[str]
+    apart: frozenset[str]
     of: dict[str, int] = field(default_factory=dict)
     before: list[set[int]] = field(default_factory=list)
     light: list[bool] = field(default_factory=list)
 
     def place(self, op: Operator) -> None:
+        leader = passes_on(self.graph, self.rules[op.name], op)
+        if leader is not None and not {leader.name, op.name} & self.apart:
+            self.of[op.name] = self.of[leader.name]
+            return
         heavy = is_heavy(op, self.rules[op.name]) or op.name in self.apart
         producers = [self.graph.producers[tensor.name] for _, tensor in op.operands]
         made_by = {self.of[producer.name] for producer in producers if producer.name in self.of}
@@ -107,7 +124,7 @@ class _Groups:
 def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> Followers:
     """Join the factors that share a dimension of a tensor within the node, or the major ones where several are merged."""
     place = {op.name: index for index, op in enumerate(operators)}
-    every = [(i, name) for i, op in enumerate(operators) for name in rules[op.name].extents]
+    every = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
     parent: dict[Member, Member] = {member: member for member in every}
 
     def root(member: Member) -> Member:
@@ -123,10 +140,24 @@ def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
             producer, index = made[tensor.name]
             here, there = rules[op.name].operands[position], rules[producer.name].results[index]
             assert here is not None
-            for names, others in zip(here, there, strict=True):
-                if names and others:
-                    parent[root((place[op.name], names[0]))] = root((place[producer.name], others[0]))
+            alike = [(names[0], others[0]) for names, others in zip(here, there, strict=True) if names and others]
+            if (position,) in rules[op.name].linear:
+                group = f"+{rules[op.name].linear.index((position,))}"
+                alike += [(group, other) for other in _pending(rules[producer.name], index)]
+            for name, other in alike:
+                parent[root((place[op.name], name))] = root((place[producer.name], other))
     joined: dict[Member, list[Member]] = {}
     for member in parent:
         joined.setdefault(root(member), []).append(member)
-    return Followers(operators, tuple(tuple(members) for members in joined.values()))
+    heavy = next((i for i, op in enumerate(operators) if is_heavy(op, rules[op.name])), None)
+    kept = (each for each in joined.values() if heavy is None or any(i == heavy for i, _ in each))
+    return Followers(operators, tuple(tuple(members) for members in kept))
+
+
+def _names(rule: Rule) -> list[str]:
+    return [*rule.extents, *(f"+{group}" for group in range(len(rule.linear)))]
+
+
+def _pending(rule: Rule, result: int) -> list[str]:
+    """What leaves a result partial: factors that are summed, and linear groups."""
+    return [*sorted(rule.summed[result]), *(f"+{group}" for group in range(len(rule.linear)))]

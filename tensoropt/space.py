@@ -11,7 +11,7 @@ while that has at most MOST_CONFIGS configs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from .following import Followers, followers
@@ -45,7 +45,7 @@ def described(space: str) -> str:
 
 
 def nodes_of(
-    space: str, graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: Container[str]
+    space: str, graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
     """The nodes of a space; operators in ``apart`` are always nodes of their own."""
     if space == COMPACT:
