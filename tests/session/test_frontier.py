@@ -376,5 +376,3 @@ def test_the_file_has_what_points_share_once(found, whole):
     plans = sum(len(json.dumps(plan.to_json())) for plan in map(found.plan, range(len(found))))
     assert len(whole.read_text()) < plans / 4
     assert isinstance(tensoropt.load_frontier(whole), SavedFrontier)
-
-
