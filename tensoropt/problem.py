@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -44,7 +45,12 @@ class _End:
 
 @dataclass
 class ProblemBuilder:
-    """Builds the Problem of a graph's training steps on one mesh; ``progress`` is told (nodes done, nodes)."""
+    """Builds the Problem of a graph's training steps on one mesh.
+
+    Attributes:
+        progress: is told (nodes done, nodes).
+        states: the states of each node, where they are not to be all of the space.
+    """
 
     graph: Graph
     backward: Backward
@@ -53,6 +59,7 @@ class ProblemBuilder:
     space: str = FULL
     force: Force = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
+    states: Callable[[Followers], Assignments] | None = None
 
     def build(self) -> StrategyProblem:
         """The Problem of all operators that a training step runs.
@@ -76,6 +83,10 @@ class ProblemBuilder:
         groups = nodes_of(self.space, self.graph, self.rules, takers_of(self.graph), forced)
         for done, node in enumerate(groups):
             self.tell(done, 2 * len(groups))
+            if self.states is not None:
+                given = self.states(node)
+                found.append((node, evaluation.states(node, partial(tuple, given), given)))
+                continue
             degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
         return found
