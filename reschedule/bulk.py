@@ -88,19 +88,23 @@ class Weighted:
 
     def search(self, starts: _Starts) -> Ints:
         """Nanoseconds from each start to each state, [starts, states]."""
-        block = max(1, _MOST_TIMES // len(self.fits))
-        blocks = [self._search_block(starts.rows(i, i + block)) for i in range(0, starts.n_rows, block)]
-        return np.concatenate(blocks) if blocks else np.zeros((0, len(self.fits)), np.int64)
+        size = max(1, _MOST_TIMES // len(self.fits))
+        found: list[Ints] = []
+        kind: np.dtype[Any] = np.dtype(np.int32)
+        for i in range(0, starts.n_rows, size):
+            block = self._search_block(starts.rows(i, i + size), kind)
+            kind = block.dtype  # where one block has long times the next will too
+            found.append(block)
+        return np.concatenate(found) if found else np.zeros((0, len(self.fits)), np.int64)
 
-    def _search_block(self, starts: _Starts) -> Ints:
-        """In 32 bits where all times are below a second."""
-        for kind in (np.dtype(np.int32), np.dtype(np.int64)):
-            never = _NEVER[kind]
-            distance = np.full((len(self.fits), starts.n_rows), never, kind)
-            distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
-            relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
-            if distance.max(axis=1, initial=0)[self.fits].max() < never:
-                break
+    def _search_block(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
+        """In 32 bits if ``kind`` is, unless times reach a second."""
+        never = _NEVER[kind]
+        distance = np.full((len(self.fits), starts.n_rows), never, kind)
+        distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
+        relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
+        if kind == np.int32 and distance.max(axis=1, initial=0)[self.fits].max() == never:
+            return self._search_block(starts, np.dtype(np.int64))
         return np.ascontiguousarray(distance.T)
 
 

@@ -12,6 +12,7 @@ those of few runs of axes, see :mod:`.orders`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -140,6 +141,16 @@ class AllPairs:
     def path(self, i: int, j: int) -> Path:
         """The path whose time is ``time_ns[i, j]``: a search of its own."""
         return cheapest_path(self.layouts[i], self.layouts[j], self.shape, self.itemsize, self.costs)
+
+
+def size_class(mesh: Mesh, shape: Shape, itemsize: int) -> tuple[object, ...]:
+    """What a table of times depends on besides the layouts: tensors of one class have the same :func:`all_pairs`.
+
+    Extents that all devices divide evenly matter by their product with the element's size, the others by themselves.
+    """
+    is_even = [extent > 0 and extent % mesh.n_devices == 0 for extent in shape]
+    others = tuple(None if even else extent for extent, even in zip(shape, is_even, strict=True))
+    return mesh, others, itemsize * math.prod(extent for extent, even in zip(shape, is_even, strict=True) if even)
 
 
 def all_pairs(

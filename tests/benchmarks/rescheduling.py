@@ -1,0 +1,149 @@
+"""How long tables of reschedule costs take, against SciPy's Dijkstra on the same graph.
+
+    python tests/benchmarks/rescheduling.py [--devices 16,64] [--scipy-seconds 20]
+
+The layouts are those that configs lead to: on up to 16 devices each axis splits one dimension, is partial or idle, beyond
+each of these has a contiguous group of axes, and at most 700 are drawn. ``first`` builds the graph of layouts, which all
+tensors of a rank share; compiled code is loaded before. SciPy's columns are left out where they would take longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+from itertools import groupby, product
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
+from tabulate import tabulate
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tensoropt.profiling.costs import CollectiveCosts
+from tensoropt.profiling.hardware import resolve
+from tensoropt.reschedule.bulk import Weighted
+from tensoropt.reschedule.graph import layout_graph
+from tensoropt.reschedule.layout import Layout, Shape
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.orders import orders, runs_on_paths
+from tensoropt.reschedule.path import all_pairs
+from tensoropt.reschedule.search import StepTimes
+from tensoropt.reschedule.steps import State
+
+ITEM_BYTES = 4
+MOST_LAYOUTS = 700
+CASES: dict[int, list[Shape]] = {
+    8: [(3712, 14848), (256, 64, 3712), (256, 64, 16, 232)],
+    16: [(3712,), (3712, 14848), (256, 64, 3712), (256, 64, 16, 232), (3, 3, 1136, 1136)],
+    32: [(4096, 14336), (64, 512, 4096), (64, 32, 512, 128)],
+    64: [(4096, 14336), (64, 512, 4096), (64, 32, 512, 128)],
+    512: [(12288,), (12288, 49152)],
+}
+HEADERS = ("devices", "shape", "layouts", "runs", "between", "edges", "first ms", "ms", "MB", "SciPy ms", "times")
+
+
+def assignments(names: tuple[str, ...], n_axes: int) -> Iterator[tuple[str, ...]]:
+    for each in product(names, repeat=n_axes):
+        groups = [name for name, _ in groupby(each)]
+        if n_axes <= 4 or len(groups) == len(set(groups)):
+            yield each
+
+
+def layouts_of(mesh: Mesh, shape: Shape) -> list[Layout]:
+    names = (*map(str, range(len(shape))), "+", "")
+    found = []
+    for each in assignments(names, len(mesh.sizes)):
+        axes = [tuple(axis for axis in mesh.axes if each[axis] == name) for name in names]
+        layout = Layout(mesh, tuple(axes[: len(shape)]), axes[len(shape)])
+        if layout.fits(shape):
+            found.append(layout)
+    chosen = np.random.default_rng(0).permutation(len(found))[:MOST_LAYOUTS]
+    return [found[i] for i in chosen]
+
+
+def by_scipy(mesh: Mesh, shape: Shape, costs: CollectiveCosts, layouts: list[Layout]) -> np.ndarray:
+    """The table by Dijkstra's algorithm from each layout, as floating-point numbers."""
+
+    def ask(kind: str, axes: tuple[int, ...], elements: int) -> int:
+        return costs.time_ns(kind, mesh, axes, elements * ITEM_BYTES)
+
+    n_axes, rank, tables = len(mesh.sizes), len(shape), []
+    for partial in (False, True):
+        graph = layout_graph(n_axes, rank, partial, runs_on_paths(n_axes, rank))
+        weighted = Weighted.of(graph, StepTimes(mesh.sizes, shape, ask))
+        target = np.repeat(np.arange(len(graph.key)), np.diff(graph.start))
+        usable = weighted.fits[graph.source] & weighted.fits[target]
+        # A weight of zero would be no edge: all are one more, and no path that is cheaper has so many steps.
+        weight = weighted.weight[usable] * 1024.0 + 1
+        ends = (graph.source[usable], target[usable])
+        matrix = csr_array((weight, ends), shape=(len(graph.key), len(graph.key)))
+        states = [State.of(layout if partial else layout.with_partial(())) for layout in layouts]
+        numbers = graph.number_of(states)
+        tables.append(dijkstra(matrix, indices=numbers)[:, numbers] // 1024)
+    is_partial = np.array([bool(layout.partial) for layout in layouts])
+    return np.where(is_partial[:, None] | is_partial[None, :], tables[1], tables[0])
+
+
+def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
+    hardware = resolve(f"v100-{max(1, devices // 8)}x8")
+    mesh = hardware.mesh(devices)
+    costs = CollectiveCosts(hardware, mesh)
+    n_axes, rank = len(mesh.sizes), len(shape)
+    runs = runs_on_paths(n_axes, rank)
+    layouts = layouts_of(mesh, shape)
+    layout_graph.cache_clear()
+    orders.cache_clear()
+    seconds = []
+    for _ in range(6):
+        started = time.perf_counter()
+        pairs = all_pairs(mesh, shape, ITEM_BYTES, costs, layouts)
+        seconds.append(time.perf_counter() - started)
+    tracemalloc.start()
+    all_pairs(mesh, shape, ITEM_BYTES, costs, layouts)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    graph = layout_graph(n_axes, rank, True, runs)
+    scipy_ms = ratio = ""
+    # About 15 ns for each edge, from each layout.
+    if 15e-9 * len(graph.source) * len(layouts) < scipy_seconds:
+        started = time.perf_counter()
+        expected = by_scipy(mesh, shape, costs, layouts)
+        elapsed = time.perf_counter() - started
+        assert np.array_equal(pairs.time_ns, expected), "the two searches differ"
+        scipy_ms, ratio = f"{elapsed * 1e3:.0f}", f"{elapsed / min(seconds[1:]):.0f}"
+    return [
+        devices,
+        "x".join(map(str, shape)),
+        len(layouts),
+        "all" if runs is None else runs,
+        len(graph.key),
+        len(graph.source),
+        f"{seconds[0] * 1e3:.0f}",
+        f"{np.median(seconds[1:]) * 1e3:.1f}",
+        f"{peak_bytes / 1e6:.0f}",
+        scipy_ms,
+        ratio,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", default=",".join(map(str, CASES)))
+    parser.add_argument("--scipy-seconds", type=float, default=20.0)
+    arguments = parser.parse_args()
+    measure(16, (256, 64, 3712), 0)  # loads the compiled code
+    rows = [
+        measure(devices, shape, arguments.scipy_seconds)
+        for devices in map(int, arguments.devices.split(","))
+        for shape in CASES[devices]
+    ]
+    print(tabulate(rows, HEADERS, disable_numparse=True, stralign="right"))
+
+
+if __name__ == "__main__":
+    main()
