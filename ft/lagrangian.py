@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,6 +62,11 @@ class Found:
         mem, time = np.concatenate([self.mem, other.mem]), np.concatenate([self.time, other.time])
         return Found.of(mem, time, np.concatenate([self.strategies, other.strategies]))
 
+    def as_given(self, kept: Sequence[Ints]) -> Found:
+        """The same with states of the problem that was restricted to these."""
+        columns = [those[self.strategies[:, node]] for node, those in enumerate(kept)]
+        return Found(self.mem, self.time, np.stack(columns, axis=1).astype(np.int32))
+
     def __len__(self) -> int:
         return len(self.mem)
 
@@ -95,10 +101,11 @@ class Hull:
     Attributes:
         lines: by ascending slope; the first bounds time alone, the last memory alone.
         corners: the point that each line's search found, None if none.
-        exact: whether all searches were.
+        dropped: what bounds strategies that the search does not see; None if it sees all.
     """
 
     search: WeightedSearch
+    dropped: LowerBound | None = None
     lines: list[Line] = field(default_factory=list)
     corners: list[tuple[int, int] | None] = field(default_factory=list)
     results: list[Least] = field(default_factory=list)
@@ -124,24 +131,35 @@ class Hull:
             return None
         result = self.search.least(weights)
         place = sum(line.slope < slope for line in self.lines)
-        self.lines.insert(place, Line(*weights, math.ceil(result.bound)))
+        least = math.ceil(result.bound)
+        if self.dropped is not None:
+            costs = weights[0] * self.dropped.mem_bytes.astype(object) + weights[1] * self.dropped.time_ns.astype(object)
+            least = min(least, int(costs.min()))
+        self.lines.insert(place, Line(*weights, least))
         self.corners.insert(place, None if result.strategy is None else (result.mem_bytes, result.time_ns))
         self.results.append(result)
         return place
 
 
-def lagrangian(search: WeightedSearch, n_lines: int = 100, known: Found | None = None, gap: float = _NEAR) -> Hull:
+def lagrangian(
+    search: WeightedSearch,
+    n_lines: int = 100,
+    known: Found | None = None,
+    gap: float = _NEAR,
+    dropped: LowerBound | None = None,
+) -> Hull:
     """The hull of a problem's frontier, with at most ``n_lines`` lines or until the search's deadline.
 
     Args:
         known: strategies that are known before.
         gap: at vertices that are within this of a strategy nothing is looked for.
+        dropped: a lower bound of strategies that the search does not see, where the lines are to hold for them too.
 
     Raises:
         InfeasibleError: no strategy is allowed.
         TimeIsUpError: not even the two lines that bound each cost alone were ready.
     """
-    hull = Hull(search)
+    hull = Hull(search, dropped)
     hull.add(0, 1)
     hull.add(1, 0)
     points: list[tuple[int, int]] = [corner for corner in hull.corners if corner is not None]

@@ -268,10 +268,11 @@ class _Run:
 
 def _expand(table: Floats, each: Input) -> Floats:
     """A table by groups of the bucket's variable and classes of its neighbours."""
-    turned = table.transpose(each.axes)
-    if any(len(s) != size or (s[1:] <= s[:-1]).any() for s, size in zip(each.selectors, turned.shape, strict=True)):
-        turned = turned[np.ix_(*each.selectors)]
-    return np.ascontiguousarray(turned).reshape(each.expanded)
+    result = table.transpose(each.axes)
+    for axis, selector in enumerate(each.selectors):
+        if len(selector) != result.shape[axis] or (selector[1:] <= selector[:-1]).any():
+            result = result.take(selector, axis)
+    return np.ascontiguousarray(result).reshape(each.expanded)
 
 
 def _contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:

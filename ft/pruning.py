@@ -12,8 +12,10 @@ and otherwise every strategy with s is weakly dominated by one that is known. Th
 frontier. With epsilon > 0 the points of U are divided by 1 + epsilon before corners are formed: every strategy that is
 dropped then is within that factor of one that is known. The same holds for the pairs of states of an edge.
 
-Weights take turns, in the order in which :mod:`.lagrangian` found them to tell most. Min-marginals of what is left are
-higher than those of the whole, so each time that many states are gone the search is planned anew.
+A few lines come first, and their weights drop states only; what they leave is smaller, so that the others take less time.
+(They hold for all strategies, as those that were dropped are bounded by U.) Weights take turns, in the order in which
+:mod:`.lagrangian` found them to tell most. Min-marginals of what is left are higher than those of the whole, so each time
+that many states are gone the search is planned anew.
 
 Corners are bits of integers, so that a state's are kept over all weights: w . c is sorted, and the position of M_w tells
 which corners are left. Neighbouring corners are joined (at the larger of both costs) where there are more than MAX_CORNERS.
@@ -24,7 +26,7 @@ Complexity: min-marginals for each weight, and O(K log C) for each of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ from .pareto import reduce_unsorted
 from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 
 N_WEIGHTS = 24
+N_FIRST_LINES = 9
 MAX_CORNERS = 256
 _WORD = 64
 _WORTH_PLANNING = 0.9
@@ -87,15 +90,34 @@ def pruned(
         InfeasibleError: no strategy is allowed.
         TimeIsUpError: the deadline passed before there was any bound.
     """
-    hull = lagrangian(WeightedSearch(problem, max_cells, deadline), known=known)
-    found = hull.found if known is None else hull.found.with_others(known)
-    return _Pruning(problem, hull, found, epsilon, deadline, max_cells).run(n_weights)
+    few = lagrangian(WeightedSearch(problem, max_cells, deadline), N_FIRST_LINES, known)
+    found = few.found if known is None else few.found.with_others(known)
+    first = _Pruning(problem, few, found, epsilon).run(min(n_weights, N_FIRST_LINES), with_pairs=False)
+    if first.problem is None or len(few.lines) < N_FIRST_LINES:
+        return first
+    try:
+        search = WeightedSearch(first.problem, max_cells, deadline)
+        hull = lagrangian(search, known=found, dropped=first.of_dropped)
+    except TimeIsUpError:
+        return first
+    except InfeasibleError:
+        return _nothing_left(first)
+    second = _Pruning(first.problem, hull, found.with_others(hull.found.as_given(first.kept)), epsilon).run(
+        n_weights, with_pairs=True
+    )
+    kept = [of_given[those] for of_given, those in zip(first.kept, second.kept, strict=True)]
+    bound = first.bound.tightened(second.bound)
+    return replace(second, kept=tuple(kept), bound=bound, n_pairs=(first.n_pairs[0], second.n_pairs[1]))
+
+
+def _nothing_left(left: Pruned) -> Pruned:
+    kept = tuple(np.empty(0, np.int64) for _ in left.kept)
+    return replace(left, problem=None, kept=kept, n_pairs=(left.n_pairs[0], 0))
 
 
 class _Pruning:
-    def __init__(self, problem: Problem, hull: Hull, found: Found, epsilon: float, deadline: float, max_cells: int) -> None:
-        self.given, self.problem, self.hull, self.found = problem, problem, hull, found
-        self.deadline, self.max_cells = deadline, max_cells
+    def __init__(self, problem: Problem, hull: Hull, found: Found, epsilon: float) -> None:
+        self.problem, self.hull, self.found = problem, hull, found
         self.kept: list[Ints] = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
         scaled = _scaled(found, epsilon)
         self.of_dropped = LowerBound(*scaled, "pruning")
@@ -106,23 +128,22 @@ class _Pruning:
         self.of_edges = [np.tile(full, (*edge.mem_bytes.shape, 1)) for edge in problem.edges]
         self.n_pairs = _n_pairs(problem)
 
-    def run(self, n_weights: int) -> Pruned:
+    def run(self, n_weights: int, with_pairs: bool) -> Pruned:
         n_before = self.n_pairs
         try:
-            self._look_with(n_weights)
+            self._look_with(n_weights, with_pairs)
             nothing_is_left = False
         except InfeasibleError:
             nothing_is_left = True
         except TimeIsUpError:
             nothing_is_left = not all(bits.any() for bits in self.of_nodes)
-        if nothing_is_left:
-            kept = tuple(np.empty(0, np.int64) for _ in self.kept)
-            return Pruned(None, kept, self.found, self.hull.bound, self.of_dropped, (n_before, 0))
-        self._restrict(worth=1.0)
+        if not nothing_is_left:
+            self._restrict(worth=1.0)
         n_pairs = n_before, self.n_pairs
-        return Pruned(self.problem, tuple(self.kept), self.found, self.hull.bound, self.of_dropped, n_pairs)
+        left = Pruned(self.problem, tuple(self.kept), self.found, self.hull.bound, self.of_dropped, n_pairs)
+        return _nothing_left(left) if nothing_is_left else left
 
-    def _look_with(self, n_weights: int) -> None:
+    def _look_with(self, n_weights: int, with_pairs: bool) -> None:
         """Cross out and restrict, weight by weight.
 
         Raises:
@@ -133,25 +154,26 @@ class _Pruning:
             raise InfeasibleError("the known strategies dominate all others")
         search = self.hull.search
         for result in self.hull.results[:n_weights]:
-            self._look(search, (int(result.weights[0]), int(result.weights[1])))
+            self._look(search, (int(result.weights[0]), int(result.weights[1])), with_pairs)
             if not all(bits.any() for bits in self.of_nodes):
                 raise InfeasibleError("the known strategies dominate all others")
             if self._restrict():
-                search = WeightedSearch(self.problem, self.max_cells, self.deadline)
+                search = WeightedSearch(self.problem, search.plan.max_cells, search.deadline)
 
-    def _look(self, search: WeightedSearch, weights: tuple[int, int]) -> None:
+    def _look(self, search: WeightedSearch, weights: tuple[int, int], with_pairs: bool) -> None:
         """Cross out the corners that a state, or a pair, cannot be below."""
-        marginals = search.marginals(weights, with_edges=True)
+        marginals = search.marginals(weights, with_edges=with_pairs)
         thresholds = weights[0] * self.corners[0] + weights[1] * self.corners[1]
         order = np.argsort(thresholds)
         masks = _masks_from(order, self.of_nodes[0].shape[-1])
         ordered = thresholds[order]
         for bits, marginal in zip(self.of_nodes, marginals.nodes, strict=True):
             bits &= masks[np.searchsorted(ordered, marginal)]
-        for pair_bits, of_pairs in zip(self.of_edges, marginals.edges, strict=True):
+        if not with_pairs:
+            return
+        for edge, pair_bits, of_pairs in zip(self.problem.edges, self.of_edges, marginals.edges, strict=True):
             if of_pairs is not None:
                 pair_bits &= masks[np.searchsorted(ordered, of_pairs)]
-        for edge, pair_bits in zip(self.problem.edges, self.of_edges, strict=True):
             pair_bits &= self.of_nodes[edge.source][:, None] & self.of_nodes[edge.target]
 
     def _restrict(self, worth: float = _WORTH_PLANNING) -> bool:

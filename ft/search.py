@@ -44,6 +44,7 @@ Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 _MORE_CELLS = 4
 _MOST_GAP = 0.1
+_NO_BOUND = LowerBound(np.zeros(1, np.int64), np.zeros(1, np.int64), "nothing")
 
 
 class _TimeIsUp(Exception):
@@ -103,10 +104,11 @@ class _Search:
 
     def run(self) -> Frontier:
         max_cells = self.budget.max_table_cells
-        best = self._round(max_cells)
+        may_prune = self.budget.prune and self.budget.seconds > 0
+        best = self._round(max_cells, has_bound=not may_prune)
+        if may_prune and best.worst_gap > self.budget.gap:
+            best = self._pruned(best, max_cells)
         self.deadline = self.start + self.budget.seconds
-        if self.budget.prune and self._goes_on(best):
-            best = self._pruned(best)
         while self._goes_on(best) and best.eliminations["heuristic"]:
             try:
                 best = _better(best, self._round(max_cells))
@@ -120,25 +122,28 @@ class _Search:
     def _goes_on(self, best: Frontier) -> bool:
         return not best.exact and best.worst_gap > self.budget.gap and time.monotonic() < self.deadline
 
-    def _pruned(self, best: Frontier) -> Frontier:
+    def _pruned(self, best: Frontier, max_cells: int) -> Frontier:
         """What was found, with what weighted searches find and prove; what they drop is not searched any more.
 
-        They take at most half of the time. Where frontiers were thinned for their length alone, nothing is dropped.
+        They take at most half of the time that is left; if that is not enough the relaxation has to do. Where frontiers were
+        thinned for their length alone, nothing is dropped.
         """
         columns = [np.searchsorted(those, best.strategies[:, node]) for node, those in enumerate(self.states)]
         known = Found(best.mem_bytes, best.time_ns, np.stack(columns, axis=1).astype(np.int32))
-        now = time.monotonic()
-        n_weights = N_WEIGHTS if best.eliminations["heuristic"] else 0
+        is_relaxed = best.eliminations["heuristic"] > 0
         epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
+        now = time.monotonic()
+        deadline = now + max(self.start + self.budget.seconds - now, 0.0) / 2
         try:
-            left = pruned(self.problem, epsilon, n_weights, now + (self.deadline - now) / 2, known)
+            left = pruned(self.problem, epsilon, N_WEIGHTS if is_relaxed else 0, deadline, known)
         except TimeIsUpError:
-            return best
+            return replace(best, bound=self._relaxation(max_cells)) if is_relaxed else best
         found = replace(
             self._frontier(left.found.mem, left.found.time, left.found.strategies, best.eliminations), bound=left.bound
         )
-        if not n_weights:
+        if not is_relaxed:
             return _better(best, found)
+        best = replace(best, bound=found.bound)
         self.dropped = replace(found, bound=left.of_dropped)
         if left.problem is None:
             return self._only_dropped(best)
@@ -159,18 +164,24 @@ class _Search:
         strategies = np.stack(columns, axis=1).astype(np.int32)
         return Frontier(mem, time_ns, strategies, eliminations, self.algorithm)
 
-    def _round(self, max_cells: int) -> Frontier:
-        solver = Solver(self.algorithm == "ft-ldp", max_cells, self._report)
-        solved = solver.solve(self.graph.copy())
+    def _round(self, max_cells: int, has_bound: bool = True) -> Frontier:
+        """One solution; where that is not exact for its states with a bound, unless that is to come from elsewhere."""
+        solved = self._solver(max_cells).solve(self.graph.copy())
         result = solved.tables[()]
         reduced = unroll(result.trace, result.n_points, self.n_nodes, solved.fixed)
         found = self._frontier(result.mem, result.time, reduced, solved.counts)
         if solved.counts["heuristic"]:
-            relaxed = solver.relax(self.graph.copy()).tables[()]
-            found = replace(found, bound=LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation"))
+            found = replace(found, bound=self._relaxation(max_cells) if has_bound else _NO_BOUND)
         elif any(result.slack):
             found = replace(found, bound=LowerBound.within(result.mem, result.time, result.slack, "thinning"))
         return _settled(found if self.dropped is None else _together(found, self.dropped))
+
+    def _relaxation(self, max_cells: int) -> LowerBound:
+        relaxed = self._solver(max_cells).relax(self.graph.copy()).tables[()]
+        return LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation")
+
+    def _solver(self, max_cells: int) -> Solver:
+        return Solver(self.algorithm == "ft-ldp", max_cells, self._report)
 
     def _report(self, graph: TableGraph) -> None:
         if time.monotonic() > self.deadline:
