@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tabulate import tabulate
 
-from .errors import InputError
+from .errors import InputError, short
 from .files import write_atomically
 from .memory_limit import memory_text, parse_memory
 
@@ -142,8 +143,8 @@ class PlanFrontier(ABC):
         Raises:
             InputError: there is no such point.
         """
-        if not -len(self) <= point < len(self):
-            raise InputError(f"the frontier has no point {point}; its {len(self)} points are numbered from 0")
+        if not isinstance(point, Integral) or not -len(self) <= point < len(self):
+            raise InputError(f"the frontier has no point {short(point)}; its {len(self)} points are numbered from 0")
         return int(point) % len(self)
 
     def table(self, chosen: int | None = None) -> str:

@@ -31,7 +31,7 @@ def main():
     plan = tensoropt.find_strategy("mini_time")
     curve = tensoropt.find_strategy("profiling", parallelism=[1, 2, 4, 8])
     _, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    plan.frontier.plot(left, plan.point)
+    plan.frontier.plot(axes=left, chosen=plan.point)
     curve.plot(right)
     plt.tight_layout()
     plt.savefig(Path(__file__).with_name("frontier.png"), dpi=110)

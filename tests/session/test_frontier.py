@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensoropt
+from tensoropt.frontier_parts import kept
 from tensoropt.ft.bound import LowerBound
 from tensoropt.planning import plan_of
 from tensoropt.saved_frontier import SavedFrontier, _checksum, _chosen, _runs
@@ -112,6 +113,25 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
     assert repr(loaded) == repr(searched)
 
 
+@pytest.mark.parametrize("record", [with_metrics_and_adam, shared_many_times])
+def test_points_may_differ_in_any_single_choice(record):
+    """Other than along a frontier, where configs and shared copies change together."""
+    searched = frontier_of(record)
+    rng = np.random.default_rng(0)
+    n_states = [len(node.mem_bytes) for node in searched.built.problem.nodes]
+    states, rows = searched.found.strategies[0].copy(), []
+    for _ in range(3 * len(n_states)):
+        node = rng.integers(len(n_states))
+        states[node] = rng.integers(n_states[node])
+        rows.append(states.copy())
+    costs = np.arange(len(rows)) + 1
+    drawn = dataclasses.replace(searched.found, mem_bytes=costs, time_ns=costs[::-1], strategies=np.array(rows), bound=None)
+    frontier = dataclasses.replace(searched, found=drawn)
+    parts = kept(frontier)
+    for point in range(len(rows)):
+        assert same(parts.plan(point), frontier.plan(point))
+
+
 def test_forced_splits_are_kept(tmp_path):
     searched = frontier_of(two_layers, force={"MatMul": {"n": 2}})
     searched.save(tmp_path / "frontier.json")
@@ -146,8 +166,9 @@ def test_questions_are_answered_by_plans(found, whole):
         assert [plan.point for plan in asked] == [last, 0, turning, last, last]
         assert [plan.option for plan in asked] == ["mini_time", "smallest", "turning_point", "mini_time", "point"]
         assert all(plan.frontier is frontier for plan in asked)
-        for wrong in (last + 1, -last - 2):
-            with pytest.raises(tensoropt.InputError, match=f"has no point {wrong}; its {last + 1} points are numbered"):
+        for wrong in (last + 1, -last - 2, 0.5, "turning", None):
+            said = f"the frontier has no point {wrong!r}; its {last + 1} points are numbered from 0"
+            with pytest.raises(tensoropt.InputError, match=re.escape(said)):
                 frontier.plan(wrong)
 
 
