@@ -25,7 +25,7 @@ import numpy as np
 from .graph import LayoutGraph, layout_graph
 from .layout import Axes
 from .orders import Ints, Mask, axes_of_mask, orders
-from .search import StepTimes, path_time_ns, rewinding, unwinding
+from .search import StepTimes, enumeration_order, path_time_ns, rewinding, unwinding
 from .steps import COMMUNICATING, KINDS, Move, State, move_between
 
 _MOST_TIMES = 1 << 23
@@ -33,6 +33,10 @@ _MOST_TIMES = 1 << 23
 _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
+# For a single path a step weighs its time, and in the lower bits what breaks ties: 32 if it communicates, plus 1. No
+# cheapest path comes near 31 steps.
+_TIE_BITS = 10
+_COLLECTIVE = 1 << 5
 # Half of a type's range, so that nothing overflows where a weight is added to what is not reached.
 _NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
 
@@ -209,11 +213,44 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
     ]
 
 
+def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
+    """Whether :func:`quick_moves` can be had: compiled code is loaded, and both ends are in the graph."""
+    known = orders(len(steps.axis_sizes), runs)
+    return _is_loaded() and known.has(*source) and known.has(*target)
+
+
+def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+    """What :func:`.search.cheapest_moves` gives, from the flat graph: by the distances, then back from the target."""
+    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
+    time_ns = Weighted.of(graph, steps).weight
+    never = _NEVER[time_ns.dtype]
+    ties = np.where(graph.kind < len(COMMUNICATING), _COLLECTIVE + 1, 1)
+    weight = np.where(time_ns < never >> _TIE_BITS, (time_ns << _TIE_BITS) + ties, never)
+    first, at = graph.number_of([source, target]).tolist()
+    distance = np.full((len(graph.key), 1), never)
+    distance[first] = 0
+    relaxed(graph, weight, distance)
+    found: list[Move] = []
+    while at != first:
+        edges = slice(graph.start[at], graph.start[at + 1])
+        on_time = distance[graph.source[edges], 0] + weight[edges] == distance[at, 0]
+        origins = graph.source[edges][on_time].tolist()
+        before = min(origins, key=lambda number: enumeration_order(graph.state(number)))
+        move = move_between(graph.state(before), graph.state(at))
+        assert move is not None, "every edge is a move"
+        found.append(move)
+        at = before
+    return found[::-1]
+
+
+def _is_loaded() -> bool:
+    return f"{__package__}.compiled" in sys.modules
+
+
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
     """Lower ``distance`` [states, sources] in place until no edge can lower it."""
     work = len(weight) * distance.shape[1]
-    loaded = f"{__package__}.compiled" in sys.modules
-    if work >= (_WORTH_CALLING if loaded else _WORTH_LOADING) and find_spec("numba") is not None:
+    if work >= (_WORTH_CALLING if _is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
         from . import compiled
 
         compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance, _NEVER[distance.dtype])

@@ -10,6 +10,7 @@ differ by at most one, none is empty where d >= n, and a coarser block is exactl
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -46,11 +47,12 @@ class Layout:
     partial: Axes = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        if len(self.partial) > 1:
+            object.__setattr__(self, "partial", tuple(sorted(self.partial)))
         used = self.used_axes
         if len(set(used)) != len(used):
             raise ValueError(f"an axis occurs twice in layout {self}")
-        if any(axis not in self.mesh.axes for axis in used):
+        if used and not (min(used) >= 0 and max(used) < len(self.mesh.sizes)):
             raise ValueError(f"layout {self} names an axis that mesh {self.mesh} does not have")
 
     @classmethod
@@ -79,7 +81,7 @@ class Layout:
     @property
     def split_axes(self) -> Axes:
         """All axes that split a dimension, dimension by dimension."""
-        return tuple(axis for axes in self.splits for axis in axes)
+        return sum(self.splits, ())
 
     @property
     def used_axes(self) -> Axes:
@@ -95,9 +97,11 @@ class Layout:
 
     def fits(self, shape: Shape) -> bool:
         """Whether every dimension is at least as long as its number of blocks, so that no block is empty."""
-        return all(
-            extent >= self.mesh.size_of(axes) or not axes for extent, axes in zip(shape, self.splits, strict=True)
-        )
+        sizes = self.mesh.sizes
+        for extent, axes in zip(shape, self.splits, strict=True):
+            if axes and math.prod([sizes[axis] for axis in axes]) > extent:
+                return False
+        return True
 
     def bounds(self, shape: Shape, rank: int) -> tuple[tuple[int, int], ...]:
         """Per dimension, start and end of the rank's piece in the tensor."""

@@ -1,7 +1,8 @@
 """Cheapest paths through the graph of layouts.
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
-is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search`; :func:`all_pairs` is a table of the times between
+is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.bulk`;
+:func:`all_pairs` is a table of the times between
 many layouts, by :mod:`.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
@@ -19,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .bulk import times_between
+from .bulk import is_quick, quick_moves, times_between
 from .graph import all_states
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
@@ -100,8 +101,10 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     times = _step_times(source.mesh, shape, itemsize, costs)
     partial = bool(source.partial or target.partial)
     runs = runs_on_paths(len(source.mesh.sizes), len(shape))
+    ends = State.of(source), State.of(target)
+    search = quick_moves if is_quick(times, *ends, runs) else cheapest_moves
     layout, steps = source, []
-    for move in cheapest_moves(times, State.of(source), State.of(target), partial, runs):
+    for move in search(times, *ends, partial, runs):
         steps.append(make_step(layout, move))
         layout = steps[-1].target
     return Path(source, target, tuple(steps), shape)

@@ -19,8 +19,8 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import StepCosts, all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
-from tensoropt.reschedule.search import StepTimes
-from tensoropt.reschedule.steps import legal_steps
+from tensoropt.reschedule.search import StepTimes, cheapest_moves
+from tensoropt.reschedule.steps import State, legal_steps
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,19 @@ def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
             rounds = relax(graph.start, graph.source, weight, graph.by_splits, distance, never)
             results.append((rounds, distance.tobytes()))
         assert results[0] == results[1]
+
+
+@given(st.integers(0, 99), st.sampled_from([1, 2, 50, 10**9]), st.sampled_from([None, 1, 2]), st.data())
+@settings(max_examples=40, deadline=None)
+def test_quick_moves_are_the_same(seed: int, limit: int, runs: int | None, data: st.DataObject) -> None:
+    mesh, shape, costs = Mesh.of(2, 4), (9, 4), LevelCosts(seed, limit, seed % 3)
+    states = [State.of(layout) for layout in all_layouts(mesh, shape)]
+    ends = st.sampled_from([state for state in states if orders(3, runs).has(*state)])
+    source, target = data.draw(ends), data.draw(ends)
+    steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
+    partial = bool(source.partial or target.partial)
+    expected = cheapest_moves(steps, source, target, partial, runs)
+    assert bulk.quick_moves(steps, source, target, partial, runs) == expected
 
 
 def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
