@@ -44,6 +44,8 @@ Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 _MORE_CELLS = 4
 _MOST_GAP = 0.1
+_SHARE = 0.75
+"""Of the time that is left, for pruning."""
 _NO_BOUND = LowerBound(np.zeros(1, np.int64), np.zeros(1, np.int64), "nothing")
 
 
@@ -125,7 +127,7 @@ class _Search:
     def _pruned(self, best: Frontier, max_cells: int) -> Frontier:
         """What was found, with what weighted searches find and prove; what they drop is not searched any more.
 
-        They take at most half of the time that is left; if that is not enough the relaxation has to do. Where frontiers were
+        If there is no time for any bound the relaxation has to do. Where frontiers were
         thinned for their length alone, nothing is dropped.
         """
         columns = [np.searchsorted(those, best.strategies[:, node]) for node, those in enumerate(self.states)]
@@ -133,7 +135,7 @@ class _Search:
         is_relaxed = best.eliminations["heuristic"] > 0
         epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
         now = time.monotonic()
-        deadline = now + max(self.start + self.budget.seconds - now, 0.0) / 2
+        deadline = now + _SHARE * max(self.start + self.budget.seconds - now, 0.0)
         try:
             left = pruned(self.problem, epsilon, N_WEIGHTS if is_relaxed else 0, deadline, known)
         except TimeIsUpError:
