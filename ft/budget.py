@@ -21,6 +21,7 @@ class Budget:
         seconds: while the result is not exact and less than this has passed, there is another round, with 4 times as many
             cells; what is found and proven adds up. A round that is not ready in time counts for nothing. The first
             round always counts, so that with 0, or where it is exact, the result does not depend on the machine.
+            A round that would take longer than what is left, at four times the one before, is not begun.
         gap: a worst gap that is small enough to stop at.
         prune: whether a search whose first round is not exact looks for Lagrangian bounds and drops states by them (see
             :mod:`.pruning`) before the next.

@@ -111,7 +111,11 @@ class _Search:
         if may_prune and best.worst_gap > self.budget.gap:
             best = self._pruned(best, max_cells)
         self.deadline = self.start + self.budget.seconds
-        while self._goes_on(best) and best.eliminations["heuristic"]:
+        expected = (
+            0.0  # seconds: a round takes up to as many times longer as it has more cells, and eliminations are not cut short
+        )
+        while best.eliminations["heuristic"] and self._goes_on(best, expected):
+            began = time.monotonic()
             try:
                 best = _better(best, self._round(max_cells))
             except _TimeIsUp:
@@ -119,10 +123,11 @@ class _Search:
             except InfeasibleError:
                 return self._only_dropped(best)
             max_cells *= _MORE_CELLS
+            expected = _MORE_CELLS * (time.monotonic() - began)
         return best
 
-    def _goes_on(self, best: Frontier) -> bool:
-        return not best.exact and best.worst_gap > self.budget.gap and time.monotonic() < self.deadline
+    def _goes_on(self, best: Frontier, expected: float) -> bool:
+        return not best.exact and best.worst_gap > self.budget.gap and time.monotonic() + expected < self.deadline
 
     def _pruned(self, best: Frontier, max_cells: int) -> Frontier:
         """What was found, with what weighted searches find and prove; what they drop is not searched any more.
