@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from .deliveries import Delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
-from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path
+from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
 from .rules.rule import Config, Demand, Interface, Rule, local_points
 from .slots import SLOTS
 
@@ -106,47 +107,63 @@ class OperatorCosting:
                 pieces.append((tensor, demand.layout))
         return sum(_piece_bytes(each, layout) for each, layout in pieces)
 
-    def inner_time_ns(self, op: Operator, rule: Rule, config: Config) -> int:
-        """The collectives inside of an operator."""
+    def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[int]:
+        """The collectives inside of an operator, by config."""
         with_gradient = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
-        return sum(self.deliveries.time_ns(each) for each in inner_deliveries(op, rule, config, with_gradient))
+        inner = [inner_deliveries(op, rule, config, with_gradient) for config in configs]
+        for delivery in chain.from_iterable(inner):
+            self.deliveries.expect_delivery(delivery)
+        return [sum(self.deliveries.time_ns(delivery) for delivery in each) for each in inner]
 
 
 @dataclass
 class DeliveryCosting:
-    """Times of deliveries: shortest paths between the layouts of a tensor's shape that occur, found once per shape."""
+    """Times of deliveries: shortest paths between the layouts that occur, found once per size class of tensors."""
 
     mesh: Mesh
     steps: StepCosts
-    _expected: dict[tuple[Shape, int], dict[Layout, None]] = field(default_factory=dict)
-    _tables: dict[tuple[Shape, int], AllPairs] = field(default_factory=dict)
+    _expected: dict[tuple[object, ...], dict[Layout, None]] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
+    _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
 
     def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
         """These layouts will be asked for: a table holds those that were expected, and is built when it is needed."""
-        self._expected.setdefault((shape, item_bytes), {}).update(dict.fromkeys(layouts))
+        self._expected.setdefault(self._class(shape, item_bytes), {}).update(dict.fromkeys(layouts))
 
     def table(self, shape: Shape, item_bytes: int) -> AllPairs:
-        key = (shape, item_bytes)
+        """The times between the layouts expected of tensors of this size class."""
+        key = self._class(shape, item_bytes)
         expected = self._expected[key]
         if key not in self._tables or len(self._tables[key].layouts) < len(expected):
             self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps, tuple(expected))
         return self._tables[key]
 
+    def expect_delivery(self, delivery: Delivery) -> None:
+        """``time_ns`` of this delivery, and probably of others like it, will be asked for."""
+        if delivery.reduction == "sum":
+            ends = _ends(delivery)
+            self.expect(delivery.shape, delivery.item_bytes, [layout for pair in ends for layout in pair])
+
     def time_ns(self, delivery: Delivery) -> int:
         """Forward and, where a gradient comes back, backward."""
-        source, demand = delivery.source, delivery.demand
+        source = delivery.source
         if delivery.reduction == "max":
             n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
-        shape, item_bytes = delivery.shape, delivery.item_bytes
-        time_ns = self._path_ns(source, demand.layout, shape, item_bytes)
-        if demand.varying is not None:
-            back = demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning)
-            time_ns += self._path_ns(*back, shape, item_bytes)
-        return time_ns
+        return sum(self._path_ns(*ends, delivery.shape, delivery.item_bytes) for ends in _ends(delivery))
+
+    def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
+        key = shape, item_bytes
+        if key not in self._classes:
+            self._classes[key] = size_class(self.mesh, shape, item_bytes)
+        return self._classes[key]
 
     def _path_ns(self, source: Layout, target: Layout, shape: Shape, item_bytes: int) -> int:
+        expected = self._expected.get(self._class(shape, item_bytes), {})
+        if source in expected and target in expected:
+            table = self.table(shape, item_bytes)
+            return int(table.time_ns[table.index[source], table.index[target]])
         key = (source, target, shape, item_bytes)
         if key not in self._paths:
             self._paths[key] = cheapest_path(*key, self.steps).time_ns(self.steps, item_bytes)
@@ -174,6 +191,15 @@ class DeliveryCosting:
             return np.zeros_like(time_ns), time_ns
         copies = np.array([_piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
         return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
+
+
+def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:
+    """From where to where a delivery goes: forward, and where a gradient comes back, backward."""
+    source, demand = delivery.source, delivery.demand
+    if demand.varying is None:
+        return [(source, demand.layout)]
+    back = demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning)
+    return [(source, demand.layout), back]
 
 
 def _piece_bytes(tensor: Tensor, layout: Layout) -> int:

@@ -24,6 +24,7 @@ from .takers import Taker, taker_demand
 
 Ints = np.ndarray
 Value = TypeVar("Value", Layout, Demand)
+_Costed = tuple[Interface, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class Evaluation:
     rules: Mapping[str, Rule]
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], tuple[Interface, int, int, int]] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
 
     def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
         """The states of a node; ``assignments`` is asked only where no node was like it (and equal in ``told_apart``)."""
@@ -126,19 +127,19 @@ class Evaluation:
             known: dict[Config, int] = {}
             place = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
             signature = self._of_operator(op)
-            of_config = [self._cost(op, signature, config) for config in known]
+            of_config = self._costed(op, signature, tuple(known))
             distinct.append(tuple(known))
             places.append(place)
             seen.append(tuple(each[0] for each in of_config))
             totals += np.array([each[1:] for each in of_config], np.int64)[place].T
         return States(tuple(distinct), tuple(places), tuple(seen), *totals)
 
-    def _cost(self, op: Operator, signature: tuple[object, ...], config: Config) -> tuple[Interface, int, int, int]:
-        """Interface, memory, compute and network time of one config."""
-        key = (signature, config.assignment)
-        if key not in self._costs:
-            rule, costing = self.rules[op.name], self.costing
+    def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
+        """Interface, memory, compute and network time of configs."""
+        rule, costing = self.rules[op.name], self.costing
+        new = [config for config in configs if (signature, config.assignment) not in self._costs]
+        for config, network_ns in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
             seen = interface(rule, config)
             compute_ns = costing.compute_time_ns(op, rule, config, seen)
-            self._costs[key] = (seen, costing.mem_bytes(op, seen), compute_ns, costing.inner_time_ns(op, rule, config))
-        return self._costs[key]
+            self._costs[signature, config.assignment] = (seen, costing.mem_bytes(op, seen), compute_ns, network_ns)
+        return [self._costs[signature, config.assignment] for config in configs]

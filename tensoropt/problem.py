@@ -126,7 +126,10 @@ class _Connections:
         self._whole: dict[tuple[int, int], Choice[Demand]] = {}
         self._left: dict[tuple[int, bool], Choice[Demand]] = {}
         self._copies: dict[tuple[int, ...], Choice[Demand]] = {}
+        self._alive: list[object] = []  # what keys name by its id
+        self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], Costs] = {}
+        self._expanded: dict[tuple[object, ...], Costs] = {}
 
     def connect(self) -> None:
         """Everything: first which layouts there are of each shape, then what the deliveries between them cost."""
@@ -180,10 +183,14 @@ class _Connections:
         return self._copies[key]
 
     def _expect(self, tensor: Tensor, choices: Iterable[Choice[Demand]]) -> None:
-        demands = dict.fromkeys(demand for choice in choices for demand in choice.values)
-        forward = [demand.layout for demand in demands]
-        backward = [d.layout.with_partial(d.varying) for d in demands if d.varying is not None]
-        self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
+        for choice in choices:
+            key = tensor.shape, tensor.item_bytes, id(choice)
+            if key not in self._expected:
+                self._expected.add(key)
+                self._alive.append(choice)
+                forward = [demand.layout for demand in choice.values]
+                backward = [d.layout.with_partial(d.varying) for d in choice.values if d.varying is not None]
+                self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def _connect(
         self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand] | None
@@ -234,16 +241,23 @@ class _Connections:
             self._charge(from_node, self._along(tensor, left, demands, is_kept))
             return
         key = tensor.shape, tensor.item_bytes, id(left), id(demands), is_kept
-        if key not in self._costs:
+        if key not in self._expanded:
+            mem, time_ns = self._matrix(tensor, left, demands, is_kept)
             pairs = np.ix_(left.place, demands.place)
-            mem, time_ns = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
-            self._costs[key] = (mem[pairs], time_ns[pairs])
-        self.edges.append(Edge(from_node, to_node, *self._costs[key]))
+            self._expanded[key] = (mem[pairs], time_ns[pairs])
+            self._alive += [left, demands]
+        self.edges.append(Edge(from_node, to_node, *self._expanded[key]))
 
     def _along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], is_kept: bool) -> np.ndarray:
         """Deliveries within each state of one node: int64[2, K]."""
-        costs = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
-        return np.stack([cost[left.place, demands.place] for cost in costs])
+        return np.stack([cost[left.place, demands.place] for cost in self._matrix(tensor, left, demands, is_kept)])
+
+    def _matrix(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], is_kept: bool) -> Costs:
+        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), is_kept
+        if key not in self._costs:
+            self._costs[key] = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
+            self._alive += [left.values, demands.values]
+        return self._costs[key]
 
     def _charge(self, node: int, costs: np.ndarray) -> None:
         before = self.nodes[node]

@@ -23,7 +23,7 @@ from .takers import Taker
 
 FULL, COMPACT = "full", "compact"
 SPACES = (FULL, COMPACT)
-MOST_FACTORS = 3
+MOST_FACTORS = 2
 MOST_CONFIGS = 2_000
 
 Assignments = tuple[tuple[Config, ...], ...]
