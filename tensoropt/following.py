@@ -64,7 +64,7 @@ def followers(
 
 def is_heavy(op: Operator, rule: Rule) -> bool:
     """Whether an operator is a node of its own: it contracts, or looks up, or must run whole."""
-    contracts = len(op.operands) > 1 and any(summed - rule.inner for summed in rule.summed)
+    contracts = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
     return bool(rule.without) or contracts
 
 
