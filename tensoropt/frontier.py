@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .backward import Backward
+from .baselines import BASELINES, search_baseline
+from .baselines.task import Task
 from .costing import DeliveryCosting, OperatorCosting
 from .errors import InputError
 from .forcing import Force
-from .ft import Frontier, InfeasibleError, search
+from .ft import ALGORITHMS, Frontier, InfeasibleError, search
 from .ir import Graph
 from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
@@ -43,6 +45,7 @@ class ModelFrontier(PlanFrontier):
 
     Attributes:
         assumed: what its plans record of their assumptions.
+        note: what to know of how it was got, in a sentence; may be empty.
         seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
     """
 
@@ -53,6 +56,7 @@ class ModelFrontier(PlanFrontier):
     found: Frontier
     seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def mesh(self) -> Mesh:
@@ -85,12 +89,13 @@ class ModelFrontier(PlanFrontier):
     def summary(self) -> str:
         """One line: how large the search was and how it went."""
         problem, found = self.built.problem, self.found
+        n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
         return (
-            f"{len(found)} points on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
+            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
             f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
-            f"{sum(self.seconds_by_stage.values()):.2f} s"
+            f"{sum(self.seconds_by_stage.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
 
 
@@ -106,7 +111,7 @@ def find_frontier(
     """Search the strategies at one parallelism.
 
     Args:
-        algorithm: one of ``ft.ALGORITHMS``.
+        algorithm: one of ``ft.ALGORITHMS``, or of ``baselines.BASELINES``.
         space: one of ``space.SPACES``; None to go by the size of the full one.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
 
@@ -120,8 +125,14 @@ def find_frontier(
         raise InputError(str(error)) from error
     deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
-    of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
     space = space or space_for(model.graph, mesh)
+    if algorithm in BASELINES:
+        if force:
+            raise InputError(
+                f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
+            )
+        return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
+    of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs).build()
     costed = time.perf_counter()
     try:
@@ -132,3 +143,21 @@ def find_frontier(
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
     return ModelFrontier(model, hardware, built, costing, found, stages)
+
+
+def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+    """What another algorithm chooses for a frontier's model, on its hardware, under the same costs.
+
+    Args:
+        algorithm: one of ``baselines.BASELINES``.
+        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+    """
+    task = Task(frontier.costing, frontier.mesh, frontier.built.space, frontier.built, progress)
+    return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
+
+
+def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
+    started = time.perf_counter()
+    answer = search_baseline(task, algorithm)
+    stages = {"search": time.perf_counter() - started}
+    return ModelFrontier(model, hardware, answer.built, task.costing, answer.found, stages, note=answer.note)

@@ -32,6 +32,7 @@ class Request:
         force: degrees of factors, by operator.
         assumed: what a plan records of its assumptions.
         algorithm: of the search.
+        space: that is searched; None to go by the size of the full one.
         progress: is told (stage, done, total).
     """
 
@@ -42,6 +43,7 @@ class Request:
     assumed: dict[str, object] = dataclasses.field(default_factory=dict)
     algorithm: str = "ft-ldp"
     progress: Progress | None = None
+    space: str | None = None
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
@@ -160,7 +162,13 @@ def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request
 def _frontier(request: Request, parallelism: int) -> ModelFrontier:
     try:
         return find_frontier(
-            request.model, request.hardware, parallelism, request.force, request.algorithm, request.progress
+            request.model,
+            request.hardware,
+            parallelism,
+            request.force,
+            request.algorithm,
+            request.progress,
+            request.space,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error

@@ -8,19 +8,22 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from .baselines import BASELINES
 from .errors import InputError, short
 from .files import check_writable, write_json
 from .ft import ALGORITHMS
 from .memory_limit import parse_memory
 from .profiling.hardware import Hardware, HardwareError, named, resolve
 from .quiet import import_tensorflow
+from .space import SPACES
 
 if TYPE_CHECKING:
     from .curve import Curve
@@ -31,11 +34,28 @@ DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 # Those of options.py and offline.py, which import TensorFlow: help and refusals are quick without.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
+OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``tensoropt search``."""
     parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
+    add_model_arguments(parser)
+    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
+    parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
+    parser.add_argument(
+        "--algorithm", choices=(*ALGORITHMS, *BASELINES), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
+    )
+    parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
+    parser.add_argument(
+        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the hardware, and what a search may take: the arguments that commands share."""
     # So that an amount such as -1GB is a value, to be refused in words, and no option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     parser.add_argument("model", metavar="MODEL", help="zoo:NAME, or FILE.py:FUNCTION, which records and returns a loss")
@@ -49,15 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=OPTIMIZERS[0],
         help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
     )
-    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
-    parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}")
-    parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
-    parser.add_argument(
-        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+    parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,16 +101,23 @@ def _search(arguments: argparse.Namespace) -> None:
         check_usable(recorded.model.graph, hardware, count)
     asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
     print(introduction(asked), flush=True)
-    with _Bars() as bars:
+    with Bars() as bars:
         request = Request(
-            recorded.model, hardware, limit, {}, assumptions(hardware), arguments.algorithm, bars.update
+            recorded.model,
+            hardware,
+            limit,
+            {},
+            assumptions(hardware),
+            arguments.algorithm,
+            bars.update,
+            arguments.space,
         )
         found = _find(arguments.option, request, counts)
     print(result_text(asked, found))
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
     if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
-        with _Bars() as bars:
+        with Bars() as bars:
             found.frontier.save(arguments.frontier, bars.update)
     if arguments.json is not None:
         write_json(arguments.json, result_json(asked, found), "result")
@@ -119,11 +138,11 @@ def _find(option: str, request: Request, counts: list[int]) -> Plan | Curve:
 
 def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
     """The hardware, and the parallelisms to search: those asked for, all that it has, or for mini_time the largest."""
-    hardware = resolve(arguments.cluster) if arguments.devices is None else default_cluster(_number(arguments.devices))
+    hardware = hardware_of(arguments)
     if arguments.parallelism is None:
         possible = list(hardware.parallelisms())
         return hardware, possible[-1:] if arguments.option == "mini_time" else possible
-    counts = [_number(text, "--parallelism") for text in arguments.parallelism.split(",")]
+    counts = [number_of_devices(text, "--parallelism") for text in arguments.parallelism.split(",")]
     if arguments.option == "mini_time" and len(counts) > 1:
         raise InputError(
             f"--option mini_time takes one --parallelism, got {counts}; --option profiling compares several, and "
@@ -134,7 +153,23 @@ def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[
     return hardware, counts
 
 
-def _number(text: str, argument: str = "--devices") -> int:
+def hardware_of(arguments: argparse.Namespace) -> Hardware:
+    """What ``--cluster`` or ``--devices`` names.
+
+    Raises:
+        InputError, HardwareError: there is no such hardware.
+    """
+    if arguments.devices is None:
+        return resolve(arguments.cluster)
+    return default_cluster(number_of_devices(arguments.devices, "--devices"))
+
+
+def number_of_devices(text: str, argument: str) -> int:
+    """What was given as a number of devices.
+
+    Raises:
+        InputError: it isn't one; ``argument`` stands in the message.
+    """
     try:
         number = int(text)
     except ValueError:
@@ -163,26 +198,30 @@ def default_cluster(n_devices: int) -> Hardware:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    outputs = [
-        (arguments.plan, "plan"),
-        (arguments.frontier, "frontier"),
-        (arguments.json, "result"),
-        (arguments.plot, "picture"),
-    ]
-    given = [(file, what) for file, what in outputs if file is not None]
     if arguments.option == "profiling":
-        for _, what in given:
-            if what in ("plan", "frontier"):
+        for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier")):
+            if file is not None:
                 raise InputError(
                     f"--option profiling makes a curve and no {what}; leave --{what}, or write the curve by --json"
                 )
-    for file, what in given:
-        check_writable(file, what)
-    files = [file.resolve() for file, _ in given]
-    if len(set(files)) < len(files):
-        raise InputError("--plan, --frontier, --json and --plot name the same file; give each its own")
-    if arguments.plot is not None:
-        _check_picture(arguments.plot)
+    outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
+    check_outputs({**outputs, "--plot": arguments.plot})
+
+
+def check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Refuse, before long work, result files that can't be written after it.
+
+    Raises:
+        InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.
+    """
+    given = {argument: file for argument, file in files.items() if file is not None}
+    for argument, file in given.items():
+        check_writable(file, OUTPUTS[argument])
+    if len({file.resolve() for file in given.values()}) < len(given):
+        *others, last = files
+        raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
+    if "--plot" in given:
+        _check_picture(given["--plot"])
 
 
 def _check_picture(file: Path) -> None:
@@ -196,7 +235,7 @@ def _check_picture(file: Path) -> None:
         raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")
 
 
-class _Bars:
+class Bars:
     """A bar on a terminal's stderr for each stage that takes longer than a second."""
 
     def __init__(self) -> None:
@@ -204,7 +243,7 @@ class _Bars:
         self._bar: Any = None
         self._closing = ExitStack()
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Bars:
         return self
 
     def __exit__(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .baselines import SPACES as BASELINE_SPACES
 from .curve import Curve
 from .files import write_atomically
 from .frontier import ModelFrontier
@@ -13,9 +15,11 @@ from .memory_limit import memory_text
 from .plan import Plan
 from .profiling.hardware import Hardware
 from .rules.registry import rule_of
-from .rules.rule import EXHAUSTIVE_AXES
+from .space import described
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from .offline import Recorded
 
 FORMAT, VERSION = "tensoropt/search", 1
@@ -72,9 +76,8 @@ def result_text(asked: Asked, found: Plan | Curve) -> str:
 
 def space(frontier: ModelFrontier) -> str:
     """In words, among what the search chose."""
-    if len(frontier.mesh.sizes) <= EXHAUSTIVE_AXES:
-        return "all configs of all operators"
-    return "all configs that give each factor a contiguous group of mesh axes"
+    searched = frontier.built.space
+    return BASELINE_SPACES.get(searched) or described(searched)
 
 
 def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
@@ -125,13 +128,18 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
 
 def plot(found: Plan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
+    if isinstance(found, Curve):
+        draw(found.plot, file)
+    else:
+        draw(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
+
+
+def draw(plot: Callable[[Axes], object], file: Path) -> None:
+    """Write the picture that ``plot`` draws on the axes that it is given."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
-    if isinstance(found, Curve):
-        found.plot(figure.subplots())
-    else:
-        _frontier_of(found).plot(axes=figure.subplots(), chosen=found.point)
+    plot(figure.subplots())
     write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
 
 

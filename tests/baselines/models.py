@@ -1,0 +1,33 @@
+"""Small models of the zoo, recorded once, and their frontiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from zoo_models.small import SMALL
+
+from tensoropt import zoo
+from tensoropt.baselines.task import Task
+from tensoropt.frontier import Model, ModelFrontier, find_frontier
+from tensoropt.offline import record
+from tensoropt.profiling.hardware import named
+from tensoropt.rules.rule import Config
+
+
+@cache
+def model_of(name: str) -> Model:
+    return record(lambda: zoo.find(name)(**SMALL[name]), name).model
+
+
+@cache
+def frontier_of(name: str, space: str, cluster: str = "v100-1x4", parallelism: int = 4) -> ModelFrontier:
+    return find_frontier(model_of(name), named(cluster), parallelism, space=space)
+
+
+def task_of(frontier: ModelFrontier) -> Task:
+    return Task(frontier.costing, frontier.mesh, frontier.built.space, frontier.built)
+
+
+def strategies_of(found: ModelFrontier) -> list[Mapping[str, Config]]:
+    return [found.built.strategy(states).configs for states in found.found.strategies]
