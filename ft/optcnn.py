@@ -11,13 +11,16 @@ neighbours took (lines 15 to 23). Two things differ from the paper, and leave th
 - which way an edge goes doesn't matter, and a node with one edge only (a parameter, which OptCNN has no nodes for) is
   eliminated into its neighbour: time(i) = o(i) + min over j of  o(j) + time(i, j);
 - what is left is not enumerated (line 14): variables are eliminated in tables of as many dimensions as it takes
-  (:mod:`.least`). Where these would have too many cells the result is a strategy and a bound.
+  (:mod:`.least`). Where these would have too many cells that gives a strategy and bounds, by state and by pair of states:
+  what can't be part of a faster strategy is dropped, and the rest searched again, in smaller tables
+  (:func:`_least_of_rest`). Where at last nothing more can be dropped the result is a strategy and a bound.
 
 Complexity: O(E R K C) for E edges of K states, of which R rows and C columns differ; the paper's O(E K^3) where all do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,10 +28,12 @@ import numpy as np
 
 from .bound import LowerBound
 from .frontier import Frontier
-from .least import MAX_CELLS, WeightedSearch
+from .least import MAX_CELLS, Floats, WeightedSearch
 from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 
 Pair = tuple[int, int]
+TIME_ONLY = (0.0, 1.0)
+MOST_ROUNDS = 20
 
 
 def least_time(
@@ -103,10 +108,8 @@ class _Graph:
         place = {node: i for i, node in enumerate(left)}
         nodes = [Node(str(node), np.zeros_like(self.own[node]), self.own[node]) for node in left]
         edges = [Edge(place[a], place[b], np.zeros_like(table), table) for (a, b), table in self.edges.items()]
-        found = WeightedSearch(Problem(tuple(nodes), tuple(edges)), max_cells).least((0, 1))
-        if found.strategy is None:
-            raise InfeasibleError("no strategy is allowed: none was found in what node and edge elimination left")
-        return dict(zip(left, found.strategy.tolist(), strict=True)), int(np.ceil(found.bound))
+        states, bound = _least_of_rest(Problem(tuple(nodes), tuple(edges)), max_cells)
+        return dict(zip(left, states, strict=True)), bound
 
     def undo(self, states: dict[int, int]) -> None:
         """The best state of each node that is gone, the last one first."""
@@ -143,6 +146,44 @@ class _Graph:
         """Take an edge out: [states of node, states of other]."""
         self.neighbours[other].discard(node)
         return self.edges.pop((node, other)) if node < other else self.edges.pop((other, node)).T
+
+
+def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
+    """A strategy by variable elimination, and a time that none is below: its own, if it is proven the fastest."""
+    best, best_time = [], INFEASIBLE
+    kept = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
+    for _ in range(MOST_ROUNDS):
+        try:
+            found = WeightedSearch(problem, max_cells).marginals(TIME_ONLY, with_edges=True)
+        except InfeasibleError:
+            if best:
+                return best, best_time  # nothing else is left
+            raise
+        if found.least.strategy is not None and found.least.time_ns < best_time:
+            best = [int(those[state]) for those, state in zip(kept, found.least.strategy, strict=True)]
+            best_time = found.least.time_ns
+        if best_time == INFEASIBLE:
+            raise InfeasibleError("no strategy is allowed: none was found in what node and edge elimination left")
+        bound = math.ceil(found.least.bound)
+        faster = [np.flatnonzero(marginal < best_time) for marginal in found.nodes]
+        if bound >= best_time or not all(map(len, faster)):
+            return best, best_time
+        edges = [_without_slow(edge, marginal, best_time) for edge, marginal in zip(problem.edges, found.edges, strict=True)]
+        if all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)) and edges == list(problem.edges):
+            break
+        problem = Problem(problem.nodes, tuple(edges)).restricted(faster)
+        kept = [those[states] for those, states in zip(kept, faster, strict=True)]
+    return best, bound
+
+
+def _without_slow(edge: Edge, marginal: Floats | None, time_ns: int) -> Edge:
+    """An edge without the pairs that no faster strategy has; the edge itself if that is none."""
+    if marginal is None:
+        return edge
+    slow = (marginal >= time_ns) & (edge.time_ns < INFEASIBLE)
+    if not slow.any():
+        return edge
+    return Edge(edge.source, edge.target, edge.mem_bytes, np.where(slow, INFEASIBLE, edge.time_ns))
 
 
 def _allowed(mem: Ints, time: Ints) -> Ints:

@@ -83,3 +83,16 @@ def test_products_of_tables_with_equal_rows_are_those_of_all_rows():
     for _ in range(20):
         left, right = rng.integers(0, 9, (5, 4))[rng.integers(0, 5, 7)], rng.integers(0, 9, (4, 3))[:, rng.integers(0, 3, 6)]
         assert np.array_equal(_product(left, right), (left[:, :, None] + right[None]).min(axis=1))
+
+
+def test_dropping_what_is_not_faster_proves_more_than_tables_alone():
+    proven = {"alone": 0, "dropping": 0}
+    for seed in range(60):
+        problem = entangled_problem(3 * seed)
+        strategies, _, times = all_strategies(problem)
+        if len(strategies):
+            found = least_time(problem, max_cells=16)
+            proven["dropping"] += found.exact
+            proven["alone"] += WeightedSearch(problem, 16).least((0, 1)).exact
+            assert not found.exact or found.time_ns[0] == times.min()
+    assert proven["dropping"] > proven["alone"]
