@@ -34,6 +34,7 @@ from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 Pair = tuple[int, int]
 TIME_ONLY = (0.0, 1.0)
 MOST_ROUNDS = 20
+MORE_CELLS = 16
 
 
 def least_time(
@@ -150,7 +151,8 @@ class _Graph:
 
 def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
     """A strategy by variable elimination, and a time that none is below: its own, if it is proven the fastest."""
-    best, best_time = [], INFEASIBLE
+    best: list[int] = []
+    best_time, bound = INFEASIBLE, 0
     kept = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
     for _ in range(MOST_ROUNDS):
         try:
@@ -162,8 +164,9 @@ def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
         if found.least.strategy is not None and found.least.time_ns < best_time:
             best = [int(those[state]) for those, state in zip(kept, found.least.strategy, strict=True)]
             best_time = found.least.time_ns
-        if best_time == INFEASIBLE:
-            raise InfeasibleError("no strategy is allowed: none was found in what node and edge elimination left")
+        if not best:  # bounds contradicted each other
+            max_cells *= MORE_CELLS
+            continue
         bound = math.ceil(found.least.bound)
         faster = [np.flatnonzero(marginal < best_time) for marginal in found.nodes]
         if bound >= best_time or not all(map(len, faster)):
