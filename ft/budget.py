@@ -16,15 +16,13 @@ class Budget:
         epsilon: frontiers of partial problems may be thinned so that every strategy is within a factor 1 + epsilon of a
             point of the result, in both costs. 0 means not at all.
         max_points: longer frontiers of partial problems are thinned to this many points, whatever that costs.
-        max_table_cells: in the first round exact elimination may make tables up to this many cells; beyond it heuristic
-            elimination keeps the most promising states only.
-        seconds: while the result is not exact and less than this has passed, there is another round, with 4 times as many
-            cells; what is found and proven adds up. A round that is not ready in time counts for nothing. The first
-            round always counts, so that with 0, or where it is exact, the result does not depend on the machine.
-            A round that would take longer than what is left, at four times the one before, is not begun.
+        max_table_cells: exact elimination may make tables up to this many cells.
+        seconds: while the result is not exact and less than this has passed, there are further rounds; what is found and
+            proven adds up. One that would take longer than what is left, at four times the one before, is not begun, and
+            one that isn't ready in time counts for nothing. The first result always counts, so that with 0, or where it is
+            exact, the result does not depend on the machine.
         gap: a worst gap that is small enough to stop at.
-        prune: whether a search whose first round is not exact looks for Lagrangian bounds and drops states by them (see
-            :mod:`.pruning`) before the next.
+        weighted: whether weighted searches may be used; without, heuristic elimination and its relaxation alone.
 
     Raises:
         ValueError: a limit out of range.
@@ -35,7 +33,7 @@ class Budget:
     max_table_cells: int = MAX_TABLE_CELLS
     seconds: float = 5.0
     gap: float = 0.0
-    prune: bool = True
+    weighted: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:

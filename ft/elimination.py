@@ -44,6 +44,10 @@ Floats = npt.NDArray[np.float64]
 _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
 
 
+class TooLargeError(Exception):
+    """Exact elimination would take more cells or more work than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
     """What eliminating a variable costs."""
@@ -72,21 +76,27 @@ class TableGraph:
         fixed: states of variables that had only one.
         counts: eliminations done, by kind.
         thinning: of tables that eliminations made.
+        max_work: sums of points that may be looked at in all, as estimated.
+        work: those looked at so far.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     thinning: Thinning
+    max_work: float = math.inf
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     fixed: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    work: float = 0.0
     _efforts: dict[int, Effort] = field(default_factory=dict)
 
     def copy(self) -> TableGraph:
         tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
         counts, efforts = Counter(self.counts), dict(self._efforts)
-        return TableGraph(self.names, self.sizes, self.thinning, tables, left, fixed, counts, efforts)
+        return TableGraph(
+            self.names, self.sizes, self.thinning, self.max_work, tables, left, fixed, counts, self.work, efforts
+        )
 
     @property
     def variables(self) -> tuple[int, ...]:
@@ -173,13 +183,24 @@ class TableGraph:
         product = others[0] if others else unit_table()
         for table in others[1:]:
             product = combine(product, table)
-        result = sum_out(product, last, variable, self.thinning.tolerance(product, last))
+        result = self.sum_out(product, last, variable)
         if result.n_cells == 0:
             raise InfeasibleError(
                 f"no strategy is allowed: every state of {self.names[variable]!r} is infeasible together with "
                 f"those of its neighbours {', '.join(repr(self.names[v]) for v in result.scope) or '(none)'}"
             )
         self.add(result)
+
+    def sum_out(self, a: Table, b: Table, variable: int) -> Table:
+        """A product with a variable summed out, thinned as it may be.
+
+        Raises:
+            TooLargeError: it would be more work than is left.
+        """
+        self.work += a.n_points * b.n_points / self.n_states(variable)
+        if self.work > self.max_work:
+            raise TooLargeError(f"eliminating {self.names[variable]!r} would take more than the work allowed")
+        return sum_out(a, b, variable, self.thinning.tolerance(a, b))
 
     def settle(self, variable: int) -> None:
         """Eliminate a variable that has a single state."""

@@ -34,8 +34,7 @@ def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step
     cumulative = graph.tables.pop((line[0],), unit_table())
     for previous, variable in pairwise(line):
         scope = (previous, variable) if previous < variable else (variable, previous)
-        edge = graph.tables.pop(scope)
-        reached = sum_out(cumulative, edge, previous, graph.thinning.tolerance(cumulative, edge))
+        reached = graph.sum_out(cumulative, graph.tables.pop(scope), previous)
         cumulative = graph.thinning.apply(combine(reached, graph.tables.pop((variable,), unit_table())))
         if cumulative.n_cells == 0:
             names = f"{graph.names[previous]!r} and {graph.names[variable]!r}"

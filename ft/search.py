@@ -7,17 +7,23 @@
 | ``exhaustive`` | try every strategy | small problems, tests |
 
 All three give the same points, to the byte and the nanosecond, unless a limit of the :class:`.Budget` was reached. The
-result then says so, and carries a lower bound, from which it tells how far from the true frontier it can be at most:
+result then says so, and carries a lower bound, from which it tells how far from the true frontier it can be at most.
 
-- where heuristic elimination was used, the frontier of a relaxation (see :mod:`.elimination`);
-- where frontiers were thinned, what :mod:`.trim` proves.
+1. If the problem is small it is solved exactly, which ends where it takes too much.
+2. Else weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these states
+   (:mod:`.guided`). This always counts, however long it takes.
+3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.pruning`), and the rest is solved exactly
+   if it can be; then there are more rounds of 2.
+
+Without weighted searches, as in the paper, heuristic elimination takes over where exact elimination would take too much, in
+rounds with more and more cells, and a relaxation bounds it (:mod:`.elimination`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,28 +31,29 @@ import numpy as np
 from .bound import LowerBound
 from .budget import Budget
 from .dominance import states_that_matter
-from .elimination import TableGraph
+from .elimination import TableGraph, TooLargeError
 from .exhaustive import exhaustive
 from .frontier import Frontier
+from .guided import Guide
 from .lagrangian import Found
 from .least import TimeIsUpError
 from .pareto import reduce_unsorted
 from .problem import InfeasibleError, Ints, Problem
 from .pruning import N_WEIGHTS, pruned
 from .replaceable import without_replaceable
-from .separable import split_sum
-from .solver import Solver
-from .table import States, dense_table, unit_table
+from .tracking import Limits, Tracked, relaxation, track
 from .trim import Thinning
-from .unroll import unroll
 
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
-_MORE_CELLS = 4
+MAX_PAIRS = 1 << 21
+"""Of states that edges join: with more it isn't tried to be exact at first."""
+MAX_WORK = 1e8
+"""Sums of points that an exact solution may look at."""
+_MORE = 4
 _MOST_GAP = 0.1
 _SHARE = 0.75
 """Of the time that is left, for pruning."""
-_NO_BOUND = LowerBound(np.zeros(1, np.int64), np.zeros(1, np.int64), "nothing")
 
 
 class _TimeIsUp(Exception):
@@ -79,122 +86,141 @@ def search(
 
 
 class _Search:
-    """One search: a round; if that is not exact, pruning; then rounds with more and more cells, until time is up.
+    """One search.
 
     Attributes:
-        problem: what is searched, with ``states`` of each node of the problem that was given.
-        dropped: the strategies that made states and pairs superfluous, and what bounds those that had them from below.
+        deadline: not before the first result.
     """
 
     def __init__(self, problem: Problem, algorithm: str, progress: Progress | None, budget: Budget) -> None:
-        self.algorithm = algorithm
-        self.progress = progress
-        self.budget = budget
+        self.problem, self.algorithm, self.progress, self.budget = problem, algorithm, progress, budget
+        self.use_ldp = algorithm == "ft-ldp"
         self.start, self.deadline = time.monotonic(), math.inf
-        self.n_nodes = len(problem.nodes)
-        self.dropped: Frontier | None = None
-        states_that_matter(problem)  # names what is not allowed, as the problem was given
-        self.states = tuple(np.arange(node.n_states, dtype=np.int64) for node in problem.nodes)
-        self._enter(without_replaceable(problem), self.states)
-
-    def _enter(self, problem: Problem, states: Sequence[Ints]) -> None:
-        """Search this problem from now on, whose states are these of the given one's."""
-        kept = states_that_matter(problem)
-        self.states = tuple(of_given[those] for of_given, those in zip(states, kept, strict=True))
-        self.problem = problem.restricted(kept)
-        self.graph = _initialise(self.problem, Thinning.of(self.problem, self.budget.epsilon, self.budget.max_points))
 
     def run(self) -> Frontier:
-        max_cells = self.budget.max_table_cells
-        may_prune = self.budget.prune and self.budget.seconds > 0
-        best = self._round(max_cells, has_bound=not may_prune)
-        if may_prune and best.worst_gap > self.budget.gap:
-            best = self._pruned(best, max_cells)
+        states_that_matter(self.problem)  # names what is not allowed
+        if not self.budget.weighted:
+            return self._by_heuristics()
+        limits = Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
+        n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
+        best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
+        if best is not None and self._is_enough(best):
+            return best
+        return self._by_weights(best)
+
+    def _by_weights(self, best: Frontier | None) -> Frontier:
+        guide = Guide(self.problem, self.use_ldp, self.budget.max_points, self._report, self.budget.gap)
+        began = time.monotonic()
+        guide.round()
+        best = self._with(best, guide)
         self.deadline = self.start + self.budget.seconds
-        expected = (
-            0.0  # seconds: a round takes up to as many times longer as it has more cells, and eliminations are not cut short
-        )
-        while best.eliminations["heuristic"] and self._goes_on(best, expected):
+        may_prune, limits = True, Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
+        while not self._is_enough(best):
+            # A round takes up to as many times longer as it has more cells, and eliminations are not cut short.
+            expected = _MORE * (time.monotonic() - began)
             began = time.monotonic()
-            try:
-                best = _better(best, self._round(max_cells))
-            except _TimeIsUp:
+            if began + expected > self.deadline:
                 break
-            except InfeasibleError:
-                return self._only_dropped(best)
-            max_cells *= _MORE_CELLS
-            expected = _MORE_CELLS * (time.monotonic() - began)
+            try:
+                if may_prune:
+                    limits = replace(limits, max_cells=_MORE * limits.max_cells, max_work=_MORE * limits.max_work)
+                    best = self._pruned(best, limits)
+                else:
+                    guide.round(self.deadline)
+                    best = self._with(best, guide)
+                may_prune = not may_prune
+            except (TimeIsUpError, _TimeIsUp):
+                break
         return best
 
-    def _goes_on(self, best: Frontier, expected: float) -> bool:
-        return not best.exact and best.worst_gap > self.budget.gap and time.monotonic() + expected < self.deadline
+    def _is_enough(self, best: Frontier) -> bool:
+        return best.exact or best.worst_gap <= max(self.budget.gap, self.budget.epsilon)
 
-    def _pruned(self, best: Frontier, max_cells: int) -> Frontier:
-        """What was found, with what weighted searches find and prove; what they drop is not searched any more.
+    def _with(self, best: Frontier | None, guide: Guide) -> Frontier:
+        """What is known, and what a guide found."""
+        assert guide.found is not None
+        found = guide.found
+        guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
+        return _settled(guided) if best is None else _better(best, guided)
 
-        If there is no time for any bound the relaxation has to do. Where frontiers were
-        thinned for their length alone, nothing is dropped.
+    def _pruned(self, best: Frontier, limits: Limits) -> Frontier:
+        """What is left when what is known to be dominated is dropped, solved exactly if it can be.
+
+        Raises:
+            TimeIsUpError: there was not enough time.
         """
-        columns = [np.searchsorted(those, best.strategies[:, node]) for node, those in enumerate(self.states)]
-        known = Found(best.mem_bytes, best.time_ns, np.stack(columns, axis=1).astype(np.int32))
-        is_relaxed = best.eliminations["heuristic"] > 0
-        epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
+        known = Found(best.mem_bytes, best.time_ns, best.strategies)
         now = time.monotonic()
-        deadline = now + _SHARE * max(self.start + self.budget.seconds - now, 0.0)
-        try:
-            left = pruned(self.problem, epsilon, N_WEIGHTS if is_relaxed else 0, deadline, known)
-        except TimeIsUpError:
-            return replace(best, bound=self._relaxation(max_cells)) if is_relaxed else best
-        found = replace(
-            self._frontier(left.found.mem, left.found.time, left.found.strategies, best.eliminations), bound=left.bound
+        epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
+        left = pruned(self.problem, epsilon, N_WEIGHTS, now + _SHARE * (self.deadline - now), known)
+        found = Frontier(
+            left.found.mem, left.found.time, left.found.strategies, best.eliminations, self.algorithm, left.bound
         )
-        if not is_relaxed:
-            return _better(best, found)
-        best = replace(best, bound=found.bound)
-        self.dropped = replace(found, bound=left.of_dropped)
+        best = _better(best, found)
+        dropped = replace(found, bound=left.of_dropped)
         if left.problem is None:
-            return self._only_dropped(best)
+            return _better(best, _settled(dropped))
         try:
-            self._enter(left.problem, [those[kept] for those, kept in zip(self.states, left.kept, strict=True)])
+            rest = self._tracked(left.problem, limits, left.kept)
         except InfeasibleError:
-            return self._only_dropped(best)
-        return _better(best, found)
+            return _better(best, _settled(dropped))
+        return best if rest is None else _better(best, _settled(_together(rest, dropped)))
 
-    def _only_dropped(self, best: Frontier) -> Frontier:
-        """What is found where nothing else is left."""
-        assert self.dropped is not None
-        return _better(best, _settled(self.dropped))
+    def _by_heuristics(self) -> Frontier:
+        """Rounds of heuristic elimination with more and more cells, until one is exact, close enough, or time is up."""
+        limits = Limits(self.budget.max_table_cells)
+        best = self._tracked(self.problem, limits)
+        assert best is not None
+        self.deadline = self.start + self.budget.seconds
+        began = self.start
+        while best.eliminations["heuristic"] and not self._is_enough(best):
+            expected = _MORE * (time.monotonic() - began)
+            began = time.monotonic()
+            if began + expected > self.deadline:
+                break
+            limits = Limits(_MORE * limits.max_cells)
+            try:
+                more = self._tracked(self.problem, limits)
+            except _TimeIsUp:
+                break
+            assert more is not None
+            best = _better(best, more)
+        return best
 
-    def _frontier(self, mem: Ints, time_ns: Ints, reduced: States, eliminations: Mapping[str, int]) -> Frontier:
-        """With the given problem's states."""
-        columns = [those[reduced[:, node]] for node, those in enumerate(self.states)]
+    def _tracked(self, problem: Problem, limits: Limits, of_given: Sequence[Ints] | None = None) -> Frontier | None:
+        """One solution, of a problem with these states of the given one; None if it takes too much.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+        """
+        reduced = without_replaceable(problem)
+        kept = states_that_matter(reduced)
+        reduced = reduced.restricted(kept)
+        if of_given is not None:
+            kept = tuple(given[those] for given, those in zip(of_given, kept, strict=True))
+        thinning = Thinning.of(reduced, self.budget.epsilon, self.budget.max_points)
+        try:
+            tracked = track(reduced, self.use_ldp, thinning, limits, self._report)
+        except TooLargeError:
+            return None
+        bound = None
+        if not tracked.is_complete:
+            bound = relaxation(reduced, self.use_ldp, thinning, limits, self._report)
+        elif any(tracked.slack):
+            bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning")
+        return _settled(self._frontier(tracked, kept, bound))
+
+    def _frontier(self, tracked: Tracked, kept: Sequence[Ints], bound: LowerBound | None) -> Frontier:
+        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(kept)]
         strategies = np.stack(columns, axis=1).astype(np.int32)
-        return Frontier(mem, time_ns, strategies, eliminations, self.algorithm)
-
-    def _round(self, max_cells: int, has_bound: bool = True) -> Frontier:
-        """One solution; where that is not exact for its states with a bound, unless that is to come from elsewhere."""
-        solved = self._solver(max_cells).solve(self.graph.copy())
-        result = solved.tables[()]
-        reduced = unroll(result.trace, result.n_points, self.n_nodes, solved.fixed)
-        found = self._frontier(result.mem, result.time, reduced, solved.counts)
-        if solved.counts["heuristic"]:
-            found = replace(found, bound=self._relaxation(max_cells) if has_bound else _NO_BOUND)
-        elif any(result.slack):
-            found = replace(found, bound=LowerBound.within(result.mem, result.time, result.slack, "thinning"))
-        return _settled(found if self.dropped is None else _together(found, self.dropped))
-
-    def _relaxation(self, max_cells: int) -> LowerBound:
-        relaxed = self._solver(max_cells).relax(self.graph.copy()).tables[()]
-        return LowerBound.within(relaxed.mem, relaxed.time, relaxed.slack, "relaxation")
-
-    def _solver(self, max_cells: int) -> Solver:
-        return Solver(self.algorithm == "ft-ldp", max_cells, self._report)
+        return Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound)
 
     def _report(self, graph: TableGraph) -> None:
         if time.monotonic() > self.deadline:
             raise _TimeIsUp
         if self.progress is not None:
-            self.progress(max(self.n_nodes - len(graph.variables), 0), self.n_nodes)
+            n_nodes = len(self.problem.nodes)
+            self.progress(max(n_nodes - len(graph.variables), 0), n_nodes)
 
 
 def _better(one: Frontier, other: Frontier) -> Frontier:
@@ -221,23 +247,3 @@ def _together(kept: Frontier, dropped: Frontier) -> Frontier:
 def _settled(found: Frontier) -> Frontier:
     """Without its bound if that is no lower than the frontier, which is exact then."""
     return replace(found, bound=None) if found.worst_gap == 0 else found
-
-
-def _initialise(problem: Problem, thinning: Thinning) -> TableGraph:
-    """The problem as tables (Algorithm 2, line 3)."""
-    names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
-    graph = TableGraph(names, sizes, thinning)
-    graph.add(unit_table())
-    for index, node in enumerate(problem.nodes):
-        graph.add(dense_table((index,), node.mem_bytes, node.time_ns))
-    for edge in problem.edges:
-        mem, time, scope = edge.mem_bytes, edge.time_ns, (edge.source, edge.target)
-        if edge.source > edge.target:
-            mem, time, scope = mem.T, time.T, (edge.target, edge.source)
-        split = split_sum(mem), split_sum(time)
-        if split[0] is not None and split[1] is not None:
-            for variable, part_mem, part_time in zip(scope, split[0], split[1], strict=True):
-                graph.add(dense_table((variable,), part_mem, part_time))
-        else:
-            graph.add(dense_table(scope, mem, time))
-    return graph

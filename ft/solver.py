@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .elimination import Effort, TableGraph
+from .elimination import Effort, TableGraph, TooLargeError
 from .ldp import linear_dynamic_programming
 from .linear import components, cut_vertices, linear_graph
 from .problem import InfeasibleError
@@ -25,12 +25,14 @@ class Solver:
         use_ldp: whether to keep the linear graph for LDP.
         max_cells: of a table that an exact elimination may make.
         report: called after each elimination.
+        is_strict: whether ``solve`` ends where an elimination would take too much.
     """
 
-    def __init__(self, use_ldp: bool, max_cells: int, report: Report) -> None:
+    def __init__(self, use_ldp: bool, max_cells: int, report: Report, is_strict: bool = False) -> None:
         self.use_ldp = use_ldp
         self.max_cells = max_cells
         self.report = report
+        self.is_strict = is_strict
 
     def solve(self, graph: TableGraph) -> TableGraph:
         """Reduce the graph, which is used up, to one table that depends on nothing; its points are real strategies.
@@ -40,10 +42,13 @@ class Solver:
 
         Raises:
             InfeasibleError: no strategy is allowed.
+            TooLargeError: exact elimination takes too much, and it is to end there.
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
             return self._finished(graph)
+        if self.is_strict:
+            raise TooLargeError(f"eliminating {graph.names[blocked.variable]!r} would make {blocked.cells:.0f} cells")
         around = (blocked.variable, *graph.neighbours(blocked.variable))
         variable = max(around, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
         states = graph.states_by_promise(variable)

@@ -15,7 +15,7 @@ from tensoropt.ft.table import NO_SLACK, Table
 
 from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
 
-ROUGH = Budget(max_table_cells=2, seconds=0)
+ROUGH = Budget(max_table_cells=2, seconds=0, weighted=False)
 
 
 def below(bound: LowerBound, mem: np.ndarray, time: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_epsilon_is_kept_and_used(algorithm: str, epsilon: float) -> None:
 def test_a_cap_is_certified(max_points: int) -> None:
     for seed in range(4):
         true = search(varied_problem(seed))
-        got = search(varied_problem(seed), budget=Budget(max_points=max_points, prune=False))
+        got = search(varied_problem(seed), budget=Budget(max_points=max_points, weighted=False))
         assert len(got) <= max_points
         assert not got.exact
         assert got.bound is not None

@@ -20,9 +20,9 @@ def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> 
             true = search(problem, "exhaustive")
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0))
+                search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0, weighted=False))
             continue
-        got = search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0))
+        got = search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0, weighted=False))
         for mem, time, strategy in zip(got.mem_bytes, got.time_ns, got.strategies, strict=True):
             assert problem.cost(strategy) == (mem, time)
             within = true.at(int(mem))
@@ -43,8 +43,8 @@ def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
     true = search(problem)
     assert true.exact
-    assert search(problem, budget=Budget(max_table_cells=64, seconds=0)).exact
-    rough = search(problem, budget=Budget(max_table_cells=8, seconds=0))
+    assert search(problem, budget=Budget(max_table_cells=64, seconds=0, weighted=False)).exact
+    rough = search(problem, budget=Budget(max_table_cells=8, seconds=0, weighted=False))
     assert not rough.exact
     assert rough.eliminations["heuristic"] > 0
 
@@ -52,8 +52,8 @@ def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
 def test_a_search_that_is_not_exact_goes_on_while_there_is_time() -> None:
     n, pairs = SHAPES["mask"]
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
-    assert search(problem, budget=Budget(max_table_cells=1, seconds=60)).exact
-    enough = search(problem, budget=Budget(max_table_cells=1, seconds=60, gap=100.0))
+    assert search(problem, budget=Budget(max_table_cells=1, seconds=60, weighted=False)).exact
+    enough = search(problem, budget=Budget(max_table_cells=1, seconds=60, gap=100.0, weighted=False))
     assert not enough.exact
     assert enough.worst_gap <= 100.0
 
@@ -81,6 +81,6 @@ def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
     true = search(problem, "exhaustive")
     assert set(true.strategies[:, 0].tolist()) == {1}
     for algorithm in ("ft-ldp", "ft-elimination"):
-        frontier = search(problem, algorithm, budget=Budget(max_table_cells=1, seconds=0))
+        frontier = search(problem, algorithm, budget=Budget(max_table_cells=1, seconds=0, weighted=False))
         assert frontier.eliminations["heuristic"] > 0
         assert frontier.mem_bytes[0] >= true.mem_bytes[0]

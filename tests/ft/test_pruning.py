@@ -144,7 +144,7 @@ def test_searches_are_exact_sooner(algorithm: str) -> None:
         problem = build(rng, [4] * n, pairs, Costs(10**6, float(rng.choice([0.0, 0.1]))))
         true = search(problem, "exhaustive")
         for prune in (False, True):
-            got = search(problem, algorithm, budget=Budget(max_table_cells=6, seconds=60, gap=0.02, prune=prune))
+            got = search(problem, algorithm, budget=Budget(max_table_cells=6, seconds=60, gap=0.02, weighted=prune))
             assert_within(true, got.mem_bytes, got.time_ns, got.worst_gap)
             assert got.worst_gap <= 0.02
             n_exact[prune] += got.exact

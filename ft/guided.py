@@ -1,0 +1,116 @@
+"""Large problems: weighted searches tell which states matter, Frontier-Tracking does the rest, the lines bound it.
+
+A round is
+
+1. *lines*: the least weighted cost of all strategies for several weights (:mod:`.lagrangian`), each with a strategy that has
+   (nearly) this cost. They bound every strategy from below.
+2. *reduced costs*: for some of the lines and each state of each node, by how much the least cost of a strategy with this state is
+   above that of all (:mod:`.least`). A strategy on the frontier is close to some line, so it consists of states with small
+   reduced costs.
+3. *restriction*: the states of the strategies found so far, and those of the least reduced costs.
+4. Frontier-Tracking on what is left: hundreds of points between those that the lines touch.
+
+Its points are strategies of the problem, its bound holds for all strategies of the problem, and the gap between them is the
+certificate. The next round has more cells (where lines are not exact yet), more lines and more states.
+
+Why the gap is small: the frontier of a sum of many small parts is nearly convex (Shapley and Folkman), and the lines bound
+just its convex hull.
+
+Complexity: of the weighted searches, O(lines x nodes x K^2 and more); the rest works on a few states per node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .bound import LowerBound
+from .dominance import states_that_matter
+from .lagrangian import Found, Hull, lagrangian
+from .least import WeightedSearch
+from .problem import Ints, Problem
+from .replaceable import without_replaceable
+from .solver import Report
+from .tracking import Limits, Tracked, track
+from .trim import Thinning
+
+FIRST_CELLS = 1 << 14
+FIRST_LINES = 12
+WITH_MARGINALS = 5
+"""Lines whose reduced costs are looked at: they take longer than the lines themselves."""
+FIRST_STATES = 4
+MORE_CELLS, MORE = 4, 2
+EPSILON = 5e-4
+"""Of points between lines: so much closer are they than the lines need."""
+_RESTRICTED = Limits(max_cells=1 << 12)
+
+
+@dataclass
+class Guide:
+    """Rounds on one problem; ``found`` and ``bound`` add up.
+
+    Attributes:
+        use_ldp, max_points: as in a search.
+        report: called now and then.
+        gap: to aim for.
+        counts: eliminations of the latest round.
+    """
+
+    problem: Problem
+    use_ldp: bool
+    max_points: int
+    report: Report
+    gap: float
+    found: Found | None = None
+    bound: LowerBound | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    n_rounds: int = 0
+
+    def round(self, deadline: float = math.inf) -> None:
+        """One more round.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+            TimeIsUpError: the deadline passed before the first two lines.
+        """
+        more = MORE**self.n_rounds
+        search = WeightedSearch(self.problem, FIRST_CELLS * MORE_CELLS**self.n_rounds, deadline)
+        hull = lagrangian(search, FIRST_LINES * more, self.found, self.gap / 2)
+        self.bound = hull.bound if self.bound is None else self.bound.tightened(hull.bound)
+        known = hull.found if self.found is None else hull.found.with_others(self.found)
+        kept = self._promising(hull, known, FIRST_STATES * more)
+        tracked = self._tracked(kept)
+        self.counts = dict(tracked.counts)
+        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(kept)]
+        between = Found(tracked.mem, tracked.time, np.stack(columns, axis=1).astype(np.int32))
+        self.found = known.with_others(between)
+        self.n_rounds += 1
+
+    def _promising(self, hull: Hull, known: Found, n_states: int) -> list[Ints]:
+        """The states to keep of each node: so many on average, and no more than twice that, besides the known ones."""
+        reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
+        spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
+        for line in (hull.lines[place] for place in spread.tolist()):
+            marginals = hull.search.marginals((line.mem_weight, line.time_weight))
+            for least, marginal in zip(reduced, marginals.nodes, strict=True):
+                np.minimum(least, marginal / max(line.least, 1) - 1, out=least)
+        every = np.sort(np.concatenate(reduced))
+        most = every[min(n_states * len(reduced), len(every)) - 1]
+        kept = []
+        for node, costs in enumerate(reduced):
+            best = np.argsort(costs, kind="stable")[: 2 * n_states]
+            kept.append(np.union1d(best[costs[best] <= most], known.strategies[:, node]).astype(np.int64))
+        return kept
+
+    def _tracked(self, kept: list[Ints]) -> Tracked:
+        restricted = self.problem.restricted(kept)
+        thinning = Thinning.of(restricted, EPSILON, self.max_points)
+        reduced = without_replaceable(restricted)
+        states = states_that_matter(reduced)
+        tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
+        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(states)]
+        strategies = np.stack(columns, axis=1).astype(np.int32)
+        return Tracked(tracked.mem, tracked.time, strategies, tracked.counts, tracked.slack)
+
