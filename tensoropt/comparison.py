@@ -17,7 +17,7 @@ from .baselines import SPACES as BASELINE_SPACES
 from .frontier import ModelFrontier, find_baseline
 from .memory_limit import memory_text
 from .plan_frontier import Progress
-from .space import described
+from .space import FULL, described
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "tensoropt/compare", 1
 # A point this many times beyond what the picture is of is told in its legend, so that the others can be told apart.
-FARTHEST = 2.0
-MARKERS = (("s", "tab:orange"), ("D", "tab:purple"), ("*", "tab:brown"), ("v", "tab:pink"), ("P", "tab:olive"))
+FARTHEST = 2.5
+# By baseline a marker, its size, and a colour.
+MARKERS = (
+    ("s", 11, "tab:orange"),
+    ("D", 8, "tab:purple"),
+    ("*", 14, "tab:brown"),
+    ("v", 9, "tab:pink"),
+    ("+", 8, "tab:olive"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,24 @@ class Comparison:
                 at = each.points[point]
                 times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
                 fits = self.limit_bytes is None or at.memory_bytes <= self.limit_bytes
-                told = "" if each is self.frontier else _above_text(self.above(each)[point])
+                told = "" if each is self.frontier else self._above_text(each, point)
                 marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
                 rows.append([name, memory_text(at.memory_bytes), *times, told, seconds, marks])
                 name = seconds = ""
         headers = ["algorithm", "memory per device", "time (us)", "compute (us)", "network (us)", "above", "seconds", ""]
         align = ("left", *("right",) * 6, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+    def _above_text(self, each: ModelFrontier, point: int) -> str:
+        above = self.above(each)[point]
+        if above is None:
+            return "less memory"
+        if above == 0:
+            mem = int(each.found.mem_bytes[point])
+            at = self.frontier.found.at(mem)
+            more = mem / int(self.frontier.found.mem_bytes[at]) - 1
+            return f"{more:+.2%} memory" if more else "on it"
+        return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
 
     def notes(self) -> list[str]:
         """What to know of the rows, a sentence each."""
@@ -127,7 +145,8 @@ class Comparison:
         found = each.found
         if len(found) == 1:
             return [(0, "")]
-        marks = {found.smallest(): "least memory", found.turning_point(): "turning point", found.fastest(): "fastest"}
+        marks = {found.smallest(): "least memory", found.fastest(): "fastest"}
+        marks.setdefault(found.turning_point(), "turning point")
         if each is self.frontier and self.limit_bytes is not None:
             fastest_that_fits = found.at(self.limit_bytes)
             if fastest_that_fits is not None:
@@ -138,11 +157,13 @@ class Comparison:
         n_below, found = int(self.is_below(each).sum()), self.frontier.found
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
         if each.built.space == self.frontier.built.space:
-            return f"{which} below the frontier, which isn't exact: {found.certificate}"
-        inexact = "" if found.exact else f", or because that isn't exact ({found.certificate})"
+            return f"{which} below the frontier, which is {found.certificate}"
+        if self.frontier.built.space == FULL:
+            return f"{which} below the frontier, which has all of its strategies and is {found.certificate}"
+        inexact = "" if found.exact else f", or because that is {found.certificate}"
         return (
-            f"{which} below the frontier, since what it may do is not all in the frontier's space, "
-            f"{self.frontier.built.space}{inexact}; --space full has it"
+            f"{which} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "
+            f"of its strategies (the full one does){inexact}"
         )
 
     def plot(self, axes: Axes) -> Axes:
@@ -150,16 +171,14 @@ class Comparison:
         scale, unit = _time_unit(self.frontier.found)
         self._plot_frontier(axes, scale)
         width, height = _extent(self.frontier.found)
-        for (name, each), (marker, color) in zip(self.baselines.items(), MARKERS, strict=True):
+        for (name, each), (marker, size, color) in zip(self.baselines.items(), MARKERS, strict=False):
             memory, times = each.found.mem_bytes / 1e9, each.found.time_ns / scale
             near = (each.found.mem_bytes <= width) & (each.found.time_ns <= height)
             label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
             line = "--" if len(each) > 1 else "none"
-            size = 4 if len(each) > 1 else 11 if marker == "*" else 8
-            axes.plot(
-                memory[near], times[near], marker=marker, markersize=size, linestyle=line, linewidth=1.2,
-                drawstyle="steps-post", color=color, markeredgecolor="white", markeredgewidth=0.5, label=label, zorder=4,
-            )  # fmt: skip
+            (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
+            # Hollow, so that of points on top of each other both are seen.
+            drawn.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
         if self.limit_bytes is not None:
             axes.axvline(self.limit_bytes / 1e9, color="gray", linestyle="-.", linewidth=1, label="memory limit")
         axes.set_xlabel("memory per device (GB)")
@@ -174,8 +193,8 @@ class Comparison:
         found = self.frontier.found
         memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.compute_times_ns() / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
-        axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="of this compute")
-        axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="of this network")
+        axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
+        axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="its network")
         turning = found.turning_point()
         axes.plot(memory[turning], times[turning], "ko", fillstyle="none", markersize=10, label="turning point", zorder=5)
 
@@ -196,14 +215,6 @@ def compare(
 
 def _named(progress: Progress, name: str) -> Progress:
     return lambda stage, done, total: progress(f"{name}, {stage}", done, total)
-
-
-def _above_text(above: float | None) -> str:
-    if above is None:
-        return "less memory"
-    if above == 0:
-        return "on it"
-    return f"{above:+.1%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
 
 
 def _time_unit(found: Frontier) -> tuple[float, str]:
