@@ -90,12 +90,23 @@ class TableGraph:
     counts: Counter[str] = field(default_factory=Counter)
     work: float = 0.0
     _efforts: dict[int, Effort] = field(default_factory=dict)
+    _neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def copy(self) -> TableGraph:
         tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
         counts, efforts = Counter(self.counts), dict(self._efforts)
         return TableGraph(
-            self.names, self.sizes, self.thinning, self.max_work, tables, left, fixed, counts, self.work, efforts
+            self.names,
+            self.sizes,
+            self.thinning,
+            self.max_work,
+            tables,
+            left,
+            fixed,
+            counts,
+            self.work,
+            efforts,
+            dict(self._neighbours),
         )
 
     @property
@@ -104,8 +115,11 @@ class TableGraph:
         return tuple(sorted({variable for scope in self.tables for variable in scope}))
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
-        scopes = (scope for scope in self.tables if variable in scope)
-        return tuple(sorted({other for scope in scopes for other in scope} - {variable}))
+        known = self._neighbours.get(variable)
+        if known is None:
+            scopes = (scope for scope in self.tables if variable in scope)
+            known = self._neighbours[variable] = tuple(sorted({other for scope in scopes for other in scope} - {variable}))
+        return known
 
     def add(self, table: Table) -> None:
         """Multiply a table into the graph, thinned if need be: edge elimination (Eq. 5) where its scope is taken.
@@ -295,6 +309,7 @@ class TableGraph:
     def _forget(self, scope: tuple[int, ...]) -> None:
         for variable in scope:
             self._efforts.pop(variable, None)
+            self._neighbours.pop(variable, None)
 
 
 def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:

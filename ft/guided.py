@@ -42,7 +42,7 @@ WITH_MARGINALS = 5
 """Lines whose reduced costs are looked at: they take longer than the lines themselves."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
-EPSILON = 5e-4
+EPSILON = 2e-3
 """Of points between lines: so much closer are they than the lines need."""
 _RESTRICTED = Limits(max_cells=1 << 12)
 
