@@ -12,7 +12,7 @@ neighbours took (lines 15 to 23). Two things differ from the paper, and leave th
   eliminated into its neighbour: time(i) = o(i) + min over j of  o(j) + time(i, j);
 - what is left is not enumerated (line 14): variables are eliminated in tables of as many dimensions as it takes
   (:mod:`.least`). Where these would have too many cells that gives a strategy and bounds, by state and by pair of states:
-  what can't be part of a faster strategy is dropped, and the rest searched again, in smaller tables
+  what can't be part of a faster strategy is dropped, and the rest searched again, with more cells
   (:func:`_least_of_rest`). Where at last nothing more can be dropped the result is a strategy and a bound.
 
 Complexity: O(E R K C) for E edges of K states, of which R rows and C columns differ; the paper's O(E K^3) where all do.
@@ -34,7 +34,7 @@ from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 Pair = tuple[int, int]
 TIME_ONLY = (0.0, 1.0)
 MOST_ROUNDS = 20
-MORE_CELLS = 16
+FIRST_CELLS, MORE_CELLS = 1 << 14, 4
 
 
 def least_time(
@@ -152,11 +152,11 @@ class _Graph:
 def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
     """A strategy by variable elimination, and a time that none is below: its own, if it is proven the fastest."""
     best: list[int] = []
-    best_time, bound = INFEASIBLE, 0
+    best_time, bound, cells = INFEASIBLE, 0, min(FIRST_CELLS, max_cells)
     kept = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
     for _ in range(MOST_ROUNDS):
         try:
-            found = WeightedSearch(problem, max_cells).marginals(TIME_ONLY, with_edges=True)
+            found = WeightedSearch(problem, cells).marginals(TIME_ONLY, with_edges=True)
         except InfeasibleError:
             if best:
                 return best, best_time  # nothing else is left
@@ -164,15 +164,18 @@ def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
         if found.least.strategy is not None and found.least.time_ns < best_time:
             best = [int(those[state]) for those, state in zip(kept, found.least.strategy, strict=True)]
             best_time = found.least.time_ns
-        if not best:  # bounds contradicted each other
-            max_cells *= MORE_CELLS
+        is_last = cells >= max_cells
+        cells *= MORE_CELLS
+        if not best:  # what the parts of a table that was too large would choose doesn't go together
             continue
+        cells = min(cells, max_cells)
         bound = math.ceil(found.least.bound)
         faster = [np.flatnonzero(marginal < best_time) for marginal in found.nodes]
         if bound >= best_time or not all(map(len, faster)):
             return best, best_time
         edges = [_without_slow(edge, marginal, best_time) for edge, marginal in zip(problem.edges, found.edges, strict=True)]
-        if all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)) and edges == list(problem.edges):
+        is_all = all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)) and edges == list(problem.edges)
+        if is_all and is_last:
             break
         problem = Problem(problem.nodes, tuple(edges)).restricted(faster)
         kept = [those[states] for those, states in zip(kept, faster, strict=True)]
