@@ -3,7 +3,11 @@
 | space | nodes | configs |
 |---|---|---|
 | ``full`` | every operator | every mesh axis to any factor, to a linear group, or to none |
-| ``compact`` | heavy operators; light ones follow (:mod:`.following`) | at most MOST_FACTORS factors, each a run of axes |
+| ``compact`` | heavy operators; light ones follow (:mod:`.following`) | at most MOST_FACTORS factors, each a run of units |
+
+A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them: a level's axes of one size are
+bundled by 1, 2, 3, ..., so that each number of them can still be had (8 devices are 2 x 4). A level's bundles may come in
+ascending or in descending order; a factor takes a run of them in some order.
 
 A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
 while that has at most MOST_CONFIGS configs.
@@ -12,10 +16,11 @@ while that has at most MOST_CONFIGS configs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from itertools import chain, count, groupby, product
 
 from .following import Followers, followers
 from .ir import Graph
+from .reschedule.layout import Axes
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import NONE, Config, Rule, why_invalid
@@ -24,6 +29,7 @@ from .takers import Taker
 FULL, COMPACT = "full", "compact"
 SPACES = (FULL, COMPACT)
 MOST_FACTORS = 2
+MOST_AXES = 4
 MOST_CONFIGS = 2_000
 
 Assignments = tuple[tuple[Config, ...], ...]
@@ -41,7 +47,7 @@ def described(space: str) -> str:
     """The space in words, for people and result files."""
     if space == FULL:
         return "full: all configs of all operators"
-    return f"compact: light operators follow; at most {MOST_FACTORS} factors, each over a run of mesh axes"
+    return f"compact: light operators follow; at most {MOST_FACTORS} factors, each over a run of axes or of bundles of them"
 
 
 def nodes_of(
@@ -67,7 +73,7 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
         names += [(f"+{group}",) for group in range(len(of[0].linear))]
         assignments: Iterable[tuple[tuple[str, ...], ...]] = product([(NONE,), *names], repeat=len(mesh.sizes))
     else:
-        assignments = _runs([(NONE,) * len(of), *names], len(mesh.sizes))
+        assignments = _runs([(NONE,) * len(of), *names], mesh)
     splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
     valid: dict[tuple[int, tuple[str, ...]], bool] = {}
     found: dict[tuple[Config, ...], None] = {}
@@ -86,12 +92,12 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
     return tuple(found)
 
 
-def _runs(names: list[tuple[str, ...]], n_axes: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Assignments of axes to at most MOST_FACTORS names, each but the first (none) a run of axes."""
+def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Assignments of axes to at most MOST_FACTORS names, each but the first (none) a run of units."""
     none = names[0]
 
-    def extend(before: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
-        if len(before) == n_axes:
+    def extend(before: tuple[tuple[str, ...], ...], n_units: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if len(before) == n_units:
             yield before
             return
         used = set(before) - {none}
@@ -100,6 +106,31 @@ def _runs(names: list[tuple[str, ...]], n_axes: int) -> Iterator[tuple[tuple[str
             if starts and len(used) == MOST_FACTORS:
                 continue
             if name == none or starts or before[-1] == name:
-                yield from extend((*before, name))
+                yield from extend((*before, name), n_units)
 
-    return extend(())
+    for units in unit_orders(mesh):
+        for assignment in extend((), len(units)):
+            given = dict(zip(units, assignment, strict=True))
+            of_axis = {axis: name for unit, name in given.items() for axis in unit}
+            yield tuple(of_axis[axis] for axis in mesh.axes)
+
+
+def unit_orders(mesh: Mesh) -> list[tuple[Axes, ...]]:
+    """The orders in which the units of a mesh may come, each unit a tuple of axes."""
+    if len(mesh.sizes) <= MOST_AXES:
+        return [tuple((axis,) for axis in mesh.axes)]
+    levels = []
+    for _, axes in groupby(mesh.axes, key=lambda axis: mesh.level_of_axis[axis]):
+        by_size = (list(alike) for _, alike in groupby(axes, key=lambda axis: mesh.sizes[axis]))
+        bundles = [bundle for alike in by_size for bundle in _bundles(alike)]
+        levels.append(dict.fromkeys([tuple(bundles), tuple(reversed(bundles))]))
+    return [tuple(chain.from_iterable(order)) for order in product(*levels)]
+
+
+def _bundles(axes: list[int]) -> Iterator[Axes]:
+    """1, 2, 3, ... of them, and the rest."""
+    for size in count(1):
+        if not axes:
+            return
+        yield tuple(axes[:size])
+        axes = axes[size:]
