@@ -191,7 +191,7 @@ class Comparison:
 
     def _plot_frontier(self, axes: Axes, scale: float) -> None:
         found = self.frontier.found
-        memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.compute_times_ns() / scale
+        memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
         axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
         axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="its network")

@@ -6,10 +6,8 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .backward import Backward
 from .baselines import BASELINES, search_baseline
@@ -17,8 +15,9 @@ from .baselines.task import Task
 from .costing import DeliveryCosting, OperatorCosting
 from .errors import InputError
 from .forcing import Force
-from .ft import ALGORITHMS, Frontier, InfeasibleError, search
+from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, search
 from .ir import Graph
+from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
 from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
@@ -46,6 +45,7 @@ class ModelFrontier(PlanFrontier):
     Attributes:
         assumed: what its plans record of their assumptions.
         note: what to know of how it was got, in a sentence; may be empty.
+        objectives: the two costs that were searched.
         seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
     """
 
@@ -57,6 +57,7 @@ class ModelFrontier(PlanFrontier):
     seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    objectives: Objectives = MEMORY_TIME
 
     @property
     def mesh(self) -> Mesh:
@@ -66,13 +67,10 @@ class ModelFrontier(PlanFrontier):
     def hardware_name(self) -> str:
         return self.hardware.name
 
-    def compute_time_ns(self, point: int) -> int:
-        """The part of a point's time that is compute; the rest is network."""
-        return int(self.built.compute_ns(self.found.strategies[point]))
-
-    def compute_times_ns(self) -> np.ndarray:
-        """The same for all points: int64[P]."""
-        return self.built.compute_ns(self.found.strategies)
+    @cached_property
+    def costs(self) -> Costs:
+        """What all points cost, whatever the objectives."""
+        return costs_of(self.built, self.found, self.objectives)
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point; see :class:`PlanFrontier`."""
@@ -90,6 +88,7 @@ class ModelFrontier(PlanFrontier):
         """One line: how large the search was and how it went."""
         problem, found = self.built.problem, self.found
         n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
+        n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
         return (
             f"{n_points} on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
@@ -107,6 +106,8 @@ def find_frontier(
     algorithm: str = "ft-ldp",
     progress: Progress | None = None,
     space: str | None = None,
+    objectives: Objectives = MEMORY_TIME,
+    budget: Budget | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -114,6 +115,8 @@ def find_frontier(
         algorithm: one of ``ft.ALGORITHMS``, or of ``baselines.BASELINES``.
         space: one of ``space.SPACES``; None to go by the size of the full one.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+        objectives: the two costs to search, one of ``objectives.PAIRS``.
+        budget: how hard to search; None for the default, and baselines have no use for it.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
@@ -127,6 +130,11 @@ def find_frontier(
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
+        if objectives != MEMORY_TIME:
+            raise InputError(
+                f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
+                f"search with {ALGORITHMS[0]}"
+            )
         if force:
             raise InputError(
                 f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
@@ -136,13 +144,13 @@ def find_frontier(
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs).build()
     costed = time.perf_counter()
     try:
-        found = search(built.problem, algorithm, of_search)
+        found = search(problem_for(built, objectives), algorithm, of_search, budget)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, built, costing, found, stages)
+    return ModelFrontier(model, hardware, built, costing, found, stages, objectives=objectives)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

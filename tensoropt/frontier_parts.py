@@ -53,7 +53,7 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
         found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
     )
     used = tuple(part for part in deliveries if part.pool)
-    return SavedFrontier(points, frontier.compute_times_ns(), searched, tuple(operators), used)
+    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used)
 
 
 class _Numbers:

@@ -15,6 +15,7 @@ from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import InfeasibleError
 from .ir import PLACEHOLDER
 from .memory_limit import memory_text
+from .objectives import MEMORY_TIME, Objectives
 from .plan import Plan
 from .planning import plan_of
 from .profiling.hardware import Hardware, LinkLevel
@@ -33,6 +34,7 @@ class Request:
         assumed: what a plan records of its assumptions.
         algorithm: of the search.
         space: that is searched; None to go by the size of the full one.
+        objectives: the two costs to search.
         progress: is told (stage, done, total).
     """
 
@@ -44,6 +46,7 @@ class Request:
     algorithm: str = "ft-ldp"
     progress: Progress | None = None
     space: str | None = None
+    objectives: Objectives = MEMORY_TIME
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
@@ -53,7 +56,7 @@ def mini_time(request: Request, parallelism: int) -> Plan:
         InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
     """
     frontier = _frontier(request, parallelism)
-    point = _fastest_within(frontier, request.limit_bytes)
+    point = frontier.fastest_within(request.limit_bytes)
     if point is None:
         raise InputError(_nothing_fits(request, [frontier]))
     return _unrolled(frontier, point, "mini_time", request)
@@ -68,7 +71,7 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
     tried = []
     for parallelism in sorted(parallelisms):
         frontier = _frontier(request, parallelism)
-        point = _fastest_within(frontier, request.limit_bytes)
+        point = frontier.fastest_within(request.limit_bytes)
         if point is not None:
             return _unrolled(frontier, point, "mini_parallelism", request)
         tried.append(frontier)
@@ -81,14 +84,13 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     points = []
     for parallelism in parallelisms:
         frontier = _frontier(request, parallelism)
-        found = frontier.found
-        point = _fastest_within(frontier, request.limit_bytes)
+        point, exact = frontier.fastest_within(request.limit_bytes), frontier.found.exact
         if point is None:
-            points.append(CurvePoint(parallelism, False, int(found.mem_bytes[0]), None, None, found.exact))
+            points.append(CurvePoint(parallelism, False, frontier.least_mem_bytes, None, None, exact))
             continue
-        time_us = int(found.time_ns[point]) / 1e3
+        memory_bytes, time_us = frontier.points[point].memory_bytes, frontier.points[point].time_us
         rate = batch / time_us * 1e6 if batch else None
-        points.append(CurvePoint(parallelism, True, int(found.mem_bytes[point]), time_us, rate, found.exact))
+        points.append(CurvePoint(parallelism, True, memory_bytes, time_us, rate, exact))
     return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
 
 
@@ -169,19 +171,16 @@ def _frontier(request: Request, parallelism: int) -> ModelFrontier:
             request.algorithm,
             request.progress,
             request.space,
+            request.objectives,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error
 
 
-def _fastest_within(frontier: ModelFrontier, limit_bytes: int | None) -> int | None:
-    return frontier.found.fastest() if limit_bytes is None else frontier.found.at(limit_bytes)
-
-
 def _nothing_fits(request: Request, tried: Sequence[ModelFrontier]) -> str:
     assert request.limit_bytes is not None
-    least = min(tried, key=lambda frontier: int(frontier.found.mem_bytes[0]))
-    n_devices, least_bytes = least.mesh.n_devices, int(least.found.mem_bytes[0])
+    least = min(tried, key=lambda frontier: frontier.least_mem_bytes)
+    n_devices, least_bytes = least.mesh.n_devices, least.least_mem_bytes
     told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
     told += f"{n_devices} device{'s' * (n_devices > 1)} is {least_bytes:,} bytes ({memory_text(least_bytes)}) per device"
     enough = _parallelism_that_fits(request, n_devices)
@@ -200,8 +199,7 @@ def _parallelism_that_fits(request: Request, beyond: int) -> int | None:
             return None
         hardware = request.hardware if count in known else _enlarged(request.hardware, count)
         frontier = _frontier(dataclasses.replace(request, hardware=hardware, force={}), count)
-        assert request.limit_bytes is not None
-        if frontier.found.at(request.limit_bytes) is not None:
+        if frontier.fastest_within(request.limit_bytes) is not None:
             return count
     return None
 

@@ -1,7 +1,7 @@
 """What a user keeps and asks again: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
 The questions are the same for a frontier that was just searched (:class:`.frontier.ModelFrontier`) and for one that a file
-held (:class:`.saved_frontier.SavedFrontier`). Which point answers one is for the inner frontier, ``found``, to say.
+held (:class:`.saved_frontier.SavedFrontier`), and mean the same whichever two costs were searched (:mod:`.objectives`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from tabulate import tabulate
@@ -20,6 +20,7 @@ from tabulate import tabulate
 from .errors import InputError, short
 from .files import write_atomically
 from .memory_limit import memory_text, parse_memory
+from .objectives import Costs, Objectives
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan at all beats it in both."""
+    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan beats it in both objectives."""
 
     memory_bytes: int
     time_us: float
@@ -45,13 +46,16 @@ class FrontierPoint:
 
 
 class PlanFrontier(ABC):
-    """Points by ascending memory and descending time, numbered from 0, with a plan for each.
+    """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
 
     Attributes:
-        found: the points as arrays of integers, and what is proven about them.
+        found: the points as arrays of integers, and what is proven about them: its ``mem_bytes`` are the first objective,
+            its ``time_ns`` the second.
+        objectives: which these are, ``("memory", "time")`` by default.
     """
 
     found: Frontier
+    objectives: Objectives
 
     @property
     @abstractmethod
@@ -63,9 +67,10 @@ class PlanFrontier(ABC):
     def hardware_name(self) -> str:
         """What the costs are for."""
 
+    @property
     @abstractmethod
-    def compute_times_ns(self) -> np.ndarray:
-        """The part of each point's time that is compute, int64[P]; the rest is network."""
+    def costs(self) -> Costs:
+        """What all points cost, whatever the objectives."""
 
     @abstractmethod
     def summary(self) -> str:
@@ -92,9 +97,9 @@ class PlanFrontier(ABC):
 
     @cached_property
     def points(self) -> tuple[FrontierPoint, ...]:
-        """All points, by ascending memory."""
-        found = self.found
-        columns = (found.mem_bytes, found.time_ns, self.compute_times_ns(), found.exact_points)
+        """All points, by ascending first objective."""
+        costs = self.costs
+        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, self.found.exact_points)
         return tuple(
             FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, (time_ns - compute_ns) / 1e3, exact)
             for mem_bytes, time_ns, compute_ns, exact in zip(*(each.tolist() for each in columns), strict=True)
@@ -115,9 +120,9 @@ class PlanFrontier(ABC):
         if memory is None:
             return self.fastest()
         limit = parse_memory(memory)
-        point = self.found.at(limit)
+        point = self.fastest_within(limit)
         if point is None:
-            least, n_devices = int(self.found.mem_bytes[0]), self.mesh.n_devices
+            least, n_devices = self.least_mem_bytes, self.mesh.n_devices
             raise InputError(
                 f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on {n_devices} "
                 f"device{'s' * (n_devices > 1)} is {least:,} bytes ({memory_text(least)}) per device; ask for "
@@ -126,16 +131,40 @@ class PlanFrontier(ABC):
         return self.plan(point, "mini_time")
 
     def fastest(self) -> Plan:
-        """The plan of least time, which takes the most memory."""
-        return self.plan(self.found.fastest(), "mini_time")
+        """The plan of least time."""
+        return self.plan(self.fastest_within(None), "mini_time")
 
     def smallest(self) -> Plan:
-        """The plan of least memory, which takes the most time."""
-        return self.plan(self.found.smallest(), "smallest")
+        """The plan of least memory."""
+        costs = self.costs
+        return self.plan(int(np.lexsort((costs.time_ns, costs.mem_bytes))[0]), "smallest")
 
     def turning_point(self) -> Plan:
-        """The plan up to which memory buys much time, and beyond which it buys little."""
+        """The plan up to which memory, the first objective, buys much time, the second, and beyond which it buys little."""
         return self.plan(self.found.turning_point(), "turning_point")
+
+    @overload
+    def fastest_within(self, limit_bytes: None) -> int: ...
+
+    @overload
+    def fastest_within(self, limit_bytes: int | None) -> int | None: ...
+
+    def fastest_within(self, limit_bytes: int | None) -> int | None:
+        """The number of the point of least time, of several that of least memory; None if nothing fits.
+
+        Args:
+            limit_bytes: per device; None without a limit.
+        """
+        costs = self.costs
+        fitting = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(costs.mem_bytes <= limit_bytes)
+        if not len(fitting):
+            return None
+        return int(fitting[np.lexsort((costs.mem_bytes[fitting], costs.time_ns[fitting]))[0]])
+
+    @property
+    def least_mem_bytes(self) -> int:
+        """The least memory per device of all points."""
+        return int(self.costs.mem_bytes.min())
 
     def check_point(self, point: int) -> int:
         """The number of a point, from 0; negative ones count from the end.
@@ -166,6 +195,8 @@ class PlanFrontier(ABC):
     ) -> Axes:
         """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
 
+        Of another pair of objectives, the second against the first.
+
         Args:
             path: write the picture too; the suffix says how.
             axes: draw there; by default in a new figure.
@@ -175,19 +206,25 @@ class PlanFrontier(ABC):
             InputError: there is no Matplotlib, or the picture can't be written.
         """
         axes = axes if axes is not None else _new_axes(to_show=path is None)
-        memory_mb = self.found.mem_bytes / 1e6
-        time_ms = self.found.time_ns / 1e6
-        compute_ms = self.compute_times_ns() / 1e6
-        (line,) = axes.plot(memory_mb, time_ms, drawstyle="steps-post", label="time per step")
-        axes.plot(memory_mb, time_ms, ".", color=line.get_color())
-        axes.plot(memory_mb, compute_ms, ":", color="tab:green", label="compute")
-        axes.plot(memory_mb, time_ms - compute_ms, ":", color="tab:red", label="network")
+        costs = self.costs
+        drawn = {
+            "memory": ("memory per device (MB)", costs.mem_bytes / 1e6),
+            "time": ("time per step (ms)", costs.time_ns / 1e6),
+            "network": ("network time per step (ms)", costs.network_ns / 1e6),
+        }
+        (x_label, x), (y_label, y) = (drawn[name] for name in self.objectives)
+        (line,) = axes.plot(x, y, drawstyle="steps-post", label=y_label.removesuffix(" (ms)"))
+        axes.plot(x, y, ".", color=line.get_color())
+        axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
+        for name, color in (("network", "tab:red"), ("time", "tab:gray")):
+            if name not in self.objectives:
+                axes.plot(x, drawn[name][1], ":", color=color, label=name)
         turning = self.found.turning_point()
-        axes.plot(memory_mb[turning], time_ms[turning], "o", color="black", fillstyle="none", label="turning point")
+        axes.plot(x[turning], y[turning], "o", color="black", fillstyle="none", label="turning point")
         if chosen is not None:
-            axes.plot(memory_mb[chosen], time_ms[chosen], "*", color="black", label="chosen")
-        axes.set_xlabel("memory per device (MB)")
-        axes.set_ylabel("time (ms)")
+            axes.plot(x[chosen], y[chosen], "*", color="black", label="chosen")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
         axes.set_title(f"{self.mesh.n_devices} devices of {self.hardware_name}")
         axes.legend()

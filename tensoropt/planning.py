@@ -75,7 +75,7 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
 
 def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
     """The plan of one point."""
-    found = frontier.found
+    found, costs = frontier.found, frontier.costs
     states = found.strategies[point]
     steps = frontier.built.strategy(states)
     strategy = complete(frontier.model, steps, frontier.costing)
@@ -101,9 +101,9 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         frontier.mesh,
         tuple(_planned_operators(view, frontier.costing)),
         tuple(deliveries),
-        int(found.mem_bytes[point]),
-        int(found.time_ns[point]) / 1e3,
-        frontier.compute_time_ns(point) / 1e3,
+        int(costs.mem_bytes[point]),
+        int(costs.time_ns[point]) / 1e3,
+        int(costs.compute_ns[point]) / 1e3,
         frontier.model.graph.digest,
         found.exact,
         option,

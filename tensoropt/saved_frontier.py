@@ -22,6 +22,7 @@ from .errors import InputError
 from .files import read_json, write_atomically
 from .ft.bound import LowerBound
 from .ft.frontier import Frontier
+from .objectives import Costs, Objectives, parse_objectives
 from .plan import Plan
 from .plan_frontier import PlanFrontier, Progress
 from .reschedule.mesh import Level, Mesh
@@ -66,13 +67,15 @@ class SavedFrontier(PlanFrontier):
 
     Attributes:
         found: the points; what they consist of is not in its ``strategies`` (int32[P, 0]) but in the parts.
-        compute_ns: int64[P].
+        objectives: the two costs that were searched.
+        of_points: what they cost.
         operators: a part for each, in program order.
         deliveries: parts in the order in which they are executed.
     """
 
     found: Frontier
-    compute_ns: np.ndarray
+    objectives: Objectives
+    of_points: Costs
     searched: Searched
     operators: tuple[Part, ...]
     deliveries: tuple[Part, ...]
@@ -85,8 +88,9 @@ class SavedFrontier(PlanFrontier):
     def hardware_name(self) -> str:
         return self.searched.hardware_name
 
-    def compute_times_ns(self) -> np.ndarray:
-        return self.compute_ns
+    @property
+    def costs(self) -> Costs:
+        return self.of_points
 
     def summary(self) -> str:
         return self.searched.summary
@@ -164,6 +168,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         "model_digest": searched.model_digest,
         "assumed": dict(searched.assumed),
         "summary": searched.summary,
+        "objectives": list(frontier.objectives),
         "algorithm": found.algorithm,
         "eliminations": dict(found.eliminations),
         "bound": bound,
@@ -186,9 +191,14 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
     points, bound = value["points"], value["bound"]
     n_points = len(points)
-    found = Frontier(
+    objectives = parse_objectives(",".join(value["objectives"]))
+    costs = Costs(
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
+        _nanoseconds(point["compute_time_us"] for point in points),
+    )
+    found = Frontier(
+        *costs.pair(objectives),
         np.zeros((n_points, 0), np.int32),
         value["eliminations"],
         value["algorithm"],
@@ -204,7 +214,8 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
     )
     return SavedFrontier(
         found,
-        _nanoseconds(point["compute_time_us"] for point in points),
+        objectives,
+        costs,
         searched,
         tuple(_operator_from_json(columns, operator) for operator in value["operators"]),
         tuple(

@@ -21,6 +21,7 @@ from .errors import InputError, short
 from .files import check_writable, write_json
 from .ft import ALGORITHMS
 from .memory_limit import parse_memory
+from .objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .profiling.hardware import Hardware, HardwareError, named, resolve
 from .quiet import import_tensorflow
 from .space import SPACES
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
     parser.add_argument(
         "--algorithm", choices=(*ALGORITHMS, *BASELINES), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
+    )
+    parser.add_argument(
+        "--objectives",
+        metavar="A,B",
+        default=",".join(MEMORY_TIME),
+        help=f"the two costs to trade: {', '.join(','.join(pair) for pair in PAIRS)}; default: {','.join(MEMORY_TIME)}",
     )
     parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
     parser.add_argument(
@@ -88,6 +95,7 @@ def _search(arguments: argparse.Namespace) -> None:
     """All that can be refused is refused before the search, which may be long."""
     hardware, counts = _hardware_and_counts(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
+    objectives = parse_objectives(arguments.objectives)
     _check_outputs(arguments)
     import_tensorflow()
     from .offline import record_named
@@ -111,6 +119,7 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.algorithm,
             bars.update,
             arguments.space,
+            objectives,
         )
         found = _find(arguments.option, request, counts)
     print(result_text(asked, found))

@@ -89,11 +89,15 @@ def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
 
 
 def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
-    """``seconds`` count from the recorded graph; recording is one of the stages beside."""
+    """``seconds`` count from the recorded graph; recording is one of the stages beside.
+
+    A point's bound is the least of the second objective that any plan of no more of the first could have.
+    """
     frontier = _frontier_of(plan)
     found, stages = frontier.found, _seconds_by_stage(asked, frontier)
-    lower = found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
-    columns = (found.mem_bytes, found.time_ns, frontier.compute_times_ns(), lower, found.exact_points)
+    costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
+    columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, lower, found.exact_points)
+    of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
         {
             "memory_bytes": mem_bytes,
@@ -101,7 +105,7 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
             "compute_time_us": compute_ns / 1e3,
             "network_time_us": (time_ns - compute_ns) / 1e3,
             "exact": exact,
-            "bound_time_us": bound_ns / 1e3,
+            of_bound: bound_ns / 1e3,
         }
         for mem_bytes, time_ns, compute_ns, bound_ns, exact in zip(*(c.tolist() for c in columns), strict=True)
     ]
@@ -112,6 +116,7 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
         "cluster": asked.hardware.name,
         "devices": frontier.mesh.n_devices,
         "algorithm": asked.algorithm,
+        "objectives": list(frontier.objectives),
         "space": space(frontier),
         "optimizer": asked.optimizer,
         "option": asked.option,
