@@ -1,9 +1,8 @@
 """In which order a weighted search eliminates variables, and what it adds up for each: the same for all weights.
 
-Tables here hold one number per cell, not a frontier, and are dense arrays. A table does not tell all states of a variable
-apart: most rows of an edge are equal, so its axes run over *classes* of states. Eliminating variable v takes the tables
-that depend on v (its *bucket*), and minimises their sum over v's states, for all combinations of classes of v's
-neighbours that any of these tables tells apart:
+Tables here hold one number per cell, not a frontier, and are dense arrays by classes of states (:mod:`.given`). Eliminating
+variable v takes the tables that depend on v (its *bucket*), and minimises their sum over v's states, for all combinations
+of classes of v's neighbours that any of these tables tells apart:
 
     result[x, y, ..] = min over states k of v  sum over tables t of v  t[k, x, y, ..]
 
@@ -11,6 +10,9 @@ The order is greedy, the smallest result first (min-fill on states). Where even 
 into several that choose v's state apart: the least sum of that relaxed problem is a lower bound (mini-buckets: Dechter and
 Rish, J. ACM 50 (2003)). v's own cost is charged once, see :mod:`.least`; tables that cost nothing, and only say what goes
 together, are in all of its buckets.
+
+Layers that are alike have eliminations that are alike: a bucket that makes the same of the same tables as one before is
+found by their identities, and is not searched again.
 
 Complexity of planning: O(n^2 + sum over eliminations of K log K); of a bucket: G times cells of its result, with G the
 groups of states of v that its tables tell apart.
@@ -24,49 +26,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from .problem import INFEASIBLE, Ints, Problem
-from .separable import split_sum
+from .given import Costs, Shape, first_equal, given_tables
+from .problem import Ints, Problem
 
 MAX_TOTAL_CELLS = 1 << 26
 """8 bytes each."""
+_MOST_KINDS = 6
+"""Up to which all ways are tried to put a bucket's tables in two parts."""
 _WORK_PER_CELL = 1 << 8
 """A bucket may take as many steps for each cell that a result may have."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shape:
-    """What a table depends on.
-
-    Attributes:
-        scope: variables, ascending.
-        classes: for each, int64[K]: the class of each state, from 0, all there.
-        sizes: how many classes there are.
-        is_free: whether all allowed cells cost nothing, whatever the weights.
-    """
-
-    scope: tuple[int, ...]
-    classes: tuple[Ints, ...]
-    sizes: tuple[int, ...]
-    is_free: bool = False
-
-    def of(self, variable: int) -> Ints:
-        return self.classes[self.scope.index(variable)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Costs:
-    """A table of the problem: zero where it is not allowed.
-
-    Attributes:
-        edges: the indices of the edges that were added up; none for a node's own costs.
-    """
-
-    mem: Ints
-    time: Ints
-    forbidden: npt.NDArray[np.bool_]
-    edges: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,9 +44,9 @@ class Input:
 
     Attributes:
         table: its number.
-        axes: the order of its axes in which the bucket's variable is first.
+        axes: the order of its axes beside the others.
         selectors: for each axis in that order, which class goes with each group, or with each of the bucket's classes.
-        expanded: its shape beside the others: [groups, classes or 1, ..].
+        expanded: its shape beside the others, 1 for a neighbour that it does not tell apart.
     """
 
     table: int
@@ -90,19 +59,37 @@ class Input:
 class Bucket:
     """Tables that choose a state of one variable together.
 
+    The tables are in two parts, so that the least sum is a product of matrices in the algebra (min, +): one for each
+    combination of those neighbours that both parts depend on.
+
     Attributes:
         group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
-        inputs: tables of several variables, the smallest first.
-        shape: of the result, an axis per neighbour.
+        left: tables of several variables, by [neighbours of both parts, of this part alone, group].
+        right: the same by [neighbours of both parts, group, of this part alone].
+        axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.
         result: the number of the table that it makes.
     """
 
     variable: int
     group: Ints
     n_groups: int
-    inputs: tuple[Input, ...]
-    shape: tuple[int, ...]
+    left: tuple[Input, ...]
+    right: tuple[Input, ...]
+    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     result: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return math.prod(self.axes[0]), math.prod(self.axes[1]), math.prod(self.axes[2])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result, an axis per neighbour."""
+        return self.axes[0] + self.axes[1] + self.axes[2]
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.left + self.right
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +107,8 @@ class Plan:
 
     Attributes:
         shapes: of all tables, by number; the first ``len(given)`` are the problem's.
+        same: of each table, the number of the first that is equal to it whatever the weights; often its own.
+        variable_of: for each result of a bucket the variable that was eliminated.
     """
 
     n_states: tuple[int, ...]
@@ -128,6 +117,8 @@ class Plan:
     given: list[Costs] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
+    same: list[int] = field(default_factory=list)
+    variable_of: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> Plan:
@@ -135,73 +126,29 @@ class Plan:
 
         Where all tables together have more than MAX_TOTAL_CELLS they are made smaller.
         """
-        given = cls(tuple(node.n_states for node in problem.nodes), max_cells)
-        _add_given(given, problem)
+        shapes, given = given_tables(problem)
+        same = first_equal(given)
         while True:
-            plan = cls(given.n_states, max_cells, list(given.shapes), given.given)
+            plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), given, same=list(same))
             _Planner(plan).run()
-            total = sum(math.prod(shape.sizes) for shape in plan.shapes[len(plan.given) :])
-            if total <= MAX_TOTAL_CELLS or max_cells == 1:
+            if plan.total_cells <= MAX_TOTAL_CELLS or max_cells == 1:
                 return plan
             max_cells = max(max_cells // 8, 1)
 
     @property
+    def total_cells(self) -> int:
+        """Of all tables."""
+        return sum(math.prod(shape.sizes) for number, shape in enumerate(self.shapes) if self.same[number] == number)
+
+    @property
+    def work(self) -> float:
+        """Sums that are made and compared for one pair of weights, at most."""
+        buckets = [bucket for step in self.steps for bucket in step.buckets if self.same[bucket.result] == bucket.result]
+        return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
+
+    @property
     def exact(self) -> bool:
         return all(len(step.buckets) == 1 for step in self.steps)
-
-
-def _add_given(plan: Plan, problem: Problem) -> None:
-    """The problem's tables: edges between two nodes added up, and those that are sums put into their nodes."""
-    own = [[node.mem_bytes.copy(), node.time_ns.copy()] for node in problem.nodes]
-    between: dict[tuple[int, int], list[int]] = {}
-    for index, edge in enumerate(problem.edges):
-        between.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
-    edges: list[tuple[Shape, Costs]] = []
-    for pair, indices in between.items():
-        mem, time, forbidden = _added_up(problem, pair, indices)
-        parts = split_sum(np.where(forbidden, INFEASIBLE, mem)), split_sum(np.where(forbidden, INFEASIBLE, time))
-        if parts[0] is not None and parts[1] is not None:
-            for place, variable in enumerate(pair):
-                own[variable][0] = np.minimum(own[variable][0], INFEASIBLE) + parts[0][place]
-                own[variable][1] = np.minimum(own[variable][1], INFEASIBLE) + parts[1][place]
-            continue
-        together = np.stack([mem, time, forbidden])
-        rows, row_of = _classes(together.transpose(1, 0, 2))
-        columns, column_of = _classes(together[:, rows].transpose(2, 0, 1))
-        kept = np.ix_(rows, columns)
-        is_free = not mem.any() and not time.any()
-        shape = Shape(pair, (row_of, column_of), (len(rows), len(columns)), is_free)
-        edges.append((shape, Costs(mem[kept], time[kept], forbidden[kept], tuple(indices))))
-    for variable, (mem, time) in enumerate(own):
-        forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
-        plan.shapes.append(Shape((variable,), (np.arange(len(mem)),), (len(mem),)))
-        plan.given.append(Costs(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
-    for shape, costs in edges:
-        plan.shapes.append(shape)
-        plan.given.append(costs)
-
-
-def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    shape = tuple(problem.nodes[variable].n_states for variable in pair)
-    mem, time = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for index in indices:
-        edge = problem.edges[index]
-        is_turned = edge.source != pair[0]
-        for total, costs in ((mem, edge.mem_bytes), (time, edge.time_ns)):
-            total += np.minimum(costs.T if is_turned else costs, INFEASIBLE)
-            np.minimum(total, INFEASIBLE, out=total)
-    forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
-    mem[forbidden] = time[forbidden] = 0
-    return mem, time, forbidden
-
-
-def _classes(rows: Ints) -> tuple[Ints, Ints]:
-    """The first of each kind of row, and the kind of each row."""
-    kinds: dict[bytes, int] = {}
-    kind_of = [kinds.setdefault(row.tobytes(), len(kinds)) for row in rows]
-    result = np.array(kind_of, np.int64)
-    first = np.unique(result, return_index=True)[1]
-    return first.astype(np.int64, copy=False), result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,6 +187,9 @@ class _Effort:
     def cells(self) -> float:
         return math.prod(float(len(self.partitions[v])) for v in self.neighbours)
 
+    def cells_of(self, scope: frozenset[int]) -> float:
+        return math.prod(float(len(self.partitions[v])) for v in scope)
+
     @property
     def work(self) -> float:
         return self.cells * len(self.partitions[self.variable])
@@ -254,6 +204,8 @@ class _Planner:
         self.efforts: dict[int, _Effort] = {}
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # what is not in efforts any more is void
         self.n_queued = 0
+        self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the arrays' identities: all of them are kept
+        self.done: dict[tuple[object, ...], Step] = {}
 
     def run(self) -> None:
         for variable in self.live:
@@ -276,12 +228,19 @@ class _Planner:
             self.live[variable].add(number)
 
     def _effort(self, variable: int, tables: Sequence[int]) -> _Effort:
-        classes: dict[int, list[Ints]] = {variable: [np.zeros(self.plan.n_states[variable], np.int64)]}
+        classes: dict[int, list[Ints]] = {variable: []}
         for table in tables:
             shape = self.plan.shapes[table]
             for other, class_of in zip(shape.scope, shape.classes, strict=True):
                 classes.setdefault(other, []).append(class_of)
-        return _Effort(variable, tuple(tables), {v: _Partition.of(those) for v, those in classes.items()})
+        return _Effort(variable, tuple(tables), {v: self._partition(v, those) for v, those in classes.items()})
+
+    def _partition(self, variable: int, classes: Sequence[Ints]) -> _Partition:
+        n_states = self.plan.n_states[variable]
+        key = (n_states, *sorted({id(those) for those in classes}))
+        if key not in self.partitions:
+            self.partitions[key] = _Partition.of(classes or [np.zeros(n_states, np.int64)])
+        return self.partitions[key]
 
     def _fits(self, effort: _Effort) -> bool:
         return effort.cells <= self.plan.max_cells and effort.work <= self.plan.max_cells * _WORK_PER_CELL
@@ -295,7 +254,12 @@ class _Planner:
             for other in self.plan.shapes[table].scope:
                 self.live[other].discard(table)
         del self.live[variable]
-        self.plan.steps.append(Step(variable, own, tuple(self._bucket(part) for part in parts)))
+        step = Step(variable, own, tuple(self._bucket(part) for part in parts))
+        self.plan.steps.append(step)
+        known = self.done.setdefault(self._key(step, parts), step)
+        for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
+            self.plan.same.append(of_known.result)
+            self.plan.variable_of[bucket.result] = variable
         del self.efforts[variable]
         for other in sorted(changed - {variable}):
             self._estimate(other)
@@ -329,22 +293,70 @@ class _Planner:
         return parts
 
     def _bucket(self, effort: _Effort) -> Bucket:
-        plan, variable, neighbours = self.plan, effort.variable, effort.neighbours
-        inputs = []
-        for table in effort.tables:
-            shape = plan.shapes[table]
-            order = [variable, *(v for v in shape.scope if v != variable)]
-            parts = [effort.partitions[v] for v in order]
-            selectors = tuple(shape.of(v)[part.representative] for v, part in zip(order, parts, strict=True))
-            expanded = [len(parts[0]), *(len(effort.partitions[v]) if v in shape.scope else 1 for v in neighbours)]
-            inputs.append(Input(table, tuple(shape.scope.index(v) for v in order), selectors, tuple(expanded)))
-        inputs.sort(key=lambda each: (math.prod(each.expanded), each.table))
-        sizes = tuple(len(effort.partitions[v]) for v in neighbours)
+        plan, variable, parts = self.plan, effort.variable, effort.partitions
+        left, right, axes = self._halves(effort)
+        neighbours = tuple(v for axis in axes for v in axis)
+        both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
         number = len(plan.shapes)
-        plan.shapes.append(Shape(neighbours, tuple(effort.partitions[v].class_of for v in neighbours), sizes))
+        bucket = Bucket(
+            variable,
+            parts[variable].class_of,
+            len(parts[variable]),
+            tuple(self._input(effort, table, (*axes[0], *axes[1], variable)) for table in left),
+            tuple(self._input(effort, table, (*axes[0], variable, *axes[2])) for table in right),
+            (both, of_left, of_right),
+            number,
+        )
+        plan.shapes.append(Shape(neighbours, tuple(parts[v].class_of for v in neighbours), bucket.shape))
         if neighbours:
             self._enter(number, plan.shapes[number])
         else:
             plan.constants.append(number)
-        of_variable = effort.partitions[variable]
-        return Bucket(variable, of_variable.class_of, len(of_variable), tuple(inputs), sizes, number)
+        return bucket
+
+    def _key(self, step: Step, parts: Sequence[_Effort]) -> tuple[object, ...]:
+        """Equal for steps that make the same of the same."""
+        plan = self.plan
+        key: list[object] = [(plan.same[table], id(plan.shapes[table].of(step.variable))) for table in step.own]
+        key.append(plan.n_states[step.variable])
+        for bucket, effort in zip(step.buckets, parts, strict=True):
+            key.append((bucket.axes, len(bucket.left), id(effort.partitions[step.variable])))
+            for each in bucket.inputs:
+                shape = plan.shapes[each.table]
+                told = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in each.axes)
+                key.append((plan.same[each.table], each.axes, told, each.expanded))
+        return tuple(key)
+
+    def _input(self, effort: _Effort, table: int, order: tuple[int, ...]) -> Input:
+        shape, parts = self.plan.shapes[table], effort.partitions
+        order_of = [v for v in order if v in shape.scope]
+        order_of += [v for v in shape.scope if v not in order]  # a neighbour of which nothing is told apart
+        selectors = tuple(shape.of(v)[parts[v].representative] for v in order_of)
+        expanded = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
+        return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, expanded)
+
+    def _halves(self, effort: _Effort) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """The tables in two parts that are small to add up; the neighbours of both, of the left, and of the right alone."""
+        neighbours = set(effort.neighbours)
+        scopes: dict[frozenset[int], list[int]] = {}
+        for table in effort.tables:
+            told_apart = frozenset(v for v in self.plan.shapes[table].scope if v in neighbours)
+            scopes.setdefault(told_apart, []).append(table)
+        kinds = sorted(scopes, key=lambda scope: (effort.cells_of(scope), sorted(scope)))
+
+        def cost(mask: int) -> tuple[float, int]:
+            total = 0.0
+            for those in ([k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (0, 1)):
+                total += effort.cells_of(frozenset().union(*those)) * sum(len(scopes[k]) for k in those)
+            return total, mask
+
+        whole = (1 << len(kinds)) - 1
+        masks = range(1 << len(kinds) >> 1) if len(kinds) <= _MOST_KINDS else [whole >> 1]
+        mask = min(masks, key=cost) if kinds else 0
+        sides = [[k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (1, 0)]
+        left, right = (frozenset[int]().union(*side) for side in sides)
+        if effort.cells_of(left - right) > effort.cells_of(right - left):
+            sides, left, right = sides[::-1], right, left
+        tables = [tuple(table for kind in side for table in scopes[kind]) for side in sides]
+        axes = tuple(tuple(sorted(those)) for those in (left & right, left - right, right - left))
+        return tables[0], tables[1], axes

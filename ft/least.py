@@ -27,15 +27,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .buckets import Bucket, Input, Plan, Step
+from .buckets import MAX_TOTAL_CELLS, Bucket, Input, Plan, Step
+from .given import Costs
+from .merge import is_for_compiled_code
+from .min_plus import Floats, added, contract, expand, least_of_classes, less, min_plus_compiled, min_plus_in_numpy, turned
 from .problem import INFEASIBLE, InfeasibleError, Problem
 
-Floats = npt.NDArray[np.float64]
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
 MAX_CELLS = 1 << 20
-_CHUNK = 1 << 16
-"""Cells that are added up together: they stay in the cache."""
+_CHUNK = 1 << 22
+"""Cells of both parts of a bucket that are added up together."""
+_WORK_OF_CANDIDATE = 16
+"""Sums of a weighted search that take as long as one candidate of a frontier."""
 
 
 class TimeIsUpError(Exception):
@@ -89,6 +93,7 @@ class WeightedSearch:
         self.problem = problem
         self.plan = Plan.of(problem, max_cells)
         self.deadline = deadline
+        self.is_compiled = is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE)
         self.most = (sum(int(c.mem.max()) for c in self.plan.given), sum(int(c.time.max()) for c in self.plan.given))
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
@@ -107,7 +112,7 @@ class WeightedSearch:
             InfeasibleError: no strategy is allowed.
             TimeIsUpError: the deadline has passed.
         """
-        return _Run(self, weights).least()
+        return self.several_least([weights])[0]
 
     def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
         """The least weighted cost with each state of each node, and for each edge with each pair of states.
@@ -115,56 +120,85 @@ class WeightedSearch:
         Raises:
             as ``least``.
         """
-        return _Run(self, weights).marginals(with_edges)
+        return self.several_marginals([weights], with_edges)[0]
+
+    def several_least(self, weights: Sequence[tuple[float, float]]) -> list[Least]:
+        """``least`` for several weights, faster than one by one; raises as it does."""
+        return [each for block in self._blocks(weights) for each in _Run(self, block).least()]
+
+    def several_marginals(self, weights: Sequence[tuple[float, float]], with_edges: bool = False) -> list[Marginals]:
+        """``marginals`` for several weights, faster than one by one; raises as it does."""
+        return [each for block in self._blocks(weights) for each in _Run(self, block).marginals(with_edges)]
+
+    def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+        """As many together as their tables fit in memory."""
+        size = max(1, MAX_TOTAL_CELLS // max(self.plan.total_cells, 1))
+        return [list(weights[start : start + size]) for start in range(0, len(weights), size)]
 
 
 class _Run:
-    """One elimination for one pair of weights."""
+    """One elimination for several pairs of weights: the first axis of every table."""
 
-    def __init__(self, search: WeightedSearch, weights: tuple[float, float]) -> None:
-        if not all(0 <= weight < math.inf for weight in weights):
-            raise ValueError(f"weights of memory and time must be finite and at least 0, got {weights}")
-        self.search, self.plan, self.weights = search, search.plan, weights
-        mem, time_ns = weights
-        self.tables: dict[int, Floats] = {}
+    def __init__(self, search: WeightedSearch, weights: Sequence[tuple[float, float]]) -> None:
+        for pair in weights:
+            if not all(0 <= weight < math.inf for weight in pair):
+                raise ValueError(f"weights of memory and time must be finite and at least 0, got {pair}")
+        self.search, self.plan, self.weights = search, search.plan, list(weights)
+        self.n = len(self.weights)
+        self.product = min_plus_compiled if search.is_compiled else min_plus_in_numpy
+        self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
         for number, costs in enumerate(self.plan.given):
-            table = costs.mem * float(mem) + costs.time * float(time_ns)
-            table[costs.forbidden] = np.inf
-            self.tables[number] = table
-        most = mem * search.most[0] + time_ns * search.most[1]
-        is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
-        self.margin = 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
+            same = self.plan.same[number]
+            self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
+        self.margin = np.array([self._margin(*pair) for pair in self.weights])
         self.own: dict[int, list[Floats]] = {}  # of each bucket of a variable, its share of the variable's own cost
-        self.total = 0.0
         for step in self.plan.steps:
             self._eliminate(step)
-        self.total = sum(float(self.tables[number]) for number in self.plan.constants)
-        if math.isinf(self.total):
+        self.total: Floats = np.zeros(self.n)
+        for number in self.plan.constants:
+            self.total = self.total + self.tables[number]
+        if np.isinf(self.total).any():
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
+
+    def _weighted(self, costs: Costs) -> Floats:
+        table = np.stack([costs.mem * float(mem) + costs.time * float(time_ns) for mem, time_ns in self.weights])
+        table[:, costs.forbidden] = np.inf
+        return table
+
+    def _margin(self, mem: float, time_ns: float) -> float:
+        most = mem * self.search.most[0] + time_ns * self.search.most[1]
+        is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
+        return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
 
     def _eliminate(self, step: Step) -> None:
         if time.monotonic() > self.search.deadline:
             raise TimeIsUpError
-        own = np.zeros(self.plan.n_states[step.variable])
+        same = self.plan.same[step.buckets[0].result]
+        if same < step.buckets[0].result:
+            self.own[step.variable] = self.own[self.plan.variable_of[same]]
+            for bucket in step.buckets:
+                self.tables[bucket.result] = self.tables[self.plan.same[bucket.result]]
+            return
+        own = np.zeros((self.n, self.plan.n_states[step.variable]))
         for number in step.own:
-            own += self.tables[number][self.plan.shapes[number].of(step.variable)]
-        expanded = [[_expand(self.tables[each.table], each) for each in bucket.inputs] for bucket in step.buckets]
-        self.own[step.variable] = self._shares(step, own, expanded)
-        for bucket, inputs, share in zip(step.buckets, expanded, self.own[step.variable], strict=True):
-            result = np.full(bucket.shape, np.inf)
-            for _, joint in self._chunks(bucket, share, inputs):
-                np.minimum(result, joint.min(axis=0), out=result)
-            self.tables[bucket.result] = result
+            own += self.tables[number][:, self.plan.shapes[number].of(step.variable)]
+        self.own[step.variable] = self._shares(step, own)
+        for bucket, share in zip(step.buckets, self.own[step.variable], strict=True):
+            result = np.full((self.n * bucket.sizes[0], *bucket.sizes[1:]), np.inf)
+            for _, left, right in self._halves(bucket, share):
+                result = np.minimum(result, self.product(left, right))
+            self.tables[bucket.result] = result.reshape(self.n, *bucket.shape)
 
-    def _shares(self, step: Step, own: Floats, expanded: list[list[Floats]]) -> list[Floats]:
+    def _shares(self, step: Step, own: Floats) -> list[Floats]:
         if len(step.buckets) == 1:
             return [own]
         likes = []  # what each bucket's tables cost at least with each state
-        for bucket, inputs in zip(step.buckets, expanded, strict=True):
-            of_group = np.empty(bucket.n_groups)
-            for chunk, joint in self._chunks(bucket, np.zeros_like(own), inputs):
-                of_group[chunk] = joint.reshape(len(joint), -1).min(axis=1)
-            likes.append(of_group[bucket.group])
+        for bucket in step.buckets:
+            of_group = np.empty((self.n, bucket.n_groups))
+            for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
+                least = left.min(axis=1) + right.min(axis=2)
+                of_group[:, chunk] = least.reshape(self.n, bucket.sizes[0], -1).min(axis=1)
+            likes.append(of_group[:, bucket.group])
         total = own + sum(likes)
         possible = np.isfinite(total)
         result = [np.where(possible, 0.0, np.inf) for _ in likes]
@@ -174,122 +208,124 @@ class _Run:
         result[0][possible] = own[possible] - sum(share[possible] for share in result[1:])
         return result
 
-    def _chunks(self, bucket: Bucket, own: Floats, inputs: Sequence[Floats]) -> Iterator[tuple[slice, Floats]]:
-        """The bucket's sum for some groups after others: (which groups, [groups, classes of the neighbours])."""
-        of_group = np.full(bucket.n_groups, np.inf)
-        np.minimum.at(of_group, bucket.group, own)
-        column = of_group.reshape(-1, *[1] * len(bucket.shape))
-        size = max(1, _CHUNK // math.prod(bucket.shape))
+    def _halves(self, bucket: Bucket, own: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
+        """Both parts of a bucket, some groups at a time: [weights and neighbours of both, those of the left, groups], and
+        [weights and neighbours of both, groups, those of the right]. The variable's own cost is in the left part."""
+        n_both, of_left, of_right = bucket.sizes
+        axis = 1 + len(bucket.axes[0])
+        lefts = [
+            least_of_classes(own, bucket.group, bucket.n_groups).reshape(
+                self.n, *[1] * (axis - 1 + len(bucket.axes[1])), bucket.n_groups
+            )
+        ]
+        lefts += [expand(self.tables[each.table], each) for each in bucket.left]
+        rights = [expand(self.tables[each.table], each) for each in bucket.right]
+        size = max(1, _CHUNK // (self.n * n_both * (of_left + of_right)))
         for start in range(0, bucket.n_groups, size):
             if time.monotonic() > self.search.deadline:
                 raise TimeIsUpError
             chunk = slice(start, start + size)
-            joint = column[chunk]
-            for table in inputs:
-                joint = joint + table[chunk]
-            yield chunk, joint
+            left = added([each[..., chunk] for each in lefts])
+            right = added([each[(slice(None),) * axis + (chunk,)] for each in rights])
+            n_groups = left.shape[-1]
+            left = np.broadcast_to(left, (self.n, *bucket.axes[0], *bucket.axes[1], n_groups))
+            right = np.broadcast_to(right, (self.n, *bucket.axes[0], n_groups, *bucket.axes[2]))
+            shapes = (self.n * n_both, of_left, n_groups), (self.n * n_both, n_groups, of_right)
+            yield chunk, left.reshape(shapes[0]), right.reshape(shapes[1])
 
-    def least(self) -> Least:
-        strategy = self._strategy()
-        mem, time_ns = self.search.problem.cost(strategy.tolist())
-        bound = self.total - self.margin
-        if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
-            return Least(self.weights, bound, False, None, 0, 0)
-        cost = self.weights[0] * mem + self.weights[1] * time_ns
-        return Least(self.weights, bound, cost <= bound, strategy, mem, time_ns)
+    def least(self) -> list[Least]:
+        states = self._strategies()
+        found = []
+        for weights, strategy, total, margin in zip(self.weights, states, self.total, self.margin, strict=True):
+            mem, time_ns = self.search.problem.cost(strategy.tolist())
+            bound = float(total - margin)
+            if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
+                found.append(Least(weights, bound, False, None, 0, 0))
+            else:
+                cost = weights[0] * mem + weights[1] * time_ns
+                found.append(Least(weights, bound, cost <= bound, strategy, mem, time_ns))
+        return found
 
-    def _strategy(self) -> npt.NDArray[np.int32]:
+    def _strategies(self) -> npt.NDArray[np.int32]:
         """Each variable's best state, from the last eliminated to the first; all of its buckets have their say."""
-        states = np.zeros(len(self.plan.n_states), np.int32)
+        states = np.zeros((self.n, len(self.plan.n_states)), np.int32)
+        row = np.arange(self.n)[:, None]
         for step in reversed(self.plan.steps):
-            costs = sum(self.own[step.variable])
-            for bucket in step.buckets:
-                for each in bucket.inputs:
-                    shape = self.plan.shapes[each.table]
-                    at = [
-                        class_of if v == step.variable else class_of[states[v]]
-                        for v, class_of in zip(shape.scope, shape.classes, strict=True)
-                    ]
-                    costs = costs + self.tables[each.table][tuple(at)]
-            states[step.variable] = int(np.argmin(costs))
+            costs: Floats = sum(self.own[step.variable][1:], self.own[step.variable][0])
+            for each in (each for bucket in step.buckets for each in bucket.inputs):
+                shape = self.plan.shapes[each.table]
+                at = [
+                    class_of[None] if v == step.variable else class_of[states[:, v]][:, None]
+                    for v, class_of in zip(shape.scope, shape.classes, strict=True)
+                ]
+                index: tuple[npt.NDArray[np.int64], ...] = (row, *at)
+                costs = costs + self.tables[each.table][index]
+            states[:, step.variable] = costs.argmin(axis=1)
         return states
 
-    def marginals(self, with_edges: bool) -> Marginals:
+    def marginals(self, with_edges: bool) -> list[Marginals]:
+        given = len(self.plan.given)
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.search.problem.edges) if with_edges else []
         outside: dict[int, Floats] = {n: self.total - self.tables[n] for n in self.plan.constants}
         for step in reversed(self.plan.steps):
-            if time.monotonic() > self.search.deadline:
-                raise TimeIsUpError
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
-                inputs = [each for each in bucket.inputs if with_edges or each.table >= len(self.plan.given)]
-                of_state, of_inputs = self._go_back(bucket, own, outside.pop(bucket.result), inputs)
+                of_state, of_inputs = self._go_back(bucket, own, outside.pop(bucket.result), with_edges)
                 of_buckets.append(of_state)
-                for each, marginal in zip(inputs, of_inputs, strict=True):
-                    if each.table < len(self.plan.given):
+                for each, marginal in of_inputs:
+                    if each.table < given:
                         self._put_edge(edges, each.table, marginal)
                     else:
-                        outside[each.table] = _less(marginal, self.tables[each.table])
+                        outside[each.table] = less(marginal, self.tables[each.table])
             nodes[step.variable] = np.max(of_buckets, axis=0)
             for number in step.own:
-                if number >= len(self.plan.given):
+                if number >= given:
                     class_of = self.plan.shapes[number].of(step.variable)
-                    marginal = np.full(len(self.tables[number]), np.inf)
-                    np.minimum.at(marginal, class_of, of_buckets[0])
-                    outside[number] = _less(marginal, self.tables[number])
-        return Marginals(self.least(), tuple(m - self.margin for m in nodes), tuple(edges))
+                    marginal = least_of_classes(of_buckets[0], class_of, self.tables[number].shape[1])
+                    outside[number] = less(marginal, self.tables[number])
+        found = []
+        for k, (least, margin) in enumerate(zip(self.least(), self.margin, strict=True)):
+            of_edges = tuple(None if each is None else each[k] for each in edges)
+            found.append(Marginals(least, tuple(each[k] - margin for each in nodes), of_edges))
+        return found
 
-    def _go_back(self, bucket: Bucket, own: Floats, outside: Floats, inputs: Sequence[Input]) -> tuple[Floats, list[Floats]]:
-        """Marginals of the variable's states as a bucket sees them: float64[K], and of the cells of some of its tables."""
-        all_inputs = [_expand(self.tables[each.table], each) for each in bucket.inputs]
-        of_group = np.empty(bucket.n_groups)
-        of_inputs = [np.empty(each.expanded) for each in inputs]
-        others = [tuple(axis for axis, size in enumerate(each.expanded) if size == 1 and axis) for each in inputs]
-        for chunk, joint in self._chunks(bucket, own, all_inputs):
-            joint = joint + outside
-            of_group[chunk] = joint.reshape(len(joint), -1).min(axis=1)
-            for result, axes in zip(of_inputs, others, strict=True):
-                result[chunk] = joint.min(axis=axes, keepdims=True) if axes else joint
-        best = np.full(bucket.n_groups, np.inf)
-        np.minimum.at(best, bucket.group, own)
-        of_state = _less(of_group, best)[bucket.group] + own
-        contracted = zip(of_inputs, inputs, strict=True)
-        return of_state, [_contract(marginal, each, self.tables[each.table].shape) for marginal, each in contracted]
+    def _go_back(
+        self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
+    ) -> tuple[Floats, list[tuple[Input, Floats]]]:
+        """Marginals of the variable's states as a bucket sees them, and of the cells of some of its tables."""
+        n_both, of_left, of_right = bucket.sizes
+        beyond = outside.reshape(self.n * n_both, of_left, of_right)
+        wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
+        of_group = np.empty((self.n, bucket.n_groups))
+        lefts = np.empty((self.n * n_both, of_left, bucket.n_groups))
+        rights = np.empty((self.n * n_both, bucket.n_groups, of_right))
+        for chunk, left, right in self._halves(bucket, own):
+            if wanted[0] or not wanted[1]:
+                lefts[..., chunk] = left + self.product(beyond, turned(right))
+                of_group[:, chunk] = lefts[..., chunk].reshape(self.n, n_both * of_left, -1).min(axis=1)
+            if wanted[1]:
+                rights[:, chunk] = right + self.product(turned(left), beyond)
+                if not wanted[0]:
+                    of_group[:, chunk] = rights[:, chunk].min(axis=2).reshape(self.n, n_both, -1).min(axis=1)
+        best = least_of_classes(own, bucket.group, bucket.n_groups)
+        of_state = less(of_group, best)[:, bucket.group] + own
+        of_inputs = []
+        whole = [
+            lefts.reshape(self.n, *bucket.axes[0], *bucket.axes[1], bucket.n_groups),
+            rights.reshape(self.n, *bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
+        ]
+        for of_part, inputs in zip(whole, wanted, strict=True):
+            for each in inputs:
+                others = tuple(axis + 1 for axis, size in enumerate(each.expanded) if size == 1)
+                marginal = of_part.min(axis=others, keepdims=True) if others else of_part
+                of_inputs.append((each, contract(marginal, each, self.tables[each.table].shape)))
+        return of_state, of_inputs
 
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
         shape, costs = self.plan.shapes[table], self.plan.given[table]
-        full = marginal[np.ix_(*shape.classes)] - self.margin
+        full = marginal[:, shape.classes[0][:, None], shape.classes[1]] - self.margin[:, None, None]
         for index in costs.edges:
             known = edges[index]
-            turned = full if self.search.problem.edges[index].source == shape.scope[0] else full.T
+            turned = full if self.search.problem.edges[index].source == shape.scope[0] else full.transpose(0, 2, 1)
             edges[index] = turned if known is None else np.maximum(known, turned)
-
-
-def _expand(table: Floats, each: Input) -> Floats:
-    """A table by groups of the bucket's variable and classes of its neighbours."""
-    result = table.transpose(each.axes)
-    for axis, selector in enumerate(each.selectors):
-        if len(selector) != result.shape[axis] or (selector[1:] <= selector[:-1]).any():
-            result = result.take(selector, axis)
-    return np.ascontiguousarray(result).reshape(each.expanded)
-
-
-def _contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
-    """The least of all cells that a table's cell was expanded to, in the table's own order."""
-    result: Floats = expanded.reshape([len(selector) for selector in each.selectors])
-    for axis, selector in enumerate(each.selectors):
-        if len(selector) == shape[each.axes[axis]] and (selector[1:] > selector[:-1]).all():
-            continue
-        order = np.argsort(selector, kind="stable")
-        starts = np.searchsorted(selector[order], np.arange(shape[each.axes[axis]]))
-        result = np.minimum.reduceat(result.take(order, axis), starts, axis)
-    turned: Floats = result.transpose(np.argsort(each.axes))
-    return turned
-
-
-def _less(whole: Floats, part: Floats) -> Floats:
-    """What is left without a part; infinite where the part is."""
-    possible = np.isfinite(part)
-    result: Floats = np.where(possible, whole - np.where(possible, part, 0.0), np.inf)
-    return result

@@ -28,7 +28,8 @@ import numpy as np
 
 from .bound import LowerBound
 from .frontier import Frontier
-from .least import MAX_CELLS, Floats, WeightedSearch
+from .least import MAX_CELLS, WeightedSearch
+from .min_plus import Floats
 from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 
 Pair = tuple[int, int]

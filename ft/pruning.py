@@ -33,7 +33,8 @@ import numpy.typing as npt
 
 from .bound import LowerBound
 from .lagrangian import Found, Hull, lagrangian
-from .least import MAX_CELLS, Floats, TimeIsUpError, WeightedSearch
+from .least import MAX_CELLS, TimeIsUpError, WeightedSearch
+from .min_plus import Floats
 from .pareto import reduce_unsorted
 from .problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, InfeasibleError, Problem
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least
 from tensoropt.ft.least import TimeIsUpError, WeightedSearch
+from tensoropt.ft.min_plus import min_plus_compiled, min_plus_in_numpy
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
 
@@ -145,3 +146,62 @@ def test_wrong_weights_and_no_time() -> None:
             WeightedSearch(problem).least(weights)
     with pytest.raises(TimeIsUpError):
         WeightedSearch(problem, deadline=time.monotonic() - 1).least((1, 1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_products_of_matrices_are_what_compiled_code_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        n_batch, n_outer, n_groups, n_inner = rng.integers(1, (4, 9, 40, 70))
+        left = rng.integers(0, int(rng.choice([3, 50, 10**9])), (n_batch, n_outer, n_groups)).astype(np.float64)
+        right = rng.integers(-20, int(rng.choice([3, 50, 10**9])), (n_batch, n_groups, n_inner)).astype(np.float64)
+        for matrix in (left, right):
+            matrix[rng.random(matrix.shape) < rng.choice([0, 0.3, 0.95])] = np.inf
+        expected = (left[..., None] + right[:, None]).min(axis=2)
+        assert min_plus_in_numpy(left, right).tolist() == expected.tolist()
+        assert min_plus_compiled(left, right).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("max_cells", [20, 1 << 20])
+def test_compiled_code_and_several_weights_at_once_change_nothing(max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, (n, pairs) in enumerate(SHAPES.values()):
+        problem = build(np.random.default_rng(seed), [6] * n, pairs, Costs(10**6, 0.05))
+        search = WeightedSearch(problem, max_cells)
+        got = []
+        for is_compiled, at_once, chunk in ((False, 1, 1 << 22), (False, 5, 40), (True, 5, 1 << 22), (True, 2, 40)):
+            search.is_compiled = is_compiled
+            monkeypatch.setattr(least, "_CHUNK", chunk)
+            monkeypatch.setattr(least, "MAX_TOTAL_CELLS", at_once * search.plan.total_cells)
+            got.append(search.several_marginals(WEIGHTS, with_edges=True))
+        for first, *others in zip(*got, strict=True):
+            for other in others:
+                assert (first.least.bound, first.least.exact) == (other.least.bound, other.least.exact)
+                assert (first.least.mem_bytes, first.least.time_ns) == (other.least.mem_bytes, other.least.time_ns)
+                for mine, its in zip((*first.nodes, *first.edges), (*other.nodes, *other.edges), strict=True):
+                    assert (mine is None) == (its is None)
+                    assert mine is None or its is None or mine.tolist() == its.tolist()
+
+
+@pytest.mark.parametrize("max_cells", [5, 1 << 20])
+def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
+    """Equal costs, whether they share arrays or not, make what different ones would."""
+    rng = np.random.default_rng(7)
+    layer = build(rng, [6, 3, 3], [(0, 1), (0, 2), (1, 2)], Costs(1000, 0.05))
+    joint = Edge(0, 3, rng.integers(0, 100, (6, 6)), rng.integers(0, 100, (6, 6)))
+    nodes = layer.nodes * 6
+    starts = range(0, len(nodes), 3)
+    edges = [Edge(e.source + at, e.target + at, e.mem_bytes, e.time_ns) for at in starts for e in layer.edges]
+    edges += [Edge(at, 3 + at, joint.mem_bytes, joint.time_ns) for at in starts[:-1]]
+    shared = Problem(nodes, tuple(edges))
+    copies = Problem(
+        tuple(Node(n.name, n.mem_bytes.copy(), n.time_ns.copy()) for n in nodes),
+        tuple(Edge(e.source, e.target, e.mem_bytes.copy(), e.time_ns.copy()) for e in edges),
+    )
+    together, apart = WeightedSearch(shared, max_cells), WeightedSearch(copies, max_cells)
+    given = len(together.plan.given)
+    assert len(set(together.plan.same[given:])) < (len(together.plan.same) - given) * 2 / 3
+    apart.plan.same[:] = range(len(apart.plan.same))
+    for weights in WEIGHTS:
+        one, other = (search.marginals(weights) for search in (together, apart))
+        assert one.least.bound == other.least.bound
+        assert [m.tolist() for m in one.nodes] == [m.tolist() for m in other.nodes]
