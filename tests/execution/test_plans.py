@@ -22,6 +22,7 @@ from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.planning import plan_of
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
+from tensoropt.space import COMPACT, FULL
 from tensoropt.strategy import StrategyView
 
 # All points are costed again; of a longer frontier so many are executed, evenly spread, both ends among them.
@@ -29,12 +30,21 @@ MOST_POINTS = 8
 
 
 @pytest.mark.parametrize(
-    ("function", "cluster", "parallelism"),
-    [(zoo.mlp, "v100-1x4", 4), (zoo.mlp, "v100-2x2", 4), (zoo.cnn, "v100-1x4", 4), (zoo.attention, "v100-1x2", 2)],
+    ("function", "cluster", "space"),
+    [
+        (zoo.mlp, "v100-1x4", FULL),
+        (zoo.mlp, "v100-2x2", FULL),
+        (zoo.cnn, "v100-1x4", FULL),
+        (zoo.attention, "v100-1x2", FULL),
+        (zoo.mlp, "v100-2x4", COMPACT),
+        (zoo.cnn, "v100-2x2", COMPACT),
+        (zoo.attention, "v100-2x4", COMPACT),
+    ],
 )
-def test_all_points_of_a_frontier(function: Any, cluster: str, parallelism: int) -> None:
+def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> None:
     model = zoo.record(function, "adam")
-    frontier = find_frontier(model.model, resolve(cluster), parallelism)
+    hardware = resolve(cluster)
+    frontier = find_frontier(model.model, hardware, hardware.n_devices, space=space)
     found = frontier.found
     for point in range(len(found)):
         cost = frontier.built.problem.cost(found.strategies[point])
@@ -42,6 +52,8 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, parallelism: int)
     step = max(1, -(-len(found) // MOST_POINTS))
     for point in sorted({*range(0, len(found), step), len(found) - 1}):
         plan = plan_of(frontier, point, "mini_time", {})
+        parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
+        assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
         engine = engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh))
         train_and_check(engine, model)
