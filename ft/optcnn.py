@@ -108,8 +108,8 @@ class _Graph:
         """The states of the nodes that are left, and a time that no strategy is below."""
         left = sorted(self.own)
         place = {node: i for i, node in enumerate(left)}
-        nodes = [Node(str(node), np.zeros_like(self.own[node]), self.own[node]) for node in left]
-        edges = [Edge(place[a], place[b], np.zeros_like(table), table) for (a, b), table in self.edges.items()]
+        nodes = [Node(str(node), _free(self.own[node]), self.own[node]) for node in left]
+        edges = [Edge(place[a], place[b], _free(table), table) for (a, b), table in self.edges.items()]
         states, bound = _least_of_rest(Problem(tuple(nodes), tuple(edges)), max_cells)
         return dict(zip(left, states, strict=True)), bound
 
@@ -191,6 +191,12 @@ def _without_slow(edge: Edge, marginal: Floats | None, time_ns: int) -> Edge:
     if not slow.any():
         return edge
     return Edge(edge.source, edge.target, edge.mem_bytes, np.where(slow, INFEASIBLE, edge.time_ns))
+
+
+def _free(time: Ints) -> Ints:
+    """No memory: zeros of the same shape, of which only one is stored."""
+    result: Ints = np.broadcast_to(np.int64(0), time.shape)
+    return result
 
 
 def _allowed(mem: Ints, time: Ints) -> Ints:
