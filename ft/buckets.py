@@ -142,8 +142,8 @@ class Plan:
 
     @property
     def work(self) -> float:
-        """Sums that are made and compared for one pair of weights, at most."""
-        buckets = [bucket for step in self.steps for bucket in step.buckets if self.same[bucket.result] == bucket.result]
+        """Sums of which the least are looked for, for one pair of weights."""
+        buckets = [bucket for step in self.steps for bucket in step.buckets]
         return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
 
     @property

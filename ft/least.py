@@ -27,10 +27,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .buckets import MAX_TOTAL_CELLS, Bucket, Input, Plan, Step
+from .buckets import Bucket, Input, Plan, Step
 from .given import Costs
 from .merge import is_for_compiled_code
-from .min_plus import Floats, added, contract, expand, least_of_classes, less, min_plus_compiled, min_plus_in_numpy, turned
+from .min_plus import (
+    Floats,
+    Pool,
+    added,
+    contract,
+    expand,
+    least_of_classes,
+    less,
+    min_plus_compiled,
+    min_plus_in_numpy,
+    turned,
+)
 from .problem import INFEASIBLE, InfeasibleError, Problem
 
 EXACT = 1 << 52
@@ -38,8 +49,10 @@ EXACT = 1 << 52
 MAX_CELLS = 1 << 20
 _CHUNK = 1 << 22
 """Cells of both parts of a bucket that are added up together."""
-_WORK_OF_CANDIDATE = 16
-"""Sums of a weighted search that take as long as one candidate of a frontier."""
+_CELLS_AT_ONCE = 1 << 22
+"""Of the tables of all weights that are searched together."""
+_WORK_OF_CANDIDATE = 2
+"""Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
 
 
 class TimeIsUpError(Exception):
@@ -93,6 +106,7 @@ class WeightedSearch:
         self.problem = problem
         self.plan = Plan.of(problem, max_cells)
         self.deadline = deadline
+        self.pool = Pool()
         self.is_compiled = is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE)
         self.most = (sum(int(c.mem.max()) for c in self.plan.given), sum(int(c.time.max()) for c in self.plan.given))
 
@@ -124,15 +138,25 @@ class WeightedSearch:
 
     def several_least(self, weights: Sequence[tuple[float, float]]) -> list[Least]:
         """``least`` for several weights, faster than one by one; raises as it does."""
-        return [each for block in self._blocks(weights) for each in _Run(self, block).least()]
+        found = []
+        for block in self._blocks(weights):
+            run = _Run(self, block)
+            found += run.least()
+            run.put_back()
+        return found
 
     def several_marginals(self, weights: Sequence[tuple[float, float]], with_edges: bool = False) -> list[Marginals]:
         """``marginals`` for several weights, faster than one by one; raises as it does."""
-        return [each for block in self._blocks(weights) for each in _Run(self, block).marginals(with_edges)]
+        found = []
+        for block in self._blocks(weights):
+            run = _Run(self, block)
+            found += run.marginals(with_edges)
+            run.put_back()
+        return found
 
     def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-        """As many together as their tables fit in memory."""
-        size = max(1, MAX_TOTAL_CELLS // max(self.plan.total_cells, 1))
+        """As many together as their tables are small."""
+        size = max(1, _CELLS_AT_ONCE // max(self.plan.total_cells, 1))
         return [list(weights[start : start + size]) for start in range(0, len(weights), size)]
 
 
@@ -161,7 +185,10 @@ class _Run:
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
 
     def _weighted(self, costs: Costs) -> Floats:
-        table = np.stack([costs.mem * float(mem) + costs.time * float(time_ns) for mem, time_ns in self.weights])
+        table = self.search.pool.take((self.n, *costs.mem.shape))
+        for row, (mem, time_ns) in zip(table, self.weights, strict=True):
+            np.multiply(costs.mem, float(mem), out=row)
+            row += costs.time * float(time_ns)
         table[:, costs.forbidden] = np.inf
         return table
 
@@ -184,10 +211,18 @@ class _Run:
             own += self.tables[number][:, self.plan.shapes[number].of(step.variable)]
         self.own[step.variable] = self._shares(step, own)
         for bucket, share in zip(step.buckets, self.own[step.variable], strict=True):
-            result = np.full((self.n * bucket.sizes[0], *bucket.sizes[1:]), np.inf)
+            result = self.search.pool.take((self.n * bucket.sizes[0], *bucket.sizes[1:]))
+            result[...] = np.inf
             for _, left, right in self._halves(bucket, share):
-                result = np.minimum(result, self.product(left, right))
+                np.minimum(result, self.product(left, right), out=result)
             self.tables[bucket.result] = result.reshape(self.n, *bucket.shape)
+
+    def put_back(self) -> None:
+        """The tables' memory, for other runs."""
+        for number, same in enumerate(self.plan.same):
+            if same == number:
+                self.search.pool.put_back(self.tables[number])
+        self.tables.clear()
 
     def _shares(self, step: Step, own: Floats) -> list[Floats]:
         if len(step.buckets) == 1:
@@ -264,26 +299,31 @@ class _Run:
         return states
 
     def marginals(self, with_edges: bool) -> list[Marginals]:
-        given = len(self.plan.given)
+        given, pool = len(self.plan.given), self.search.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.search.problem.edges) if with_edges else []
-        outside: dict[int, Floats] = {n: self.total - self.tables[n] for n in self.plan.constants}
+        outside: dict[int, Floats] = {
+            n: np.subtract(self.total, self.tables[n], out=pool.take(self.total.shape)) for n in self.plan.constants
+        }
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
-                of_state, of_inputs = self._go_back(bucket, own, outside.pop(bucket.result), with_edges)
+                beyond = outside.pop(bucket.result)
+                of_state, of_inputs, used = self._go_back(bucket, own, beyond, with_edges)
                 of_buckets.append(of_state)
                 for each, marginal in of_inputs:
                     if each.table < given:
                         self._put_edge(edges, each.table, marginal)
                     else:
-                        outside[each.table] = less(marginal, self.tables[each.table])
+                        outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
+                for array in (beyond, *used):
+                    pool.put_back(array)
             nodes[step.variable] = np.max(of_buckets, axis=0)
             for number in step.own:
                 if number >= given:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, self.tables[number].shape[1])
-                    outside[number] = less(marginal, self.tables[number])
+                    outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
         found = []
         for k, (least, margin) in enumerate(zip(self.least(), self.margin, strict=True)):
             of_edges = tuple(None if each is None else each[k] for each in edges)
@@ -292,14 +332,16 @@ class _Run:
 
     def _go_back(
         self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
-    ) -> tuple[Floats, list[tuple[Input, Floats]]]:
-        """Marginals of the variable's states as a bucket sees them, and of the cells of some of its tables."""
+    ) -> tuple[Floats, list[tuple[Input, Floats]], list[Floats]]:
+        """Marginals of the variable's states as a bucket sees them, and of the cells of some of its tables; what these may
+        be views of, to be put back."""
         n_both, of_left, of_right = bucket.sizes
         beyond = outside.reshape(self.n * n_both, of_left, of_right)
         wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
         of_group = np.empty((self.n, bucket.n_groups))
-        lefts = np.empty((self.n * n_both, of_left, bucket.n_groups))
-        rights = np.empty((self.n * n_both, bucket.n_groups, of_right))
+        pool = self.search.pool
+        lefts = pool.take((self.n * n_both, of_left, bucket.n_groups))
+        rights = pool.take((self.n * n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if wanted[0] or not wanted[1]:
                 lefts[..., chunk] = left + self.product(beyond, turned(right))
@@ -309,7 +351,7 @@ class _Run:
                 if not wanted[0]:
                     of_group[:, chunk] = rights[:, chunk].min(axis=2).reshape(self.n, n_both, -1).min(axis=1)
         best = least_of_classes(own, bucket.group, bucket.n_groups)
-        of_state = less(of_group, best)[:, bucket.group] + own
+        of_state = less(of_group, best, of_group)[:, bucket.group] + own
         of_inputs = []
         whole = [
             lefts.reshape(self.n, *bucket.axes[0], *bucket.axes[1], bucket.n_groups),
@@ -320,7 +362,7 @@ class _Run:
                 others = tuple(axis + 1 for axis, size in enumerate(each.expanded) if size == 1)
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
                 of_inputs.append((each, contract(marginal, each, self.tables[each.table].shape)))
-        return of_state, of_inputs
+        return of_state, of_inputs, [lefts, rights]
 
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
         shape, costs = self.plan.shapes[table], self.plan.given[table]

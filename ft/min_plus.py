@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,24 @@ from .problem import Ints
 Floats = npt.NDArray[np.float64]
 _CHUNK = 1 << 15
 """Sums that NumPy makes together: they stay in the cache."""
+
+
+class Pool:
+    """Arrays that are used again: memory that is new to the process is slow."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[Floats]] = {}
+
+    def take(self, shape: tuple[int, ...]) -> Floats:
+        """An array with anything in it."""
+        size = math.prod(shape)
+        free = self.free.get(size)
+        flat: Floats = free.pop() if free else np.empty(size)
+        return flat.reshape(shape)
+
+    def put_back(self, array: Floats) -> None:
+        """One that was taken, and that nobody looks at any more."""
+        self.free.setdefault(array.size, []).append(array.reshape(-1))
 
 
 def min_plus_compiled(left: Floats, right: Floats) -> Floats:
@@ -91,8 +110,9 @@ def is_all(selector: Ints, size: int) -> bool:
     return len(selector) == size and bool((selector[1:] > selector[:-1]).all())
 
 
-def less(whole: Floats, part: Floats) -> Floats:
-    """What is left without a part; infinite where the part is."""
-    possible = np.isfinite(part)
-    result: Floats = np.where(possible, whole - np.where(possible, part, 0.0), np.inf)
+def less(whole: Floats, part: Floats, result: Floats) -> Floats:
+    """What is left without a part, into ``result``; infinite where the part is."""
+    with np.errstate(invalid="ignore"):
+        np.subtract(whole, part, out=result)
+    result[np.isinf(part)] = np.inf
     return result

@@ -171,7 +171,7 @@ def test_compiled_code_and_several_weights_at_once_change_nothing(max_cells: int
         for is_compiled, at_once, chunk in ((False, 1, 1 << 22), (False, 5, 40), (True, 5, 1 << 22), (True, 2, 40)):
             search.is_compiled = is_compiled
             monkeypatch.setattr(least, "_CHUNK", chunk)
-            monkeypatch.setattr(least, "MAX_TOTAL_CELLS", at_once * search.plan.total_cells)
+            monkeypatch.setattr(least, "_CELLS_AT_ONCE", at_once * search.plan.total_cells)
             got.append(search.several_marginals(WEIGHTS, with_edges=True))
         for first, *others in zip(*got, strict=True):
             for other in others:
