@@ -25,6 +25,11 @@ def frontier_of(name: str, space: str, cluster: str = "v100-1x4", parallelism: i
     return find_frontier(model_of(name), named(cluster), parallelism, space=space)
 
 
+@cache
+def baseline_of(name: str, algorithm: str, cluster: str, parallelism: int) -> ModelFrontier:
+    return find_frontier(model_of(name), named(cluster), parallelism, algorithm=algorithm, space="compact")
+
+
 def task_of(frontier: ModelFrontier) -> Task:
     return Task(frontier.costing, frontier.mesh, frontier.built.space, frontier.built)
 

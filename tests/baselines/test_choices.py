@@ -11,17 +11,18 @@ import pytest
 from tensoropt.baselines import data_parallel, mesh_tensorflow, one_weird_trick, tofu
 from tensoropt.baselines.dimensions import batch_dimension, logical_dimensions
 from tensoropt.baselines.naming import MOST_ASSIGNMENTS, Naming
-from tensoropt.frontier import find_baseline
+from tensoropt.baselines.task import Task
 from tensoropt.ft import search
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.ir import PLACEHOLDER, VARIABLE
 from tensoropt.rules.rule import NONE, Config, why_invalid
 
-from .models import frontier_of, strategies_of, task_of
+from .models import baseline_of, strategies_of
 
 
 def small_task(name="lenet5", cluster="v100-1x2", parallelism=2):
-    return task_of(frontier_of(name, "compact", cluster, parallelism))
+    found = baseline_of(name, "data-parallel", cluster, parallelism)
+    return Task(found.costing, found.mesh, "compact")
 
 
 def degrees(config: Config) -> dict[str, int]:
@@ -83,9 +84,8 @@ def test_one_weird_trick_splits_dense_layers_by_output_and_all_else_by_batch():
 
 def test_tofu_leaves_no_axis_idle_that_an_operator_could_use():
     for name in ("lenet5", "rnn", "transformer"):
-        found = find_baseline(frontier_of(name, "compact", "v100-1x2", 2), "tofu")
-        (configs,) = strategies_of(found)
-        task = task_of(found)
+        (configs,) = strategies_of(baseline_of(name, "tofu", "v100-1x2", 2))
+        task = small_task(name)
         assert any(config.used_axes for config in configs.values())
         for op in task.operators:
             config = configs[op.name]
@@ -163,7 +163,7 @@ def _fits(task, members, degree):
 def test_under_mesh_tensorflow_a_dimension_is_split_the_same_way_everywhere():
     task = small_task("lenet5", "v100-1x4", 4)
     naming = Naming.of(task, MOST_ASSIGNMENTS)
-    found = find_baseline(frontier_of("lenet5", "compact"), "mesh-tensorflow")
+    found = baseline_of("lenet5", "mesh-tensorflow", "v100-1x4", 4)
     kinds = set()
     for configs in strategies_of(found):
         for members in _members(naming):
