@@ -27,11 +27,7 @@ def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
     Raises:
         InfeasibleError: a node or an edge allows nothing; the message names it.
     """
-    kept = [(node.mem_bytes < INFEASIBLE) & (node.time_ns < INFEASIBLE) for node in problem.nodes]
-    for node, mask in zip(problem.nodes, kept, strict=True):
-        if not mask.any():
-            raise InfeasibleError(f"no strategy is allowed: every state of node {node.name!r} is infeasible")
-    allowed = [(edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE) for edge in problem.edges]
+    kept, allowed = _allowed(problem)
     edges_of: list[list[int]] = [[] for _ in problem.nodes]
     for index, edge in enumerate(problem.edges):
         edges_of[edge.source].append(index)
@@ -41,6 +37,26 @@ def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
         dominated = [_drop_dominated(problem, node, edges_of[node], allowed, kept) for node in range(len(kept))]
         if not any(dominated):
             return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
+
+
+def check_supported(problem: Problem) -> None:
+    """Refuse a problem of which that is easily told that it allows nothing.
+
+    Raises:
+        InfeasibleError: a node or an edge allows nothing; the message names it.
+    """
+    kept, allowed = _allowed(problem)
+    if not all(mask.all() for mask in (*kept, *allowed)):
+        _drop_unsupported(problem, allowed, kept)
+
+
+def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
+    """The states of nodes, and the pairs of edges, whose own cost is feasible."""
+    kept = [(node.mem_bytes < INFEASIBLE) & (node.time_ns < INFEASIBLE) for node in problem.nodes]
+    for node, mask in zip(problem.nodes, kept, strict=True):
+        if not mask.any():
+            raise InfeasibleError(f"no strategy is allowed: every state of node {node.name!r} is infeasible")
+    return kept, [(edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE) for edge in problem.edges]
 
 
 def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:

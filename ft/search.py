@@ -30,7 +30,7 @@ import numpy as np
 
 from .bound import LowerBound
 from .budget import Budget
-from .dominance import states_that_matter
+from .dominance import check_supported, states_that_matter
 from .elimination import TableGraph, TooLargeError
 from .exhaustive import exhaustive
 from .frontier import Frontier
@@ -98,7 +98,7 @@ class _Search:
         self.start, self.deadline = time.monotonic(), math.inf
 
     def run(self) -> Frontier:
-        states_that_matter(self.problem)  # names what is not allowed
+        check_supported(self.problem)
         if not self.budget.weighted:
             return self._by_heuristics()
         limits = Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
