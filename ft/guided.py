@@ -36,7 +36,7 @@ from .solver import Report
 from .tracking import Limits, Tracked, track
 from .trim import Thinning
 
-FIRST_CELLS = 1 << 14
+FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
 WITH_MARGINALS = 5
 """Lines whose reduced costs are looked at: they take longer than the lines themselves."""
