@@ -175,6 +175,7 @@ class Comparison:
             memory, times = each.found.mem_bytes / 1e9, each.found.time_ns / scale
             near = (each.found.mem_bytes <= width) & (each.found.time_ns <= height)
             label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
+            label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
             line = "--" if len(each) > 1 else "none"
             (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
             # Hollow, so that of points on top of each other both are seen.
