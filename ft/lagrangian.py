@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bound import LowerBound
-from .least import Least, TimeIsUpError, WeightedSearch
+from .least import Least, Shares, TimeIsUpError, WeightedSearch, between
 from .pareto import reduce_unsorted
 from .problem import Ints
 
@@ -100,8 +100,10 @@ class Hull:
 
     Attributes:
         lines: by ascending slope; the first bounds time alone, the last memory alone.
-        corners: the point that each line's search found, None if none.
+        corners: the best point that each line's search found, None if none.
         dropped: what bounds strategies that the search does not see; None if it sees all.
+        points: memory and time of all strategies that are known.
+        near: a line within this of a point is good enough.
     """
 
     search: WeightedSearch
@@ -109,6 +111,8 @@ class Hull:
     lines: list[Line] = field(default_factory=list)
     corners: list[tuple[int, int] | None] = field(default_factory=list)
     results: list[Least] = field(default_factory=list)
+    points: list[tuple[int, int]] = field(default_factory=list)
+    near: float = STEP
 
     @property
     def found(self) -> Found:
@@ -129,16 +133,32 @@ class Hull:
         slope = Line(*weights, 0).slope
         if any(line.slope == slope for line in self.lines):
             return None
-        result = self.search.least(weights)
         place = sum(line.slope < slope for line in self.lines)
-        least = math.ceil(result.bound)
+        known = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
+        found = self.search.tightened(weights, known, self.near, self._start(weights, place))
+        least = math.ceil(found[-1].bound)
         if self.dropped is not None:
             costs = weights[0] * self.dropped.mem_bytes.astype(object) + weights[1] * self.dropped.time_ns.astype(object)
             least = min(least, int(costs.min()))
         self.lines.insert(place, Line(*weights, least))
-        self.corners.insert(place, None if result.strategy is None else (result.mem_bytes, result.time_ns))
-        self.results.append(result)
+        corners = [(each.mem_bytes, each.time_ns) for each in found if each.strategy is not None]
+        self.corners.insert(place, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
+        self.points += corners
+        self.results += found
         return place
+
+    def _start(self, weights: tuple[int, int], place: int) -> Shares | None:
+        """How the two lines beside would share out what the plan splits; with this the bound is at least what they say."""
+        if self.search.plan.exact or not 0 < place < len(self.lines):
+            return None
+        low, high = self.lines[place - 1], self.lines[place]
+        shares = [self.search.shares.get((line.mem_weight, line.time_weight)) for line in (low, high)]
+        if shares[0] is None or shares[1] is None:
+            return None
+        determinant = high.mem_weight * low.time_weight - low.mem_weight * high.time_weight
+        of_low = (high.mem_weight * weights[1] - weights[0] * high.time_weight) / determinant
+        of_high = (weights[0] * low.time_weight - low.mem_weight * weights[1]) / determinant
+        return between(shares[0], shares[1], (of_low, of_high))
 
 
 def lagrangian(
@@ -159,33 +179,29 @@ def lagrangian(
         InfeasibleError: no strategy is allowed.
         TimeIsUpError: not even the two lines that bound each cost alone were ready.
     """
-    hull = Hull(search, dropped)
+    hull = Hull(search, dropped, near=max(gap / 2, STEP))
+    if known is not None:
+        hull.points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
     hull.add(0, 1)
     hull.add(1, 0)
-    points: list[tuple[int, int]] = [corner for corner in hull.corners if corner is not None]
-    if known is not None:
-        points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
     count = itertools.count()  # of equal gaps the first goes first
     pending = [(-math.inf, next(count), hull.lines[0], hull.lines[1])]
     try:
         while pending and len(hull.lines) < n_lines:
             _, _, low, high = heapq.heappop(pending)
             vertex = low.vertex(high)
-            if vertex is None or _gap(vertex, points) <= gap:
+            if vertex is None or _gap(vertex, hull.points) <= gap:
                 continue
             place = hull.add(*_between(hull, low, high))
             if place is None:
                 continue
-            corner = hull.corners[place]
-            if corner is not None:
-                points.append(corner)
             middle = hull.lines[place]
             if middle.mem_weight * vertex[0] + middle.time_weight * vertex[1] >= middle.least * (1 - 1e-12):
                 continue  # it cuts nothing off
             for pair in ((low, middle), (middle, high)):
                 corner_of = pair[0].vertex(pair[1])
                 if corner_of is not None:
-                    heapq.heappush(pending, (-_gap(corner_of, points), next(count), *pair))
+                    heapq.heappush(pending, (-_gap(corner_of, hull.points), next(count), *pair))
     except TimeIsUpError:
         pass
     return hull

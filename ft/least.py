@@ -54,6 +54,15 @@ _CELLS_AT_ONCE = 1 << 22
 _WORK_OF_CANDIDATE = 2
 """Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
 
+N_ROUNDS = 8
+"""Of sharing out the costs of split variables."""
+_WORTH_A_ROUND = 0.1
+"""What another round should win of what a bound lacks."""
+_LEAST_STEP = 2.0**-8
+
+Shares = dict[int, list[Floats]]
+"""For each split variable the shares of its own cost in each of its buckets but the first: float64[weights, K]."""
+
 
 class TimeIsUpError(Exception):
     """A weighted search was not ready by its deadline."""
@@ -107,6 +116,9 @@ class WeightedSearch:
         self.plan = Plan.of(problem, max_cells)
         self.deadline = deadline
         self.pool = Pool()
+        self.step = 1.0  # of sharing out: less where many split variables together go too far
+        self.split = [step.variable for step in self.plan.steps if len(step.buckets) > 1]
+        self.shares: dict[tuple[float, float], Shares] = {}  # what was found to be good for some weights
         self.is_compiled = is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE)
         self.most = (sum(int(c.mem.max()) for c in self.plan.given), sum(int(c.time.max()) for c in self.plan.given))
 
@@ -140,7 +152,7 @@ class WeightedSearch:
         """``least`` for several weights, faster than one by one; raises as it does."""
         found = []
         for block in self._blocks(weights):
-            run = _Run(self, block)
+            run = _Run(self, block, self.shares.get(block[0]))
             found += run.least()
             run.put_back()
         return found
@@ -149,7 +161,7 @@ class WeightedSearch:
         """``marginals`` for several weights, faster than one by one; raises as it does."""
         found = []
         for block in self._blocks(weights):
-            run = _Run(self, block)
+            run = _Run(self, block, self.shares.get(block[0]))
             found += run.marginals(with_edges)
             run.put_back()
         return found
@@ -157,16 +169,98 @@ class WeightedSearch:
     def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
         """As many together as their tables are small."""
         size = max(1, _CELLS_AT_ONCE // max(self.plan.total_cells, 1))
-        return [list(weights[start : start + size]) for start in range(0, len(weights), size)]
+        blocks: list[list[tuple[float, float]]] = []
+        for pair in weights:
+            if pair in self.shares or not blocks or len(blocks[-1]) == size or blocks[-1][0] in self.shares:
+                blocks.append([])
+            blocks[-1].append(pair)
+        return blocks
+
+    def tightened(
+        self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
+    ) -> list[Least]:
+        """``least`` with ever higher bounds, the best one last: variables are shared out anew, round by round.
+
+        The bound of :meth:`least` and of :meth:`marginals` for these weights will be that of the best round.
+
+        Args:
+            known: the weighted cost of a real strategy.
+            near: a bound within this of a strategy is good enough.
+            shares: to begin with.
+
+        Raises:
+            as ``least``; ``TimeIsUpError`` only if not a single bound was ready.
+        """
+        found: list[Least] = []
+        best: tuple[float, Shares, Shares] | None = None  # the total, the shares, and how they may change
+        try:
+            for _ in range(1 if self.plan.exact else N_ROUNDS):
+                run = _Run(self, [weights], shares)
+                total, least = float(run.total[0]), run.least()[0]
+                if least.strategy is not None:
+                    known = min(known, weights[0] * least.mem_bytes + weights[1] * least.time_ns)
+                is_best = best is None or total > best[0]
+                gain = math.inf if best is None else total - best[0]
+                found.insert(len(found) if is_best else 0, least)
+                enough = known <= total * (1 + near) or 0 <= gain < _WORTH_A_ROUND * (known - total)
+                if is_best:
+                    shares = {variable: run.own[variable][1:] for variable in self.split}
+                    self.shares[weights] = shares
+                    if not enough:
+                        run.marginals(False)
+                    best = total, shares, run.moves
+                else:
+                    self.step /= 4
+                run.put_back()
+                if enough or best is None or self.step < _LEAST_STEP:
+                    break
+                shares = _moved(*best[1:], self.step)
+        except TimeIsUpError:
+            if not found:
+                raise
+        return found
+
+
+def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
+    """So much of one and so much of the other: where their weights are combined like this the bounds are at least."""
+    result = {}
+    for variable, those in first.items():
+        pairs = zip(those, second[variable], strict=True)
+        result[variable] = [np.floor(one * parts[0] + other * parts[1]) for one, other in pairs]
+    return result
+
+
+def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
+    """What the marginals of all buckets but the first lack to their mean, state by state."""
+    mean = np.mean(of_buckets, axis=0)
+    return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
+
+
+def _moved(shares: Shares, moves: Shares, step: float) -> Shares:
+    result = {}
+    for variable, those in shares.items():
+        result[variable] = [
+            each + np.floor(np.where(np.isfinite(move), move, 0.0) * step)
+            for each, move in zip(those, moves[variable], strict=True)
+        ]
+    return result
 
 
 class _Run:
     """One elimination for several pairs of weights: the first axis of every table."""
 
-    def __init__(self, search: WeightedSearch, weights: Sequence[tuple[float, float]]) -> None:
+    def __init__(
+        self,
+        search: WeightedSearch,
+        weights: Sequence[tuple[float, float]],
+        shares: Shares | None = None,
+    ) -> None:
         for pair in weights:
             if not all(0 <= weight < math.inf for weight in pair):
                 raise ValueError(f"weights of memory and time must be finite and at least 0, got {pair}")
+        self.shares = shares
+        self.moves: Shares = {}  # by which each bucket's share would have to grow for all buckets to agree
+        self.found: list[Least] = []
         self.search, self.plan, self.weights = search, search.plan, list(weights)
         self.n = len(self.weights)
         self.product = min_plus_compiled if search.is_compiled else min_plus_in_numpy
@@ -174,10 +268,13 @@ class _Run:
         for number, costs in enumerate(self.plan.given):
             same = self.plan.same[number]
             self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
-        self.margin = np.array([self._margin(*pair) for pair in self.weights])
         self.own: dict[int, list[Floats]] = {}  # of each bucket of a variable, its share of the variable's own cost
         for step in self.plan.steps:
             self._eliminate(step)
+        shared = np.zeros(self.n)
+        for share in (share for variable in search.split for share in self.own[variable]):
+            shared += np.abs(share, out=np.zeros_like(share), where=np.isfinite(share)).max(axis=1)
+        self.margin = np.array([self._margin(*pair, most) for pair, most in zip(self.weights, shared, strict=True)])
         self.total: Floats = np.zeros(self.n)
         for number in self.plan.constants:
             self.total = self.total + self.tables[number]
@@ -192,8 +289,9 @@ class _Run:
         table[:, costs.forbidden] = np.inf
         return table
 
-    def _margin(self, mem: float, time_ns: float) -> float:
-        most = mem * self.search.most[0] + time_ns * self.search.most[1]
+    def _margin(self, mem: float, time_ns: float, shared: float) -> float:
+        """What rounding can have added. Any number here is a sum of costs and of shares, each at most once."""
+        most = mem * self.search.most[0] + time_ns * self.search.most[1] + shared
         is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
         return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
 
@@ -201,7 +299,7 @@ class _Run:
         if time.monotonic() > self.search.deadline:
             raise TimeIsUpError
         same = self.plan.same[step.buckets[0].result]
-        if same < step.buckets[0].result:
+        if self.shares is None and same < step.buckets[0].result:
             self.own[step.variable] = self.own[self.plan.variable_of[same]]
             for bucket in step.buckets:
                 self.tables[bucket.result] = self.tables[self.plan.same[bucket.result]]
@@ -209,7 +307,11 @@ class _Run:
         own = np.zeros((self.n, self.plan.n_states[step.variable]))
         for number in step.own:
             own += self.tables[number][:, self.plan.shapes[number].of(step.variable)]
-        self.own[step.variable] = self._shares(step, own)
+        if self.shares is None or len(step.buckets) == 1:
+            self.own[step.variable] = self._shares(step, own)
+        else:
+            others = self.shares[step.variable]
+            self.own[step.variable] = [less(own, np.sum(others, axis=0), np.empty_like(own)), *others]
         for bucket, share in zip(step.buckets, self.own[step.variable], strict=True):
             result = self.search.pool.take((self.n * bucket.sizes[0], *bucket.sizes[1:]))
             result[...] = np.inf
@@ -220,7 +322,7 @@ class _Run:
     def put_back(self) -> None:
         """The tables' memory, for other runs."""
         for number, same in enumerate(self.plan.same):
-            if same == number:
+            if same == number or (self.shares is not None and number >= len(self.plan.given)):
                 self.search.pool.put_back(self.tables[number])
         self.tables.clear()
 
@@ -269,6 +371,11 @@ class _Run:
             yield chunk, left.reshape(shapes[0]), right.reshape(shapes[1])
 
     def least(self) -> list[Least]:
+        if not self.found:
+            self.found = self._least()
+        return self.found
+
+    def _least(self) -> list[Least]:
         states = self._strategies()
         found = []
         for weights, strategy, total, margin in zip(self.weights, states, self.total, self.margin, strict=True):
@@ -318,6 +425,8 @@ class _Run:
                         outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
                 for array in (beyond, *used):
                     pool.put_back(array)
+            if len(of_buckets) > 1:
+                self.moves[step.variable] = _moves(of_buckets)
             nodes[step.variable] = np.max(of_buckets, axis=0)
             for number in step.own:
                 if number >= given:

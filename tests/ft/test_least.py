@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least
-from tensoropt.ft.least import TimeIsUpError, WeightedSearch
+from tensoropt.ft.least import TimeIsUpError, WeightedSearch, between
 from tensoropt.ft.min_plus import min_plus_compiled, min_plus_in_numpy
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
@@ -205,3 +205,41 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
         one, other = (search.marginals(weights) for search in (together, apart))
         assert one.least.bound == other.least.bound
         assert [m.tolist() for m in one.nodes] == [m.tolist() for m in other.nodes]
+
+
+def test_sharing_out_anew_lifts_bounds_and_keeps_them_valid() -> None:
+    n_relaxed, before, after = 0, 0.0, 0.0
+    for draw, max_cells in ((small_problem, 3), (entangled_problem, 8), (entangled_problem, 3)):
+        for problem, search, (strategies, mem, time_ns) in searches(range(30), max_cells, draw):
+            if search.plan.exact:
+                continue
+            for mem_weight, time_weight in ((1.0, 0.0), (3.0, 7.0)):
+                weights = search.integer_weights(mem_weight, time_weight)
+                costs = np.array(weights[0] * mem.astype(object) + weights[1] * time_ns.astype(object), np.float64)
+                plain = search.least(weights)
+                found = search.tightened(weights)
+                assert max(each.bound for each in found) == found[-1].bound <= costs.min()
+                assert found[-1].bound >= plain.bound
+                for each in found:
+                    if each.strategy is not None:
+                        assert problem.cost(each.strategy) == (each.mem_bytes, each.time_ns)
+                got = search.marginals(weights)
+                assert got.least.bound == found[-1].bound
+                for node, marginal in enumerate(got.nodes):
+                    true = [costs[strategies[:, node] == s].min(initial=np.inf) for s in range(len(marginal))]
+                    assert (marginal <= true).all()
+                n_relaxed += 1
+                before += 1 - plain.bound / costs.min()
+                after += 1 - found[-1].bound / costs.min()
+    assert n_relaxed > 50
+    assert after < before / 3
+
+
+def test_shares_between_those_of_two_weights_are_as_good() -> None:
+    for _, search, _ in searches(range(30), 4, entangled_problem):
+        ends = [search.tightened(weights)[-1] for weights in ((900.0, 100.0), (100.0, 900.0))]
+        start = between(*(search.shares[end.weights] for end in ends), (0.25, 0.75))
+        first = search.tightened((300.0, 700.0), shares=start, known=0.0)
+        assert len(first) == 1
+        rounding = 2 * sum(len(step.buckets) for step in search.plan.steps)
+        assert first[0].bound >= 0.25 * ends[0].bound + 0.75 * ends[1].bound - rounding
