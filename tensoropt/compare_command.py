@@ -14,7 +14,7 @@ from .files import write_json
 from .memory_limit import parse_memory
 from .profiling.hardware import Hardware, HardwareError
 from .quiet import import_tensorflow
-from .search_command import Bars, add_model_arguments, check_outputs, hardware_of, number_of_devices
+from .search_command import Bars, add_model_arguments, budget_of, check_outputs, hardware_of, number_of_devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     """All that can be refused is refused before the search, which may be long."""
     hardware, count = _hardware_and_count(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
+    budget = budget_of(arguments)
     check_outputs({"--json": arguments.json, "--plot": arguments.plot})
     import_tensorflow()
     from .comparison import compare
@@ -55,7 +56,9 @@ def _compare(arguments: argparse.Namespace) -> None:
     asked = Asked(recorded, hardware, "compare", "ft-ldp")
     print(introduction(asked), flush=True)
     with Bars() as bars:
-        frontier = find_frontier(recorded.model, hardware, count, progress=bars.update, space=arguments.space)
+        frontier = find_frontier(
+            recorded.model, hardware, count, progress=bars.update, space=arguments.space, budget=budget
+        )
         compared = compare(frontier, limit_bytes=limit, progress=bars.update)
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():

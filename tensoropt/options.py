@@ -12,7 +12,7 @@ from .curve import Curve, CurvePoint
 from .errors import InputError, short
 from .forcing import Force
 from .frontier import Model, ModelFrontier, Progress, find_frontier
-from .ft import InfeasibleError
+from .ft import Budget, InfeasibleError
 from .ir import PLACEHOLDER
 from .memory_limit import memory_text
 from .objectives import MEMORY_TIME, Objectives
@@ -22,6 +22,7 @@ from .profiling.hardware import Hardware, LinkLevel
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 MOST_DEVICES_TRIED = 16
+OF_CURVE = Budget(seconds=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Request:
         algorithm: of the search.
         space: that is searched; None to go by the size of the full one.
         objectives: the two costs to search.
+        budget: how hard to search; None for the default, which is less for each point of a curve.
         progress: is told (stage, done, total).
     """
 
@@ -47,6 +49,7 @@ class Request:
     progress: Progress | None = None
     space: str | None = None
     objectives: Objectives = MEMORY_TIME
+    budget: Budget | None = None
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
@@ -81,6 +84,7 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     """Least time for each parallelism, without running."""
     batch = batch_of(request.model)
+    request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     points = []
     for parallelism in parallelisms:
         frontier = _frontier(request, parallelism)
@@ -172,6 +176,7 @@ def _frontier(request: Request, parallelism: int) -> ModelFrontier:
             request.progress,
             request.space,
             request.objectives,
+            request.budget,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error

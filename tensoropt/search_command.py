@@ -6,6 +6,7 @@ No ranks, no GPU, no measurement: the model is recorded (:mod:`.offline`), its c
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from .baselines import BASELINES
 from .errors import InputError, short
 from .files import check_writable, write_json
-from .ft import ALGORITHMS
+from .ft import ALGORITHMS, Budget
 from .memory_limit import parse_memory
 from .objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .profiling.hardware import Hardware, HardwareError, named, resolve
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
+DEFAULT, OF_CURVE = Budget(), 1
 # Those of options.py and offline.py, which import TensorFlow: help and refusals are quick without.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -77,6 +79,33 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
     )
     parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
+    parser.add_argument(
+        "--seconds", metavar="S", help=f"for refining what is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}"
+    )
+    parser.add_argument("--gap", metavar="PERCENT", help="to the lower bound, that is small enough; default: 0")
+
+
+def budget_of(arguments: argparse.Namespace) -> Budget | None:
+    """How hard to search, where that was said.
+
+    Raises:
+        InputError: a number out of range.
+    """
+    if arguments.seconds is None and arguments.gap is None:
+        return None
+    seconds = DEFAULT.seconds if arguments.seconds is None else _amount(arguments.seconds, "--seconds", "number of seconds")
+    gap = 0.0 if arguments.gap is None else _amount(arguments.gap, "--gap", "percentage") / 100
+    return Budget(seconds=seconds, gap=gap)
+
+
+def _amount(text: str, argument: str, what: str) -> float:
+    try:
+        amount = float(text.removesuffix("%"))
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < math.inf:
+        raise InputError(f"{argument} takes a {what} of at least 0, got {short(text)}")
+    return amount
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,7 +124,7 @@ def _search(arguments: argparse.Namespace) -> None:
     """All that can be refused is refused before the search, which may be long."""
     hardware, counts = _hardware_and_counts(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
-    objectives = parse_objectives(arguments.objectives)
+    objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     _check_outputs(arguments)
     import_tensorflow()
     from .offline import record_named
@@ -120,6 +149,7 @@ def _search(arguments: argparse.Namespace) -> None:
             bars.update,
             arguments.space,
             objectives,
+            budget,
         )
         found = _find(arguments.option, request, counts)
     print(result_text(asked, found))
