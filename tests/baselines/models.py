@@ -10,6 +10,7 @@ from zoo_models.small import SMALL
 from tensoropt import zoo
 from tensoropt.baselines.task import Task
 from tensoropt.frontier import Model, ModelFrontier, find_frontier
+from tensoropt.ft import Budget
 from tensoropt.offline import record
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
@@ -22,7 +23,8 @@ def model_of(name: str) -> Model:
 
 @cache
 def frontier_of(name: str, space: str, cluster: str = "v100-1x4", parallelism: int = 4) -> ModelFrontier:
-    return find_frontier(model_of(name), named(cluster), parallelism, space=space)
+    # As long as it takes to be exact, on a busy machine too.
+    return find_frontier(model_of(name), named(cluster), parallelism, space=space, budget=Budget(seconds=300.0))
 
 
 @cache
