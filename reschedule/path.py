@@ -2,13 +2,12 @@
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
 is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.bulk`;
-:func:`all_pairs` is a table of the times between
-many layouts, by :mod:`.bulk`.
+:func:`all_pairs` is a table of the times between many layouts, by :mod:`.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
 order, so all ranks find the same. A tensor that is partial at neither end is not made partial on the way: integers and
 booleans never are, and minus zero would not survive a sum. On many axes only some layouts may lie between the two ends:
-those of few runs of axes, see :mod:`.orders`.
+those of whole *units* if both ends are, see :mod:`.units`, and those of few runs of axes or units, see :mod:`.orders`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
 from .search import StepTimes, cheapest_moves
-from .steps import State, Step, make_step
+from .steps import Move, State, Step, make_step
+from .units import UnitMesh
 
 _TOO_LONG_NS = 3600 * 10**9
 
@@ -98,16 +98,25 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
         ReschedulingError: the layouts are of different meshes or ranks, or do not fit the shape.
     """
     _check(source, target, shape)
-    times = _step_times(source.mesh, shape, itemsize, costs)
+    mesh = source.mesh
     partial = bool(source.partial or target.partial)
-    runs = runs_on_paths(len(source.mesh.sizes), len(shape))
-    ends = State.of(source), State.of(target)
-    search = quick_moves if is_quick(times, *ends, runs) else cheapest_moves
+    of_units = UnitMesh.of(mesh)
+    ends = of_units.state(source), of_units.state(target)
+    if ends[0] is not None and ends[1] is not None:
+        found = map(of_units.move, _moves(_unit_times(mesh, shape, itemsize, costs), ends[0], ends[1], partial))
+    else:
+        found = iter(_moves(_step_times(mesh, shape, itemsize, costs), State.of(source), State.of(target), partial))
     layout, steps = source, []
-    for move in search(times, *ends, partial, runs):
+    for move in found:
         steps.append(make_step(layout, move))
         layout = steps[-1].target
     return Path(source, target, tuple(steps), shape)
+
+
+def _moves(times: StepTimes, source: State, target: State, partial: bool) -> list[Move]:
+    runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
+    search = quick_moves if is_quick(times, source, target, runs) else cheapest_moves
+    return search(times, source, target, partial, runs)
 
 
 def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
@@ -115,6 +124,16 @@ def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> St
         return costs.time_ns(kind, mesh, axes, elements * itemsize)
 
     return StepTimes(mesh.sizes, shape, ask)
+
+
+def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
+    """What moves of units cost: what those of their axes do."""
+    of_units = UnitMesh.of(mesh)
+
+    def ask(kind: str, moved: Axes, elements: int) -> int:
+        return costs.time_ns(kind, mesh, of_units.axes(moved), elements * itemsize)
+
+    return StepTimes(of_units.sizes, shape, ask)
 
 
 def _check(source: Layout, target: Layout, shape: Shape) -> None:
@@ -172,16 +191,26 @@ def all_pairs(
     for layout in chosen:
         _check(layout, replicated, shape)
 
-    times = _step_times(mesh, shape, itemsize, costs)
-    runs = runs_on_paths(len(mesh.sizes), len(shape))
-    states = [State.of(layout) for layout in chosen]
-    is_partial = np.array([bool(layout.partial) for layout in chosen], bool)
+    of_units = [UnitMesh.of(mesh).state(layout) for layout in chosen]
+    inside = [i for i, state in enumerate(of_units) if state is not None]
     time_ns = np.zeros((len(chosen), len(chosen)), np.int64)
+    if len(inside) < len(chosen):
+        time_ns = _table(_step_times(mesh, shape, itemsize, costs), [State.of(layout) for layout in chosen])
+    between_units = _table(_unit_times(mesh, shape, itemsize, costs), [state for state in of_units if state is not None])
+    time_ns[np.ix_(inside, inside)] = between_units
+    if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
+        raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
+    return AllPairs(chosen, index, time_ns, shape, itemsize, costs)
+
+
+def _table(times: StepTimes, states: Sequence[State]) -> Ints:
+    """Nanoseconds between all pairs, those that are partial at neither end without sums on the way."""
+    runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
+    is_partial = np.array([bool(state.partial) for state in states], bool)
+    time_ns = np.zeros((len(states), len(states)), np.int64)
     whole = np.flatnonzero(~is_partial)
     time_ns[np.ix_(whole, whole)] = times_between(times, [states[i] for i in whole], False, runs)
     if is_partial.any():
         summing = times_between(times, states, True, runs)
         time_ns = np.where(is_partial[:, None] | is_partial[None, :], summing, time_ns)
-    if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
-        raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
-    return AllPairs(chosen, index, time_ns, shape, itemsize, costs)
+    return time_ns

@@ -5,9 +5,9 @@
 | ``full`` | every operator | every mesh axis to any factor, to a linear group, or to none |
 | ``compact`` | heavy operators; light ones follow (:mod:`.following`) | at most MOST_FACTORS factors, each a run of units |
 
-A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them: a level's axes of one size are
-bundled by 1, 2, 3, ..., so that each number of them can still be had (8 devices are 2 x 4). A level's bundles may come in
-ascending or in descending order; a factor takes a run of them in some order.
+A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them (:mod:`.reschedule.units`): 8
+devices are then 2 x 4. A level's units may come in ascending or in descending order; a factor takes a run of them in some
+order.
 
 A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
 while that has at most MOST_CONFIGS configs.
@@ -16,12 +16,13 @@ while that has at most MOST_CONFIGS configs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count, groupby, product
+from itertools import chain, groupby, product
 
 from .following import Followers, followers
 from .ir import Graph
 from .reschedule.layout import Axes
 from .reschedule.mesh import Mesh
+from .reschedule.units import MOST_AXES, units
 from .rules.registry import rule_of
 from .rules.rule import NONE, Config, Rule, why_invalid
 from .takers import Taker
@@ -29,7 +30,6 @@ from .takers import Taker
 FULL, COMPACT = "full", "compact"
 SPACES = (FULL, COMPACT)
 MOST_FACTORS = 2
-MOST_AXES = 4
 MOST_CONFIGS = 2_000
 
 Assignments = tuple[tuple[Config, ...], ...]
@@ -118,19 +118,7 @@ def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str,
 def unit_orders(mesh: Mesh) -> list[tuple[Axes, ...]]:
     """The orders in which the units of a mesh may come, each unit a tuple of axes."""
     if len(mesh.sizes) <= MOST_AXES:
-        return [tuple((axis,) for axis in mesh.axes)]
-    levels = []
-    for _, axes in groupby(mesh.axes, key=lambda axis: mesh.level_of_axis[axis]):
-        by_size = (list(alike) for _, alike in groupby(axes, key=lambda axis: mesh.sizes[axis]))
-        bundles = [bundle for alike in by_size for bundle in _bundles(alike)]
-        levels.append(dict.fromkeys([tuple(bundles), tuple(reversed(bundles))]))
-    return [tuple(chain.from_iterable(order)) for order in product(*levels)]
-
-
-def _bundles(axes: list[int]) -> Iterator[Axes]:
-    """1, 2, 3, ... of them, and the rest."""
-    for size in count(1):
-        if not axes:
-            return
-        yield tuple(axes[:size])
-        axes = axes[size:]
+        return [units(mesh)]
+    levels = [tuple(level) for _, level in groupby(units(mesh), key=lambda unit: mesh.level_of_axis[unit[0]])]
+    in_level = (dict.fromkeys([bundles, bundles[::-1]]) for bundles in levels)
+    return [tuple(chain.from_iterable(order)) for order in product(*in_level)]

@@ -1,0 +1,93 @@
+"""Bundles of axes that are searched as if each were one axis.
+
+Up to ``MOST_AXES`` axes every axis is a unit. Where there are more, a level's axes of one size are bundled by 1, 2, 3, ..., so
+that each number of them can still be had: 64 machines of 8 devices, ``(2, 2, 2, 2, 2, 2 | 2, 2, 2)``, have the units ``a``,
+``bc``, ``def`` and ``g``, ``hi``. A layout is *of units* if each dimension, and the set of partial axes, consists of whole
+units, which may come in any order, but have their own axes in ascending order.
+
+Between two layouts of units a path goes through layouts of units: those of 9 axes are then as few as those of 5. The axes
+of a unit lie next to each other wherever it is, so its moves are moves of all its axes at once, and cost what these cost.
+Whether a layout is of units follows from the layout and its mesh alone, so tables of times and single searches agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import count, groupby
+
+from .layout import Axes, Layout
+from .mesh import Mesh
+from .steps import Move, State
+
+MOST_AXES = 4
+"""Up to so many axes, each is a unit."""
+
+
+@cache
+def units(mesh: Mesh) -> tuple[Axes, ...]:
+    """The units of a mesh, in ascending order of their axes, of which each is in one."""
+    if len(mesh.sizes) <= MOST_AXES:
+        return tuple((axis,) for axis in mesh.axes)
+    alike = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
+    return tuple(bundle for _, axes in alike for bundle in _bundles(tuple(axes)))
+
+
+def _bundles(axes: Axes) -> Iterator[Axes]:
+    """1, 2, 3, ... of them, and the rest."""
+    for size in count(1):
+        if not axes:
+            return
+        yield axes[:size]
+        axes = axes[size:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitMesh:
+    """A mesh with its units as axes, numbered in the order of :func:`units`."""
+
+    units: tuple[Axes, ...]
+    sizes: Axes  # devices along each unit
+    _unit_at: dict[int, int]  # by first axis
+    _known: dict[Axes, Axes | None]
+
+    @classmethod
+    @cache
+    def of(cls, mesh: Mesh) -> UnitMesh:
+        bundles = units(mesh)
+        first = {bundle[0]: number for number, bundle in enumerate(bundles)}
+        return cls(bundles, tuple(mesh.size_of(bundle) for bundle in bundles), first, {})
+
+    def in_units(self, axes: Axes) -> Axes | None:
+        """The units that these axes are, one after the other; None if they are not whole ones."""
+        if axes not in self._known:
+            self._known[axes] = self._read(axes)
+        return self._known[axes]
+
+    def _read(self, axes: Axes) -> Axes | None:
+        found: list[int] = []
+        at = 0
+        while at < len(axes):
+            unit = self._unit_at.get(axes[at])
+            if unit is None or axes[at : at + len(self.units[unit])] != self.units[unit]:
+                return None
+            found.append(unit)
+            at += len(self.units[unit])
+        return tuple(found)
+
+    def state(self, layout: Layout) -> State | None:
+        """A layout over the units; None if it is not of units."""
+        partial = self.in_units(layout.partial)
+        splits = [self.in_units(axes) for axes in layout.splits]
+        found = tuple(axes for axes in splits if axes is not None)
+        return None if partial is None or len(found) < len(splits) else State(found, partial)
+
+    def axes(self, of_units: Axes) -> Axes:
+        """The axes of some units, one unit after the other; ascending, if the units are."""
+        return tuple(axis for unit in of_units for axis in self.units[unit])
+
+    def move(self, move: Move) -> Move:
+        """A move of units as one of their axes."""
+        target = State(tuple(map(self.axes, move.target.splits)), self.axes(move.target.partial))
+        return move._replace(axes=self.axes(move.axes), target=target)
