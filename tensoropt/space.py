@@ -30,7 +30,7 @@ from .takers import Taker
 FULL, COMPACT = "full", "compact"
 SPACES = (FULL, COMPACT)
 MOST_FACTORS = 2
-MOST_CONFIGS = 2_000
+MOST_CONFIGS = 4_000
 
 Assignments = tuple[tuple[Config, ...], ...]
 """Configs of the operators of a node together: [states][operators]."""
