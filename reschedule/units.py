@@ -1,9 +1,9 @@
 """Bundles of axes that are searched as if each were one axis.
 
-Up to ``MOST_AXES`` axes every axis is a unit. Where there are more, a level's axes of one size are bundled by 1, 2, 3, ..., so
-that each number of them can still be had: 64 machines of 8 devices, ``(2, 2, 2, 2, 2, 2 | 2, 2, 2)``, have the units ``a``,
-``bc``, ``def`` and ``g``, ``hi``. A layout is *of units* if each dimension, and the set of partial axes, consists of whole
-units, which may come in any order, but have their own axes in ascending order.
+Up to ``MOST_AXES`` axes every axis is a unit. Where there are more, a level's axes of one size are bundled by 1, 2, 3, ...,
+so that each number of them can still be had: 64 machines of 8 devices, ``(2, 2, 2, 2, 2, 2 | 2, 2, 2)``, have the units
+``a``, ``bc``, ``def`` and ``g``, ``hi``. A layout is *of units* if each dimension, and the set of partial axes, consists of
+whole units, which may come in any order, but have their own axes in ascending order.
 
 Between two layouts of units a path goes through layouts of units: those of 9 axes are then as few as those of 5. The axes
 of a unit lie next to each other wherever it is, so its moves are moves of all its axes at once, and cost what these cost.

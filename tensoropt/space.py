@@ -108,9 +108,9 @@ def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str,
             if name == none or starts or before[-1] == name:
                 yield from extend((*before, name), n_units)
 
-    for units in unit_orders(mesh):
-        for assignment in extend((), len(units)):
-            given = dict(zip(units, assignment, strict=True))
+    for order in unit_orders(mesh):
+        for assignment in extend((), len(order)):
+            given = dict(zip(order, assignment, strict=True))
             of_axis = {axis: name for unit, name in given.items() for axis in unit}
             yield tuple(of_axis[axis] for axis in mesh.axes)
 
