@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least, weighted_pass
 from tensoropt.ft.least import TimeIsUpError, WeightedSearch, between
 from tensoropt.ft.min_plus import min_plus_compiled, min_plus_in_numpy
 
@@ -169,8 +170,9 @@ def test_compiled_code_and_several_weights_at_once_change_nothing(max_cells: int
         search = WeightedSearch(problem, max_cells)
         got = []
         for is_compiled, at_once, chunk in ((False, 1, 1 << 22), (False, 5, 40), (True, 5, 1 << 22), (True, 2, 40)):
-            search.is_compiled = is_compiled
-            monkeypatch.setattr(least, "_CHUNK", chunk)
+            product = min_plus_compiled if is_compiled else min_plus_in_numpy
+            search.setting = dataclasses.replace(search.setting, product=product)
+            monkeypatch.setattr(weighted_pass, "_CHUNK", chunk)
             monkeypatch.setattr(least, "_CELLS_AT_ONCE", at_once * search.plan.total_cells)
             got.append(search.several_marginals(WEIGHTS, with_edges=True))
         for first, *others in zip(*got, strict=True):
