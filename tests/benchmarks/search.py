@@ -1,6 +1,6 @@
 """How long searches of the zoo's models take and what they find, each in a process of its own for its peak memory.
 
-    python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL@CLUSTER ...] [--curve] [--table3]
+    python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve] [--table3]
 
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts included; the
 compiled code is on disk after a first run, and is loaded within them. ``--curve`` is
@@ -48,10 +48,14 @@ HEADERS = (
 Case = tuple[str, float, float, str]
 
 
-def recorded(name: str) -> Any:
-    from tensoropt.offline import record_named
+def recorded(what: str) -> Any:
+    """A model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
+    from tensoropt import zoo
+    from tensoropt.offline import record
 
-    return record_named(f"zoo:{name}")
+    name, _, text = what.partition(":")
+    sizes = {key: int(value) for key, _, value in (part.partition("=") for part in text.split(",") if part)}
+    return record(lambda: zoo.find(name)(**sizes), what)
 
 
 def row(case: Case) -> list[str]:
@@ -94,7 +98,7 @@ def curve_seconds(_: object) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER")
+    parser.add_argument("cases", nargs="*", metavar="MODEL[:SIZE=N,...]@CLUSTER")
     parser.add_argument("--gap", type=float, default=1.0, help="in percent, that is small enough to stop; default: 1")
     parser.add_argument("--seconds", type=float, default=5.0, help="for refining; default: 5")
     parser.add_argument("--curve", action="store_true")
