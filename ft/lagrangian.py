@@ -14,7 +14,10 @@ Lines become a staircase (``staircase``): for ascending memories m_0 < m_1 < .. 
 the least integer time that all lines allow with memory m. A strategy with memory in [m_j, m_{j+1}) is at least as much, as
 T falls. Memories are so dense that a step is at most STEP of either cost, or a single byte.
 
-Complexity: a weighted search per line, at most twice as many as the hull has corners.
+Where the searches are inexact a line takes several rounds (``WeightedSearch.tightened``), which begin with what the two
+lines beside it found to be good.
+
+Complexity: a weighted search per line and round; at most twice as many lines as the hull has corners.
 """
 
 from __future__ import annotations
