@@ -74,47 +74,50 @@ class Weighted:
     def times(self, sources: Ints, targets: Ints) -> Ints:
         """Nanoseconds from each to each of some states, int64[sources, targets]."""
         if not self.classes:
-            return self.search(_Starts.at(sources))[:, targets]
+            times: Ints = self.search(_Starts.at(sources), targets).T
+            return times
         graph = self.graph
         renamed = _first_come_first_named(graph, sources, self.classes)
         renamings, of_source = np.unique(renamed, axis=0, return_inverse=True)
         of_source = of_source.reshape(-1)
-        canonical = np.empty_like(sources)
+        canonical, wanted = np.empty_like(sources), np.empty((len(renamings), len(targets)), np.int64)
         for number, renaming in enumerate(renamings):
             canonical[of_source == number] = _renamed(graph, sources[of_source == number], renaming)
+            wanted[number] = _renamed(graph, targets, renaming)
         distinct, row = np.unique(canonical, return_inverse=True)
-        found = self.search(_Starts.at(distinct))
-        times = np.empty((len(sources), len(targets)), np.int64)
-        for number, renaming in enumerate(renamings):
-            rows = of_source == number
-            times[rows] = found[row[rows]][:, _renamed(graph, targets, renaming)]
-        return times
+        each, column = np.unique(wanted, return_inverse=True)
+        found = self.search(_Starts.at(distinct), each)
+        return found[column.reshape(wanted.shape)[of_source], row.reshape(-1, 1)]
 
-    def search(self, starts: _Starts) -> Ints:
-        """Nanoseconds from each start to each state, [starts, states]."""
+    def search(self, starts: _Starts, wanted: Ints) -> Ints:
+        """Nanoseconds from each start to each of some states that fit, int64[wanted, starts]."""
         size = max(1, _MOST_TIMES // len(self.fits))
-        found: list[Ints] = []
-        kind: np.dtype[Any] = np.dtype(np.int32)
+        found = np.empty((len(wanted), starts.n_rows), np.int64)
+        narrow: np.dtype[Any] = np.dtype(np.int32)
+        wide: np.dtype[Any] = np.dtype(np.int64)
+        first = narrow
         for i in range(0, starts.n_rows, size):
-            block = self._search_block(starts.rows(i, i + size), kind)
-            kind = block.dtype  # where one block has long times the next will too
-            found.append(block)
-        return np.concatenate(found) if found else np.zeros((0, len(self.fits)), np.int64)
+            rows = np.arange(i, min(i + size, starts.n_rows))
+            found[:, rows] = times = self._distances(starts.of(rows), first)[wanted]
+            if first == narrow:
+                long = rows[(times == _NEVER[narrow]).any(axis=0)]
+                found[:, long] = self._distances(starts.of(long), wide)[wanted]
+                first = wide if 2 * len(long) > len(rows) else narrow  # where many have long times others will too
+        return found
 
-    def _search_block(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
-        """In 32 bits if ``kind`` is, unless times reach a second."""
+    def _distances(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
+        """Nanoseconds to each state from each start, [states, starts]; those from a second on are wrong in 32 bits."""
         never = _NEVER[kind]
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
-        distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
-        relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
-        if kind == np.int32 and distance.max(axis=1, initial=0)[self.fits].max() == never:
-            return self._search_block(starts, np.dtype(np.int64))
-        return np.ascontiguousarray(distance.T)
+        if starts.n_rows:
+            distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
+            relaxed(self.graph, np.minimum(self.weight, never).astype(kind), distance)
+        return distance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Starts:
-    """Where searches start: in row ``row[i]``, at ``state[i]``, which is ``time_ns[i]`` away. Rows ascend."""
+    """Where searches start: in row ``row[i]``, at ``state[i]``, which is ``time_ns[i]`` away."""
 
     n_rows: int
     row: Ints
@@ -125,10 +128,10 @@ class _Starts:
     def at(cls, states: Ints) -> _Starts:
         return cls(len(states), np.arange(len(states)), states, np.zeros_like(states))
 
-    def rows(self, first: int, end: int) -> _Starts:
-        end = min(end, self.n_rows)
-        chosen = slice(*np.searchsorted(self.row, (first, end)))
-        return _Starts(end - first, self.row[chosen] - first, self.state[chosen], self.time_ns[chosen])
+    def of(self, rows: Ints) -> _Starts:
+        """Those of some rows, ascending, which are then numbered from 0."""
+        chosen = np.isin(self.row, rows)
+        return _Starts(len(rows), np.searchsorted(rows, self.row[chosen]), self.state[chosen], self.time_ns[chosen])
 
 
 def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs: int | None) -> Ints:
@@ -177,15 +180,21 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     leaving = [(i, *step) for i in outside for step in _steps_into(steps, weighted.graph, states[i], is_reversed=False)]
     row, state, time_ns = np.array(leaving, np.int64).reshape(-1, 3).T
     first = _Starts.at(numbers)
-    row, state = np.concatenate([inside[first.row], row]), np.concatenate([first.state, state])
-    time_ns = np.concatenate([first.time_ns, time_ns])
-    by_row = np.argsort(row, kind="stable")
-    found = weighted.search(_Starts(len(states), row[by_row], state[by_row], time_ns[by_row]))
+    starts = _Starts(
+        len(states),
+        np.concatenate([inside[first.row], row]),
+        np.concatenate([first.state, state]),
+        np.concatenate([first.time_ns, time_ns]),
+    )
+    entering = [_steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
+    near = [np.array([number for number, _ in each], np.int64) for each in entering]
+    wanted, place = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
+    columns = np.split(place.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
+    found = weighted.search(starts, wanted)
     times = np.empty((len(states), len(states)), np.int64)
-    times[:, inside] = found[:, numbers]
-    for j in outside:
-        entering = np.array(_steps_into(steps, weighted.graph, states[j], is_reversed=True), np.int64).reshape(-1, 2)
-        times[:, j] = (found[:, entering[:, 0]] + entering[:, 1]).min(axis=1)
+    times[:, inside] = found[columns[0]].T
+    for j, each, column in zip(outside, entering, columns[1:], strict=True):
+        times[:, j] = (found[column] + np.array([[time_ns] for _, time_ns in each])).min(axis=0)
     splits = np.array([[hash(axes) for axes in states[i].splits] for i in outside], np.int64).reshape(len(outside), -1)
     for i, j in np.argwhere((splits[:, None] != splits[None, :]).sum(axis=2) <= 2).tolist():
         source, target = outside[i], outside[j]

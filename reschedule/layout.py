@@ -74,6 +74,10 @@ class Layout:
         splits = tuple(() if dim == "-" else parse_axes(dim) for dim in dims)
         return cls(mesh, splits, parse_axes(match["partial"] or ""))
 
+    def __hash__(self) -> int:
+        # Layouts are looked up in their thousands, and hardly ever those of several meshes together.
+        return hash((self.splits, self.partial))
+
     def __str__(self) -> str:
         dims = ", ".join(axes_text(axes) or "-" for axes in self.splits)
         return f"[{dims}]" + (f" +{axes_text(self.partial)}" if self.partial else "")

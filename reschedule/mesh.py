@@ -56,6 +56,9 @@ class Mesh:
         object.__setattr__(self, "sizes", tuple(size for _, size in factors))
         object.__setattr__(self, "level_of_axis", tuple(index for index, _ in factors))
 
+    def __hash__(self) -> int:
+        return hash((self.sizes, self.level_of_axis))
+
     @classmethod
     def of(cls, *counts: int) -> Mesh:
         """A mesh of unnamed levels: ``Mesh.of(2, 8)`` is 2 machines of 8 devices, ``Mesh.of(4)`` one machine of 4."""

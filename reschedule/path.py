@@ -103,9 +103,11 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     of_units = UnitMesh.of(mesh)
     ends = of_units.state(source), of_units.state(target)
     if ends[0] is not None and ends[1] is not None:
-        found = map(of_units.move, _moves(_unit_times(mesh, shape, itemsize, costs), ends[0], ends[1], partial))
+        times = _unit_times(mesh, shape, itemsize, costs)
+        found = [of_units.move(move) for move in _moves(times, ends[0], ends[1], partial)]
     else:
-        found = iter(_moves(_step_times(mesh, shape, itemsize, costs), State.of(source), State.of(target), partial))
+        times = _step_times(mesh, shape, itemsize, costs)
+        found = _moves(times, State.of(source), State.of(target), partial)
     layout, steps = source, []
     for move in found:
         steps.append(make_step(layout, move))
@@ -208,7 +210,7 @@ def _table(times: StepTimes, states: Sequence[State]) -> Ints:
     runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
     is_partial = np.array([bool(state.partial) for state in states], bool)
     time_ns = np.zeros((len(states), len(states)), np.int64)
-    whole = np.flatnonzero(~is_partial)
+    whole = np.flatnonzero(~is_partial).tolist()
     time_ns[np.ix_(whole, whole)] = times_between(times, [states[i] for i in whole], False, runs)
     if is_partial.any():
         summing = times_between(times, states, True, runs)
