@@ -1,0 +1,194 @@
+"""Large problems: what lines, restriction and tracking give together, and what may be left out on the way."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
+from tensoropt.ft import guided as guided_module
+from tensoropt.ft.elimination import TooLargeError
+from tensoropt.ft.guided import Guide
+from tensoropt.ft.lagrangian import Hull
+from tensoropt.ft.merge import Arcs, merge_compiled
+from tensoropt.ft.pareto import reduce_unsorted
+from tensoropt.ft.table import NO_SLACK, Slack, Table
+from tensoropt.ft.tracking import Limits, track
+from tensoropt.ft.trim import Thinning, mark_cover_in_numpy, thinned
+
+from .problems import Costs, build, random_problem, resnet_pairs
+from .test_bounds import assert_within, below
+
+
+def guide_of(problem: Problem) -> Guide:
+    return Guide(problem, True, 10_000, lambda graph: None, 0.0)
+
+
+def layered(seed: int, blocks: int) -> Problem:
+    """Residual blocks of 5 states a node."""
+    pairs = resnet_pairs(blocks)
+    n = 1 + max(max(pair) for pair in pairs)
+    return build(np.random.default_rng(seed), [5] * n, pairs, Costs(10**6, interfaces=0.5))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_guide_finds_real_strategies_above_a_true_bound(seed: int) -> None:
+    problem = random_problem(seed)
+    try:
+        true = search(problem, "exhaustive")
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            guide_of(problem).round()
+        return
+    guide = guide_of(problem)
+    for _ in range(2):
+        guide.round()
+        found, bound = guide.found, guide.bound
+        assert found is not None and bound is not None
+        for strategy, mem, time in zip(found.strategies.tolist(), found.mem, found.time, strict=True):
+            assert problem.cost(strategy) == (mem, time)
+        assert below(bound, true.mem_bytes, true.time_ns).all()
+        got = Frontier(found.mem, found.time, found.strategies, {}, "ft-ldp", bound)
+        assert_within(true, got, (1 + got.worst_gap) * (1 + 1e-9))
+
+
+def test_a_line_that_is_too_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Hull.bound.fget  # type: ignore[attr-defined]
+
+    def too_high(hull: Hull) -> LowerBound:
+        bound = right(hull)
+        return LowerBound(bound.mem_bytes + bound.mem_bytes // 10 + 1, bound.time_ns + bound.time_ns // 10 + 1, "wrong")
+
+    monkeypatch.setattr(Hull, "bound", property(too_high))
+    caught = 0
+    for seed in range(4):
+        problem = layered(seed, 2)
+        true = search(problem, budget=Budget(max_table_cells=1 << 20))
+        guide = guide_of(problem)
+        guide.round()
+        assert guide.bound is not None
+        caught += not below(guide.bound, true.mem_bytes, true.time_ns).all()
+    assert caught == 4
+
+
+def test_more_blocks_leave_a_smaller_gap() -> None:
+    """The frontier of a sum of many parts is nearly convex, so that lines are enough."""
+    gaps = []
+    for blocks in (1, 4, 16):
+        guide = guide_of(layered(0, blocks))
+        guide.round()
+        assert guide.found is not None and guide.bound is not None
+        gaps.append(float(guide.bound.gaps(guide.found.mem, guide.found.time).max()))
+    assert gaps[0] > 2 * gaps[1] > 4 * gaps[2]
+
+
+@pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
+def test_a_search_that_may_not_be_exact_is_guided(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    problem = layered(1, 6)
+    true = search(problem, algorithm)
+    assert true.exact
+    monkeypatch.setattr(sys.modules["tensoropt.ft.search"], "MAX_PAIRS", 0)  # the package's name for it is the function
+    rounds = []
+    monkeypatch.setattr(
+        guided_module.Guide, "round", lambda guide, *args, of=Guide.round: (rounds.append(1), of(guide, *args))[1]
+    )
+    first, again = (search(problem, algorithm, budget=Budget(seconds=0)) for _ in range(2))
+    assert len(rounds) == 2
+    assert (first.mem_bytes == again.mem_bytes).all() and (first.time_ns == again.time_ns).all()
+    assert first.bound is not None
+    assert below(first.bound, true.mem_bytes, true.time_ns).all()
+    assert_within(true, first, (1 + first.worst_gap) * (1 + 1e-9))
+    refined = search(problem, algorithm, budget=Budget(seconds=60))
+    assert refined.exact
+    assert (refined.mem_bytes == true.mem_bytes).all() and (refined.time_ns == true.time_ns).all()
+
+
+def test_limits_end_a_solution() -> None:
+    problem = layered(0, 4)
+    thinning = Thinning(NO_SLACK, len(problem.nodes), 10_000)
+    for limits in (Limits(4, is_strict=True), Limits(1 << 20, max_work=100.0)):
+        with pytest.raises(TooLargeError):
+            track(problem, True, thinning, limits, lambda graph: None)
+    assert track(problem, True, thinning, Limits(1 << 20, 1e9, is_strict=True), lambda graph: None).is_complete
+
+
+points = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=30)
+
+
+def table_of(frontiers: list[list[tuple[int, int]]]) -> Table:
+    parts = []
+    for each in frontiers:
+        mem, time = np.array(each, np.int64).T
+        kept = reduce_unsorted(mem, time)
+        parts.append((mem[kept], time[kept]))
+    offsets = np.cumsum([0, *(len(mem) for mem, _ in parts)])
+    states = np.arange(len(parts), dtype=np.int32)[:, None]
+    return Table((0,), states, offsets, *(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def random_table(rng: np.random.Generator, n_cells: int, n_points: int) -> Table:
+    return table_of([list(zip(*rng.integers(0, 10**6, (2, n_points)).tolist(), strict=True)) for _ in range(n_cells)])
+
+
+def runs(table: Table) -> list[slice]:
+    return [slice(*table.offsets[i : i + 2]) for i in range(table.n_cells)]
+
+
+@given(st.lists(points, min_size=1, max_size=4), st.integers(0, 20), st.integers(0, 20))
+def test_thinning_covers_every_point_with_the_fewest(frontiers: list, tol_mem: int, tol_time: int) -> None:
+    table, tolerance = table_of(frontiers), Slack(tol_mem, tol_time)
+    kept = np.zeros(table.n_points, np.bool_)
+    mark_cover_in_numpy(kept, table.offsets[:-1], table.offsets[1:], table.mem, table.time, tolerance)
+    thinner = thinned(table, tolerance)
+    assert thinner.slack == tolerance
+    for run, left in zip(runs(table), runs(thinner), strict=True):
+        mem, time = table.mem[run], table.time[run]
+        covers = (mem[:, None] <= mem + tol_mem) & (time[:, None] <= time + tol_time)
+        assert covers[kept[run]].any(axis=0).all()
+        assert kept[run].sum() == fewest(covers)
+        assert (thinner.mem[left][[0, -1]] == mem[[0, -1]]).all()
+
+
+def fewest(covers: np.ndarray) -> int:
+    """How many points are needed to cover all, by trying: what a point covers is an interval."""
+    best = [0] + [10**9] * len(covers)
+    for end in range(1, len(covers) + 1):
+        for point in range(len(covers)):
+            if covers[point, end - 1]:
+                best[end] = min(best[end], best[int(np.flatnonzero(covers[point])[0])] + 1)
+    return best[-1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_compiled_code_covers_the_same(seed: int) -> None:
+    from tensoropt.ft.compiled import mark_cover
+
+    rng = np.random.default_rng(seed)
+    table = random_table(rng, 30, 200)
+    tolerance = Slack(*rng.integers(0, 10**5, 2).tolist())
+    kept, compiled = np.zeros(table.n_points, np.bool_), np.zeros(table.n_points, np.bool_)
+    mark_cover_in_numpy(kept, table.offsets[:-1], table.offsets[1:], table.mem, table.time, tolerance)
+    mark_cover(compiled, table.offsets[:-1], table.offsets[1:], table.mem, table.time, *tolerance)
+    assert (kept == compiled).all()
+    assert kept.sum() < table.n_points or tolerance == NO_SLACK
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_candidates_that_are_left_out_are_within_the_tolerance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (random_table(rng, 6, 300) for _ in range(2))
+    target, (of_a, of_b) = np.sort(rng.integers(0, 3, 20)), rng.integers(0, 6, (2, 20))
+    counts = np.diff(a.offsets)[of_a], np.diff(b.offsets)[of_b]
+    arcs = Arcs(target, a.offsets[of_a], counts[0], b.offsets[of_b], counts[1])
+    exact, rough = merge_compiled(a, b, arcs), merge_compiled(a, b, arcs, Slack(30_000, 20_000))
+    for wanted in np.unique(target):
+        p, q = exact.target == wanted, rough.target == wanted
+        near = (rough.mem[q][:, None] <= exact.mem[p] + 30_000) & (rough.time[q][:, None] <= exact.time[p] + 20_000)
+        assert near.any(axis=0).all()
+        assert rough.mem[q].min() == exact.mem[p].min() and rough.time[q].min() == exact.time[p].min()
+    assert math.isclose(len(rough.mem), len(exact.mem), rel_tol=0.9)
