@@ -1,0 +1,411 @@
+"""The TensorOpt paper's Figures 6, 7 and 8, and what its Table 4 compares, from hardware descriptions.
+
+    python tests/benchmarks/paper_figures.py [--only 6,7a,7b,7c,8,table4] [--seconds S] [--limit S]
+
+Draws ``docs/figures/paper_*.png``, prints the numbers, and keeps them in ``docs/figures/paper.json`` (with ``--only``, those
+that were made anew). ``docs/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of a
+roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from tensoropt.quiet import import_tensorflow
+
+import_tensorflow()
+
+from tensoropt import zoo  # noqa: E402
+from tensoropt.baselines import BASELINES  # noqa: E402
+from tensoropt.comparison import Comparison  # noqa: E402
+from tensoropt.files import write_json  # noqa: E402
+from tensoropt.frontier import Model, ModelFrontier, find_baseline, find_frontier  # noqa: E402
+from tensoropt.ft import Budget  # noqa: E402
+from tensoropt.memory_limit import memory_text  # noqa: E402
+from tensoropt.offline import record  # noqa: E402
+from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
+from tensoropt.space import COMPACT, FULL  # noqa: E402
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "figures"
+NUMBERS = FOLDER / "paper.json"
+FORMAT, VERSION = "tensoropt/paper", 1
+DPI = 90
+SAFETY = 1.1
+"""The paper's section 5.2: a plan should take no more than a device's memory over this."""
+TITLES = {"rnn": "RNN", "wide_resnet": "WideResNet", "transformer": "Transformer", "transformer_s": "Transformer-S",
+          "vgg16": "VGG16"}
+WIDTHS = (1856, 2576, 3712)
+COUNTS = (4, 8, 16, 32)
+FULL_UP_TO = {"rnn": 16, "wide_resnet": 16, "vgg16": 16, "transformer": 8}
+"""On how many devices the full space is searched within a minute; beyond, the compact one."""
+COLORS = ("tab:blue", "tab:orange", "tab:green")
+MARKERS = {"data-parallel": ("s", "tab:orange"), "optcnn": ("*", "tab:brown"), "tofu": ("v", "tab:pink")}
+Numbers = dict[str, Any]
+
+
+class TooLongError(Exception):
+    """A search took longer than it may."""
+
+
+@dataclass
+class Lab:
+    """Records models and searches them, each once.
+
+    Attributes:
+        budget: of each search.
+        limit_s: a search, or a baseline, that takes longer is given up.
+        bar: how many of them are done.
+    """
+
+    budget: Budget
+    limit_s: float
+    bar: tqdm[Any]
+    _models: dict[tuple[object, ...], Model] = field(default_factory=dict)
+    _found: dict[tuple[object, ...], ModelFrontier | None] = field(default_factory=dict)
+
+    def model(self, name: str, **sizes: int) -> Model:
+        key = name, *sizes.items()
+        if key not in self._models:
+            self._models[key] = record(partial(zoo.find(name), **sizes), f"zoo:{name}").model
+        return self._models[key]
+
+    def frontier(self, name: str, hardware: Hardware, parallelism: int, **sizes: int) -> ModelFrontier | None:
+        """None if that took too long."""
+        space = FULL if parallelism <= FULL_UP_TO.get(name, 0) else COMPACT
+        model = self.model(name, **sizes)
+        search = partial(find_frontier, model, hardware, parallelism, space=space, budget=self.budget)
+        links = tuple((level.latency_us, level.bytes_per_s) for level in hardware.levels)
+        key = name, tuple(sizes.items()), links, parallelism
+        return self._searched(key, f"{name} on {parallelism}", search)
+
+    def baseline(self, frontier: ModelFrontier, algorithm: str) -> ModelFrontier | None:
+        """None if that took too long."""
+        key = id(frontier), algorithm
+        return self._searched(key, algorithm, partial(find_baseline, frontier, algorithm))
+
+    def _searched(self, key: tuple[object, ...], what: str, search: Callable[..., ModelFrontier]) -> ModelFrontier | None:
+        self.bar.set_description(what)
+        if key not in self._found:
+            try:
+                self._found[key] = search(progress=_no_longer_than(self.limit_s))
+            except TooLongError:
+                self._found[key] = None
+        self.bar.update()
+        return self._found[key]
+
+
+def _no_longer_than(seconds: float) -> Callable[[str, int, int], None]:
+    deadline = time.monotonic() + seconds
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if time.monotonic() > deadline:
+            raise TooLongError
+
+    return progress
+
+
+def with_links(name: str, level: str, speed: tuple[float, float], why: str) -> Hardware:
+    """The paper's two machines with other links at one level: (latency in microseconds, bytes per second)."""
+    usual = named("v100-2x8")
+    latency_us, bytes_per_s = speed
+    levels = tuple(
+        replace(each, latency_us=latency_us, bytes_per_s=bytes_per_s) if each.name == level else each
+        for each in usual.levels
+    )
+    provenance = {**usual.provenance, "levels": f"{usual.provenance['levels']}. But for {level}: {why}"}
+    return replace(usual, name=name, levels=levels, provenance=provenance)
+
+
+def between_machines() -> dict[str, Hardware]:
+    """Figure 7 (b)."""
+    usual = named("v100-2x8").levels[0]
+    slow = "half of RDMA's bandwidth, as in the paper's section 5.1; 25 us assumed, as for messages through the kernel"
+    fast = "four adapters per machine, four times RDMA's bandwidth, as in the paper's section 5.1"
+    return {
+        "no RDMA": with_links("v100-2x8-no-rdma", "machine", (25.0, usual.bytes_per_s / 2), slow),
+        "RDMA": named("v100-2x8"),
+        "4x RDMA": with_links("v100-2x8-4x-rdma", "machine", (usual.latency_us, 4 * usual.bytes_per_s), fast),
+    }
+
+
+def within_a_machine() -> dict[str, Hardware]:
+    """Figure 7 (c)."""
+    usual = named("v100-2x8").levels[1]
+    why = "PCIe with a twentieth of NVLink's bandwidth, as the paper measured; 10 us assumed"
+    return {
+        "NVLink": named("v100-2x8"),
+        "PCIe": with_links("v100-2x8-pcie", "device", (10.0, usual.bytes_per_s / 20), why),
+    }
+
+
+def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
+    at = frontier.points[point]
+    return {
+        "memory_bytes": at.memory_bytes,
+        "time_us": at.time_us,
+        "compute_time_us": at.compute_time_us,
+        "network_time_us": at.network_time_us,
+    }
+
+
+def numbers_of(frontier: ModelFrontier | None) -> Numbers:
+    """What a frontier comes to: its ends, its turning point, how far its compute varies, and how certain it is."""
+    if frontier is None:
+        return {"feasible": False}
+    found, compute = frontier.found, frontier.costs.compute_ns
+    return {
+        "feasible": True,
+        "seconds": round(sum(frontier.seconds_by_stage.values()), 2),
+        "points": len(found),
+        "exact": found.exact,
+        "gap": {"median": found.median_gap, "worst": found.worst_gap},
+        "space": frontier.built.space,
+        "compute_spread": float(compute.max() / compute.min() - 1),
+        "least_memory": point_numbers(frontier, found.smallest()),
+        "turning_point": point_numbers(frontier, found.turning_point()),
+        "fastest": point_numbers(frontier, found.fastest()),
+    }
+
+
+def rows_of(name: str, numbers: Numbers) -> list[list[str]]:
+    """Of a table: one row for each distinct point of :func:`numbers_of`."""
+    if not numbers["feasible"]:
+        return [[name, "took too long"]]
+    certain = "exact" if numbers["exact"] else f"gap {numbers['gap']['median']:.2%}, worst {numbers['gap']['worst']:.2%}"
+    told = [certain, numbers["space"], f"{numbers['seconds']:.1f}"]
+    marks = ("least_memory", "turning_point", "fastest") if numbers["points"] > 1 else ("fastest",)
+    rows = []
+    for mark in marks:
+        at = numbers[mark]
+        times = [f"{at[part] / 1e6:.3f}" for part in ("time_us", "compute_time_us", "network_time_us")]
+        mark = mark.replace("_", " ") if numbers["points"] > 1 else ""
+        rows.append([name, mark, memory_text(at["memory_bytes"]), *times, *told])
+        name, told = "", ["", "", ""]
+    return rows
+
+
+def table_of(name: str, numbers: Numbers) -> str:
+    """The numbers of a figure as they are printed, and as ``docs/paper.md`` quotes them."""
+    if name == "8":
+        return _table_of_counts(numbers)
+    if name in ("6", "table4"):
+        named_rows = [
+            (f"{TITLES[model]}, {algorithm}", each)
+            for model, of_model in numbers.items()
+            for algorithm, each in of_model.items()
+        ]
+    else:
+        named_rows = list(numbers.items())
+    rows = [row for label, each in named_rows for row in rows_of(label, each)]
+    headers = ["", "point", "memory", "time (s)", "compute (s)", "network (s)", "certain", "space", "seconds"]
+    align = ("left", "left", *["right"] * 4, "left", "left", "right")
+    text: str = tabulate(rows, headers, disable_numparse=True, colalign=align)
+    return text
+
+
+def _table_of_counts(numbers: Numbers) -> str:
+    rows = [
+        [f"{TITLES[model]}, {algorithm}", *(_cell(each) for each in of_counts.values())]
+        for model, of_model in numbers.items()
+        if model in TITLES
+        for algorithm, of_counts in of_model.items()
+    ]
+    headers = ["time (s) on", *(f"{count} devices" for count in COUNTS)]
+    text = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * len(COUNTS)))
+    return f"{text}\n(in brackets: needs so much memory, of {memory_text(numbers['memory_limit_bytes'])})"
+
+
+def figure_6(lab: Lab) -> Numbers:
+    """Frontiers of three models on 16 devices, and all baselines."""
+    numbers, drawn = {}, {}
+    for name in ("rnn", "wide_resnet", "transformer"):
+        frontier = lab.frontier(name, named("v100-2x8"), 16)
+        of_model = {"ft-ldp": numbers_of(frontier)}
+        if frontier is not None:
+            baselines = {algorithm: lab.baseline(frontier, algorithm) for algorithm in BASELINES}
+            of_model.update({algorithm: numbers_of(each) for algorithm, each in baselines.items()})
+            drawn[name] = Comparison(frontier, {algorithm: each for algorithm, each in baselines.items() if each})
+        numbers[name] = of_model
+    draw("paper_6.png", (17, 5), [partial(_comparison, TITLES[name], each) for name, each in drawn.items()])
+    return numbers
+
+
+def _comparison(title: str, compared: Comparison, axes: Axes) -> None:
+    compared.plot(axes)
+    axes.set_title(f"{title}, 16 devices")
+    axes.set_xlim(left=0)
+
+
+def figure_7(frontiers: dict[str, ModelFrontier | None], file: str, title: str) -> Numbers:
+    """Frontiers that differ in one thing."""
+    found = {name: frontier for name, frontier in frontiers.items() if frontier is not None}
+    draw(file, (7, 4.8), [partial(_frontiers, title, found)])
+    return {name: numbers_of(frontier) for name, frontier in frontiers.items()}
+
+
+def _frontiers(title: str, frontiers: dict[str, ModelFrontier], axes: Axes) -> None:
+    """Time per step, and its network part dotted."""
+    for (name, frontier), color in zip(frontiers.items(), COLORS, strict=False):
+        costs, turning = frontier.costs, frontier.found.turning_point()
+        memory, times = costs.mem_bytes / 1e9, costs.time_ns / 1e9
+        axes.plot(memory, times, color=color, drawstyle="steps-post", linewidth=2, label=name)
+        axes.plot(memory, costs.network_ns / 1e9, ":", color=color, drawstyle="steps-post")
+        axes.plot(memory[turning], times[turning], "o", color=color, fillstyle="none", markersize=10, markeredgewidth=2)
+    axes.plot([], [], "k:", label="of which network")
+    axes.plot([], [], "ko", fillstyle="none", markersize=10, label="turning point")
+    axes.set_xlabel("memory per device (GB)")
+    axes.set_ylabel("time per step (s)")
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend()
+
+
+def figure_7a(lab: Lab) -> Numbers:
+    """The Transformer's hidden size."""
+    found = {}
+    for width in WIDTHS:
+        sizes = {} if width == WIDTHS[-1] else {"width": width}
+        parameters = lab.model("transformer", **sizes).graph.parameter_bytes
+        found[f"hidden size {width}, {memory_text(parameters)}"] = lab.frontier(
+            "transformer", named("v100-2x8"), 16, **sizes
+        )
+    return figure_7(found, "paper_7a.png", "Transformer, 16 devices")
+
+
+def figure_7b(lab: Lab) -> Numbers:
+    """Links between machines."""
+    found = {name: lab.frontier("transformer", hardware, 16) for name, hardware in between_machines().items()}
+    return figure_7(found, "paper_7b.png", "Transformer, 16 devices, between machines")
+
+
+def figure_7c(lab: Lab) -> Numbers:
+    """Links within a machine."""
+    found = {name: lab.frontier("transformer", hardware, 8) for name, hardware in within_a_machine().items()}
+    return figure_7(found, "paper_7c.png", "Transformer, 8 devices of one machine")
+
+
+def figure_8(lab: Lab) -> Numbers:
+    """Least time against devices, of plans that fit."""
+    hardware = named("v100-4x8")
+    limit = int(hardware.device.memory_bytes / SAFETY)
+    numbers: Numbers = {"memory_limit_bytes": limit}
+    for name in ("wide_resnet", "transformer"):
+        of_model: dict[str, dict[str, Numbers]] = {"ft-ldp": {}, **{algorithm: {} for algorithm in MARKERS}}
+        for count in COUNTS:
+            frontier = lab.frontier(name, hardware, count)
+            of_model["ft-ldp"][str(count)] = _that_fits(frontier, limit)
+            for algorithm in MARKERS:
+                each = None if frontier is None else lab.baseline(frontier, algorithm)
+                of_model[algorithm][str(count)] = _that_fits(each, limit)
+        numbers[name] = of_model
+    draw("paper_8.png", (12, 4.8), [partial(_scaling, name, numbers[name]) for name in ("wide_resnet", "transformer")])
+    return numbers
+
+
+def _that_fits(frontier: ModelFrontier | None, limit: int) -> Numbers:
+    """Its fastest point within a limit; without one, that of least memory."""
+    if frontier is None:
+        return {"feasible": False}
+    point = frontier.fastest_within(limit)
+    shown = frontier.found.smallest() if point is None else point
+    worst = frontier.found.worst_gap
+    return {"feasible": True, "fits": point is not None, "worst_gap": worst, **point_numbers(frontier, shown)}
+
+
+def _cell(numbers: Numbers) -> str:
+    if not numbers["feasible"]:
+        return "took too long"
+    text = f"{numbers['time_us'] / 1e6:.2f}"
+    return text if numbers["fits"] else f"({text}, {memory_text(numbers['memory_bytes'])})"
+
+
+def _scaling(name: str, numbers: dict[str, dict[str, Numbers]], axes: Axes) -> None:
+    """Filled markers fit, hollow ones don't."""
+    styles = {"ft-ldp": ("o", "tab:blue"), **MARKERS}
+    for algorithm, (marker, color) in styles.items():
+        known = [(int(count), each) for count, each in numbers[algorithm].items() if each["feasible"]]
+        label = "TensorOpt" if algorithm == "ft-ldp" else algorithm
+        fitting = [(count, each["time_us"] / 1e6) for count, each in known if each["fits"]]
+        axes.plot(*zip(*fitting, strict=True), color=color, linewidth=2) if fitting else None
+        for count, each in known:
+            fill = "full" if each["fits"] else "none"
+            axes.plot(count, each["time_us"] / 1e6, marker, color=color, fillstyle=fill, markersize=9, markeredgewidth=1.5)
+        axes.plot([], [], marker=marker, color=color, linewidth=2, markersize=9, label=label)
+    axes.plot([], [], "o", color="gray", fillstyle="none", markersize=9, label="doesn't fit")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(COUNTS, [str(count) for count in COUNTS])
+    axes.set_xlabel("devices")
+    axes.set_ylabel("time per step (s)")
+    axes.set_ylim(bottom=0)
+    axes.set_title(TITLES[name])
+    axes.grid(alpha=0.25)
+    axes.legend()
+
+
+def table_4(lab: Lab) -> Numbers:
+    """Least time against data parallelism's."""
+    numbers = {}
+    for name in ("vgg16", "wide_resnet", "transformer_s"):
+        frontier = lab.frontier(name, named("v100-2x8"), 16)
+        simple = None if frontier is None else lab.baseline(frontier, "data-parallel")
+        numbers[name] = {"ft-ldp": numbers_of(frontier), "data-parallel": numbers_of(simple)}
+    return numbers
+
+
+def draw(file: str, size: tuple[float, float], plots: Sequence[Callable[[Axes], None]]) -> None:
+    """Write a picture with one plot beside the other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(plots), squeeze=False)[0]
+    for plot, each in zip(plots, axes, strict=True):
+        plot(each)
+    figure.savefig(FOLDER / file, dpi=DPI)
+
+
+FIGURES: dict[str, tuple[Callable[[Lab], Numbers], int]] = {
+    "6": (figure_6, 18),
+    "7a": (figure_7a, 3),
+    "7b": (figure_7b, 3),
+    "7c": (figure_7c, 2),
+    "8": (figure_8, 32),
+    "table4": (table_4, 6),
+}
+"""What makes each, and in how many searches."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(FIGURES), metavar="NAME[,NAME...]", help=f"of {', '.join(FIGURES)}")
+    parser.add_argument("--seconds", type=float, default=Budget().seconds, help="that a search goes on while not exact")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a search is given up")
+    given = parser.parse_args()
+    names = given.only.split(",")
+    if unknown := set(names) - FIGURES.keys():
+        parser.error(f"--only takes names of {', '.join(FIGURES)}, got {', '.join(sorted(unknown))}")
+    kept = json.loads(NUMBERS.read_text())["figures"] if NUMBERS.is_file() else {}
+    with tqdm(total=sum(FIGURES[name][1] for name in names)) as bar:
+        lab = Lab(Budget(seconds=given.seconds), given.limit, bar)
+        for name in names:
+            kept[name] = FIGURES[name][0](lab)
+            bar.write(f"\n{name}\n{table_of(name, kept[name])}")
+            ordered = {each: kept[each] for each in FIGURES if each in kept}
+            write_json(NUMBERS, {"format": FORMAT, "version": VERSION, "figures": ordered}, "numbers")
+
+
+if __name__ == "__main__":
+    main()
