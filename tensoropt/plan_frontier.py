@@ -20,7 +20,7 @@ from tabulate import tabulate
 from .errors import InputError, short
 from .files import write_atomically
 from .memory_limit import memory_text, parse_memory
-from .objectives import Costs, Objectives
+from .objectives import MEMORY_TIME, Costs, Objectives
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -195,7 +195,7 @@ class PlanFrontier(ABC):
     ) -> Axes:
         """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
 
-        Of another pair of objectives, the second against the first.
+        Of another pair of objectives, the second against the first and nothing else.
 
         Args:
             path: write the picture too; the suffix says how.
@@ -215,10 +215,9 @@ class PlanFrontier(ABC):
         (x_label, x), (y_label, y) = (drawn[name] for name in self.objectives)
         (line,) = axes.plot(x, y, drawstyle="steps-post", label=y_label.removesuffix(" (ms)"))
         axes.plot(x, y, ".", color=line.get_color())
-        axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
-        for name, color in (("network", "tab:red"), ("time", "tab:gray")):
-            if name not in self.objectives:
-                axes.plot(x, drawn[name][1], ":", color=color, label=name)
+        if self.objectives == MEMORY_TIME:
+            axes.plot(x, costs.compute_ns / 1e6, ":", color="tab:green", label="compute")
+            axes.plot(x, costs.network_ns / 1e6, ":", color="tab:red", label="network")
         turning = self.found.turning_point()
         axes.plot(x[turning], y[turning], "o", color="black", fillstyle="none", label="turning point")
         if chosen is not None:
