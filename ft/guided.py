@@ -38,7 +38,7 @@ from .trim import Thinning
 
 FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
-WITH_MARGINALS = 5
+WITH_MARGINALS = 3
 """Lines whose reduced costs are looked at: they take longer than the lines themselves."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
@@ -106,7 +106,7 @@ class Guide:
 
     def _tracked(self, kept: list[Ints]) -> Tracked:
         restricted = self.problem.restricted(kept)
-        thinning = Thinning.of(restricted, EPSILON, self.max_points)
+        thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points)
         reduced = without_replaceable(restricted)
         states = states_that_matter(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
