@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 from .graph import LayoutGraph, layout_graph
 from .layout import Axes
 from .orders import Ints, Mask, axes_of_mask, orders
-from .search import StepTimes, enumeration_order, path_time_ns, rewinding, unwinding
+from .search import StepTimes, path_time_ns, rewinding, unwinding
 from .steps import COMMUNICATING, KINDS, Move, State, move_between
 
 _MOST_TIMES = 1 << 23
@@ -33,12 +34,8 @@ _MOST_TIMES = 1 << 23
 _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
-# For a single path a step weighs its time, and in the lower bits what breaks ties: 32 if it communicates, plus 1. No
-# cheapest path comes near 31 steps.
-_TIE_BITS = 10
-_COLLECTIVE = 1 << 5
 # Half of a type's range, so that nothing overflows where a weight is added to what is not reached.
-_NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
+NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +44,11 @@ class Weighted:
 
     graph: LayoutGraph
     fits: Mask  # [states]
-    weight: Ints  # [edges], in nanoseconds; _NEVER where an end does not fit
+    weight: Ints  # [edges], in nanoseconds; NEVER where an end does not fit
     classes: tuple[Axes, ...]  # axes that are interchangeable, where more than one
 
     @classmethod
+    @lru_cache(maxsize=4)
     def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
         """The cost model is asked once per distinct (kind, axes, elements)."""
         axis_sizes = steps.axis_sizes
@@ -62,11 +60,11 @@ class Weighted:
         usable = fits[graph.source] & np.repeat(fits, np.diff(graph.start))
         asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
         asked[query[usable]] = True
-        times = np.full(len(asked), _NEVER[np.dtype(np.int64)])
+        times = np.full(len(asked), NEVER[np.dtype(np.int64)])
         for number in np.flatnonzero(asked).tolist():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
-        weight = np.where(usable, times[query], _NEVER[np.dtype(np.int64)])
+        weight = np.where(usable, times[query], NEVER[np.dtype(np.int64)])
         of_all = graph.orders.runs is None  # else a renamed layout need not be in the graph
         classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
         return cls(graph, fits, weight, classes)
@@ -100,14 +98,14 @@ class Weighted:
             rows = np.arange(i, min(i + size, starts.n_rows))
             found[:, rows] = times = self._distances(starts.of(rows), first)[wanted]
             if first == narrow:
-                long = rows[(times == _NEVER[narrow]).any(axis=0)]
+                long = rows[(times == NEVER[narrow]).any(axis=0)]
                 found[:, long] = self._distances(starts.of(long), wide)[wanted]
                 first = wide if 2 * len(long) > len(rows) else narrow  # where many have long times others will too
         return found
 
     def _distances(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
         """Nanoseconds to each state from each start, [states, starts]; those from a second on are wrong in 32 bits."""
-        never = _NEVER[kind]
+        never = NEVER[kind]
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
         if starts.n_rows:
             distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
@@ -222,49 +220,20 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
     ]
 
 
-def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
-    """Whether :func:`quick_moves` can be had: compiled code is loaded, and both ends are in the graph."""
-    known = orders(len(steps.axis_sizes), runs)
-    return _is_loaded() and known.has(*source) and known.has(*target)
-
-
-def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
-    """What :func:`.search.cheapest_moves` gives, from the flat graph: by the distances, then back from the target."""
-    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
-    time_ns = Weighted.of(graph, steps).weight
-    never = _NEVER[time_ns.dtype]
-    ties = np.where(graph.kind < len(COMMUNICATING), _COLLECTIVE + 1, 1)
-    weight = np.where(time_ns < never >> _TIE_BITS, (time_ns << _TIE_BITS) + ties, never)
-    first, at = graph.number_of([source, target]).tolist()
-    distance = np.full((len(graph.key), 1), never)
-    distance[first] = 0
-    relaxed(graph, weight, distance)
-    found: list[Move] = []
-    while at != first:
-        edges = slice(graph.start[at], graph.start[at + 1])
-        on_time = distance[graph.source[edges], 0] + weight[edges] == distance[at, 0]
-        origins = graph.source[edges][on_time].tolist()
-        before = min(origins, key=lambda number: enumeration_order(graph.state(number)))
-        move = move_between(graph.state(before), graph.state(at))
-        assert move is not None, "every edge is a move"
-        found.append(move)
-        at = before
-    return found[::-1]
-
-
-def _is_loaded() -> bool:
+def is_loaded() -> bool:
+    """Whether compiled code is at hand."""
     return f"{__package__}.compiled" in sys.modules
 
 
 def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
     """Lower ``distance`` [states, sources] in place until no edge can lower it."""
     work = len(weight) * distance.shape[1]
-    if work >= (_WORTH_CALLING if _is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
+    if work >= (_WORTH_CALLING if is_loaded() else _WORTH_LOADING) and find_spec("numba") is not None:
         from . import compiled
 
-        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance, _NEVER[distance.dtype])
+        compiled.relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
     else:
-        relax(graph.start, graph.source, weight, graph.by_splits, distance, _NEVER[distance.dtype])
+        relax(graph.start, graph.source, weight, graph.by_splits, distance, NEVER[distance.dtype])
 
 
 def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:

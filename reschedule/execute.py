@@ -44,9 +44,7 @@ class Communicator(Protocol):
         """A flat array of ``count`` elements, valid until ``name`` is taken again."""
         ...
 
-    def all_gather(
-        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
-    ) -> list[Array]:
+    def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         """The members' ``send``, in group order."""
         ...
 
@@ -61,9 +59,7 @@ class Communicator(Protocol):
         """What the members send to this rank, in group order; ``sends[i]`` goes to member i."""
         ...
 
-    def reduce_scatter(
-        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
-    ) -> Array:
+    def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         """The sum of what the members send to this rank; ``sends[i]`` goes to member i."""
         ...
 

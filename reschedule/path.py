@@ -1,7 +1,7 @@
 """Cheapest paths through the graph of layouts.
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
-is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.bulk`;
+is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.quick`;
 :func:`all_pairs` is a table of the times between many layouts, by :mod:`.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
@@ -15,18 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from .bulk import is_quick, quick_moves, times_between
+from .bulk import times_between
 from .graph import all_states
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
+from .quick import is_quick, quick_moves
 from .search import StepTimes, cheapest_moves
 from .steps import Move, State, Step, make_step
-from .units import UnitMesh
+from .units import UnitMesh, units
 
 _TOO_LONG_NS = 3600 * 10**9
 
@@ -121,21 +123,36 @@ def _moves(times: StepTimes, source: State, target: State, partial: bool) -> lis
     return search(times, source, target, partial, runs)
 
 
-def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    def ask(kind: str, axes: Axes, elements: int) -> int:
-        return costs.time_ns(kind, mesh, axes, elements * itemsize)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Priced:
+    """A cost model as a key of caches: one is equal to itself only."""
 
-    return StepTimes(mesh.sizes, shape, ask)
+    costs: StepCosts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Priced) and other.costs is self.costs
+
+    def __hash__(self) -> int:
+        return id(self.costs)
+
+
+def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
+    return _times_of_axes(mesh, tuple((axis,) for axis in mesh.axes), shape, itemsize, _Priced(costs))
 
 
 def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    """What moves of units cost: what those of their axes do."""
-    of_units = UnitMesh.of(mesh)
+    return _times_of_axes(mesh, units(mesh), shape, itemsize, _Priced(costs))
 
-    def ask(kind: str, moved: Axes, elements: int) -> int:
-        return costs.time_ns(kind, mesh, of_units.axes(moved), elements * itemsize)
 
-    return StepTimes(of_units.sizes, shape, ask)
+@lru_cache(maxsize=16)
+def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, priced: _Priced) -> StepTimes:
+    """What moves of bundles of axes cost, each bundle numbered as one axis: what those of all their axes do."""
+
+    def ask(kind: str, numbers: Axes, elements: int) -> int:
+        axes = tuple(axis for number in numbers for axis in moved[number])
+        return priced.costs.time_ns(kind, mesh, axes, elements * itemsize)
+
+    return StepTimes(tuple(mesh.size_of(axes) for axes in moved), shape, ask)
 
 
 def _check(source: Layout, target: Layout, shape: Shape) -> None:

@@ -19,6 +19,7 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import StepCosts, all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
+from tensoropt.reschedule.quick import quick_moves
 from tensoropt.reschedule.search import StepTimes, cheapest_moves
 from tensoropt.reschedule.steps import State, legal_steps
 
@@ -75,7 +76,7 @@ def test_compiled_code_gives_the_same(seed: int, limit: int, rank: int) -> None:
     weighted = weighted_of(Mesh.of(2, 4), (9, 3)[:rank], LevelCosts(seed, limit, seed % 3))
     graph = weighted.graph
     for kind in (np.int32, np.int64):
-        never = bulk._NEVER[np.dtype(kind)]
+        never = bulk.NEVER[np.dtype(kind)]
         weight = np.minimum(weighted.weight, never).astype(kind)
         results = []
         for relax in (compiled.relax, bulk.relax):
@@ -96,7 +97,7 @@ def test_quick_moves_are_the_same(seed: int, limit: int, runs: int | None, data:
     steps = StepTimes(mesh.sizes, shape, lambda kind, axes, elements: costs.time_ns(kind, mesh, axes, elements))
     partial = bool(source.partial or target.partial)
     expected = cheapest_moves(steps, source, target, partial, runs)
-    assert bulk.quick_moves(steps, source, target, partial, runs) == expected
+    assert quick_moves(steps, source, target, partial, runs) == expected
 
 
 def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,7 @@ def test_pieces_tile_the_tensor() -> None:
         ("[c, -] +a", "[-, c]", "bc", "[-, c] +b", "[c, -]"),
     ],
 )
-def test_gradient_layouts(
-    result: str, operand: str, config_axes: str, operand_gradient: str, result_gradient: str
-) -> None:
+def test_gradient_layouts(result: str, operand: str, config_axes: str, operand_gradient: str, result_gradient: str) -> None:
     mesh = Mesh.of(2, 4)
     axes = tuple("abc".index(name) for name in config_axes)
     got = gradient_layouts(Layout.parse(mesh, result), Layout.parse(mesh, operand), axes)

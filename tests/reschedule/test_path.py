@@ -93,9 +93,7 @@ def test_every_pair(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts) -> Non
     everything = all_layouts(mesh, shape)
     unsummed = all_layouts(mesh, shape, partial=False)
     pairs = all_pairs(mesh, shape, 4, costs)
-    assert pairs.layouts == everything and [pairs.index[layout] for layout in everything] == list(
-        range(len(everything))
-    )
+    assert pairs.layouts == everything and [pairs.index[layout] for layout in everything] == list(range(len(everything)))
     array = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
     for i, source in enumerate(everything):
         best = bellman_ford(everything, source, shape, 4, costs)

@@ -42,11 +42,7 @@ def one_step(source: Layout, target: Layout) -> str | None:
         return "all_to_all" if set(old) == set(new) and before == after else None
     if len(changed) == 2 and before == after:
         for (old, new), (to_old, to_new) in (changed, changed[::-1]):
-            if (
-                starts_with(old, new)
-                and starts_with(to_new, to_old)
-                and set(old) - set(new) == set(to_new) - set(to_old)
-            ):
+            if starts_with(old, new) and starts_with(to_new, to_old) and set(old) - set(new) == set(to_new) - set(to_old):
                 return "all_to_all"
     return None
 
