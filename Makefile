@@ -55,6 +55,8 @@ bench: install ## the benchmarks' tables
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/data_parallel.py
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/collective.py
 	$(BIN)/python tests/benchmarks/search.py
+	$(BIN)/python tests/benchmarks/spaces.py
+	$(BIN)/python tests/benchmarks/exactness.py
 
 clean: ## remove .venv and what tools left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
