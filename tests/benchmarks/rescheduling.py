@@ -2,9 +2,10 @@
 
     python tests/benchmarks/rescheduling.py [--devices 16,64] [--scipy-seconds 20]
 
-The layouts are those that configs lead to: on up to 16 devices each axis splits one dimension, is partial or idle, beyond
-each of these has a contiguous group of axes, and at most 700 are drawn. ``first`` builds the graph of layouts, which all
-tensors of a rank share; compiled code is loaded before. SciPy's columns are left out where they would take longer.
+The layouts are those that configs lead to: on up to four units (axes, or bundles of them) each splits one dimension, is
+partial or idle, beyond each of these has a contiguous group of units, and at most 700 are drawn. ``first`` builds the graph
+of layouts, which all tensors of a rank share; compiled code is loaded before. SciPy's columns are left out where they would
+take longer. ``path`` is a single search, once the cost model has been asked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import orders, runs_on_paths
 from tensoropt.reschedule.path import all_pairs
 from tensoropt.reschedule.search import StepTimes
-from tensoropt.reschedule.steps import State
+from tensoropt.reschedule.units import UnitMesh
 
 ITEM_BYTES = 4
 MOST_LAYOUTS = 700
@@ -41,24 +42,27 @@ CASES: dict[int, list[Shape]] = {
     8: [(3712, 14848), (256, 64, 3712), (256, 64, 16, 232)],
     16: [(3712,), (3712, 14848), (256, 64, 3712), (256, 64, 16, 232), (3, 3, 1136, 1136)],
     32: [(4096, 14336), (64, 512, 4096), (64, 32, 512, 128)],
-    64: [(4096, 14336), (64, 512, 4096), (64, 32, 512, 128)],
-    512: [(12288,), (12288, 49152)],
+    64: [(4096, 14336), (64, 512, 4096), (64, 64, 512, 128)],
+    512: [(12288,), (12288, 49152), (512, 1024, 4096), (512, 64, 512, 128)],
 }
-HEADERS = ("devices", "shape", "layouts", "runs", "between", "edges", "first ms", "ms", "MB", "SciPy ms", "times")
+HEADERS = ("devices", "shape", "units", "layouts", "runs", "between", "edges")
+HEADERS += ("first ms", "ms", "MB", "SciPy ms", "times", "path ms")
 
 
-def assignments(names: tuple[str, ...], n_axes: int) -> Iterator[tuple[str, ...]]:
-    for each in product(names, repeat=n_axes):
+def assignments(names: tuple[str, ...], n_units: int) -> Iterator[tuple[str, ...]]:
+    for each in product(names, repeat=n_units):
         groups = [name for name, _ in groupby(each)]
-        if n_axes <= 4 or len(groups) == len(set(groups)):
+        if n_units <= 4 or len(groups) == len(set(groups)):
             yield each
 
 
 def layouts_of(mesh: Mesh, shape: Shape) -> list[Layout]:
     names = (*map(str, range(len(shape))), "+", "")
     found = []
-    for each in assignments(names, len(mesh.sizes)):
-        axes = [tuple(axis for axis in mesh.axes if each[axis] == name) for name in names]
+    of_units = UnitMesh.of(mesh)
+    numbers = range(len(of_units.units))
+    for each in assignments(names, len(numbers)):
+        axes = [of_units.axes(tuple(unit for unit in numbers if each[unit] == name)) for name in names]
         layout = Layout(mesh, tuple(axes[: len(shape)]), axes[len(shape)])
         if layout.fits(shape):
             found.append(layout)
@@ -69,21 +73,23 @@ def layouts_of(mesh: Mesh, shape: Shape) -> list[Layout]:
 def by_scipy(mesh: Mesh, shape: Shape, costs: CollectiveCosts, layouts: list[Layout]) -> np.ndarray:
     """The table by Dijkstra's algorithm from each layout, as floating-point numbers."""
 
-    def ask(kind: str, axes: tuple[int, ...], elements: int) -> int:
-        return costs.time_ns(kind, mesh, axes, elements * ITEM_BYTES)
+    of_units = UnitMesh.of(mesh)
 
-    n_axes, rank, tables = len(mesh.sizes), len(shape), []
+    def ask(kind: str, moved: tuple[int, ...], elements: int) -> int:
+        return costs.time_ns(kind, mesh, of_units.axes(moved), elements * ITEM_BYTES)
+
+    n_units, rank, tables = len(of_units.units), len(shape), []
     for partial in (False, True):
-        graph = layout_graph(n_axes, rank, partial, runs_on_paths(n_axes, rank))
-        weighted = Weighted.of(graph, StepTimes(mesh.sizes, shape, ask))
+        graph = layout_graph(n_units, rank, partial, runs_on_paths(n_units, rank))
+        weighted = Weighted.of(graph, StepTimes(of_units.sizes, shape, ask))
         target = np.repeat(np.arange(len(graph.key)), np.diff(graph.start))
         usable = weighted.fits[graph.source] & weighted.fits[target]
         # A weight of zero would be no edge: all are one more, and no path that is cheaper has so many steps.
         weight = weighted.weight[usable] * 1024.0 + 1
         ends = (graph.source[usable], target[usable])
         matrix = csr_array((weight, ends), shape=(len(graph.key), len(graph.key)))
-        states = [State.of(layout if partial else layout.with_partial(())) for layout in layouts]
-        numbers = graph.number_of(states)
+        states = [of_units.state(layout if partial else layout.with_partial(())) for layout in layouts]
+        numbers = graph.number_of([state for state in states if state is not None])
         tables.append(dijkstra(matrix, indices=numbers)[:, numbers] // 1024)
     is_partial = np.array([bool(layout.partial) for layout in layouts])
     return np.where(is_partial[:, None] | is_partial[None, :], tables[1], tables[0])
@@ -93,8 +99,8 @@ def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
     hardware = resolve(f"v100-{max(1, devices // 8)}x8")
     mesh = hardware.mesh(devices)
     costs = CollectiveCosts(hardware, mesh)
-    n_axes, rank = len(mesh.sizes), len(shape)
-    runs = runs_on_paths(n_axes, rank)
+    n_units, rank = len(UnitMesh.of(mesh).units), len(shape)
+    runs = runs_on_paths(n_units, rank)
     layouts = layouts_of(mesh, shape)
     layout_graph.cache_clear()
     orders.cache_clear()
@@ -103,11 +109,17 @@ def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
         started = time.perf_counter()
         pairs = all_pairs(mesh, shape, ITEM_BYTES, costs, layouts)
         seconds.append(time.perf_counter() - started)
+    of_paths = []
+    for i, j in np.random.default_rng(0).integers(0, len(layouts), (21, 2)).tolist():
+        started = time.perf_counter()
+        path = pairs.path(i, j)
+        of_paths.append(time.perf_counter() - started)
+        assert path.time_ns(costs, ITEM_BYTES) == pairs.time_ns[i, j], "the path and the table differ"
     tracemalloc.start()
     all_pairs(mesh, shape, ITEM_BYTES, costs, layouts)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    graph = layout_graph(n_axes, rank, True, runs)
+    graph = layout_graph(n_units, rank, True, runs)
     scipy_ms = ratio = ""
     # About 15 ns for each edge, from each layout.
     if 15e-9 * len(graph.source) * len(layouts) < scipy_seconds:
@@ -119,6 +131,7 @@ def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
     return [
         devices,
         "x".join(map(str, shape)),
+        n_units,
         len(layouts),
         "all" if runs is None else runs,
         len(graph.key),
@@ -128,6 +141,7 @@ def measure(devices: int, shape: Shape, scipy_seconds: float) -> list[object]:
         f"{peak_bytes / 1e6:.0f}",
         scipy_ms,
         ratio,
+        f"{np.median(of_paths) * 1e3:.1f}",
     ]
 
 
