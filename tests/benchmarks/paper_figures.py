@@ -367,9 +367,11 @@ def table_4(lab: Lab) -> Numbers:
 
 
 def draw(file: str, size: tuple[float, float], plots: Sequence[Callable[[Axes], None]]) -> None:
-    """Write a picture with one plot beside the other."""
+    """Write a picture with one plot beside the other; none where all searches took too long."""
     from matplotlib.figure import Figure
 
+    if not plots:
+        return
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(plots), squeeze=False)[0]
     for plot, each in zip(plots, axes, strict=True):
