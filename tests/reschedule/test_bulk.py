@@ -112,6 +112,7 @@ def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(all_pairs(mesh, shape, 4, Slow(3, 1000)).time_ns, small.time_ns * 10**7)
     monkeypatch.setattr(bulk, "_MOST_TIMES", 1000)
     assert np.array_equal(all_pairs(mesh, shape, 4, LevelCosts(3, 1000)).time_ns, small.time_ns)
+    assert np.array_equal(all_pairs(mesh, shape, 4, Slow(3, 1000)).time_ns, small.time_ns * 10**7)
 
 
 @pytest.mark.parametrize(
