@@ -5,8 +5,8 @@ A round is
 1. *lines*: the least weighted cost of all strategies for several weights (:mod:`.lagrangian`), each with a strategy that has
    (nearly) this cost. They bound every strategy from below.
 2. *reduced costs*: for some of the lines and each state of each node, by how much the least cost of a strategy with this
-   state is above that of all (:mod:`.least`). A strategy on the frontier is close to some line, so it consists of states with
-   small reduced costs.
+   state is above that of all (:mod:`.least`). A strategy on the frontier is close to some line, so its states have small
+   reduced costs.
 3. *restriction*: the states of the strategies found so far, and those of the least reduced costs.
 4. Frontier-Tracking on what is left: hundreds of points between those that the lines touch.
 

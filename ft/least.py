@@ -44,6 +44,10 @@ N_ROUNDS = 8
 _WORTH_A_ROUND = 0.1
 """What another round should win of what a bound lacks."""
 _LEAST_STEP = 2.0**-8
+_MATTERS = 1e-6
+_MOST = 2.0**61
+LEAST_WEIGHT = 1 << 6
+"""Of two weights, where costs are so large that one of them would be 0 if sums were not to be rounded."""
 
 __all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "between"]
 
@@ -74,9 +78,12 @@ class WeightedSearch:
         self.shares: dict[tuple[float, float], Shares] = {}  # what was found to be good for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
-        """Integers with nearly this ratio, large, but not so large that sums are rounded."""
-        most = mem * max(self.most[0], 1) + time * max(self.most[1], 1)
-        scale = (EXACT >> 1) / most if most > 0 else 1.0
+        """Integers with nearly this ratio, large, but not so large that sums are rounded, unless the ratio asks for it."""
+        parts = mem * max(self.most[0], 1), time * max(self.most[1], 1)
+        scale = (EXACT >> 1) / sum(parts) if any(parts) else 1.0
+        if min(parts) > sum(parts) * _MATTERS and min(mem, time) * scale < 1:
+            larger = LEAST_WEIGHT / min(mem, time)
+            scale = larger if larger * sum(parts) < _MOST else scale
         weights = math.floor(mem * scale), math.floor(time * scale)
         divisor = math.gcd(*weights) or 1
         return (weights[0] // divisor, weights[1] // divisor) if any(weights) else (int(mem > 0), int(time > 0))

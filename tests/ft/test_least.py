@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least, weighted_pass
+from tensoropt.ft import search as frontier_search
 from tensoropt.ft.least import TimeIsUpError, WeightedSearch, between
 from tensoropt.ft.min_plus import min_plus_compiled, min_plus_in_numpy
 
@@ -245,3 +246,20 @@ def test_shares_between_those_of_two_weights_are_as_good() -> None:
         assert len(first) == 1
         rounding = 2 * sum(len(step.buckets) for step in search.plan.steps)
         assert first[0].bound >= 0.25 * ends[0].bound + 0.75 * ends[1].bound - rounding
+
+
+def test_weights_keep_their_ratio_however_large_the_costs() -> None:
+    """Sums of costs beyond 2^52 are rounded, and bounds lowered by that; no weight becomes 0."""
+    rng = np.random.default_rng(0)
+    nodes = tuple(Node(f"n{i}", *rng.integers(0, 1 << 48, (2, 4))) for i in range(8))
+    edges = tuple(Edge(i, i + 1, *rng.integers(0, 1 << 48, (2, 4, 4))) for i in range(7))
+    problem = Problem(nodes, edges)
+    true = frontier_search(problem)
+    weighted = WeightedSearch(problem)
+    for ratio in (0.05, 1.0, 20.0):
+        mem, time = weighted.integer_weights(ratio, 1.0)
+        assert mem / time == pytest.approx(ratio, rel=0.02)
+        least = min(mem * m + time * t for m, t in zip(true.mem_bytes.tolist(), true.time_ns.tolist(), strict=True))
+        found = weighted.least((mem, time))
+        assert found.bound <= least
+        assert found.bound == pytest.approx(least, rel=1e-9)
