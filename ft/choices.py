@@ -1,0 +1,106 @@
+"""Edges that carry small frontiers of their own: a choice per pair of states, as nodes and edges without.
+
+A delivery may be done in several ways: keep the copy before it, the copy after it, or both; deliver again in the backward
+pass. Then an edge's cost depends on a third thing, the *choice*. Such an edge becomes a node whose states are (class of the
+source's states, choice): to the source it is forbidden to differ in class, to the target it costs what the edge costs with
+this choice. Source states whose costs are equal for all targets and choices are one class, which are no more than a tensor's
+layouts. All that the search does stays as it is: exact, bounded, pruned.
+
+Choices that are dominated for all targets of a class are left out.
+
+Complexity: O(K_s K_t C) to build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .problem import INFEASIBLE, Edge, Ints, Node, Problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceEdge:
+    """Costs that depend on the states of two nodes and on a choice.
+
+    Attributes:
+        source, target: indices into the nodes.
+        mem_bytes, time_ns: int64[K of source, K of target, C], at INFEASIBLE where a choice can't be had.
+
+    Raises:
+        ValueError: the arrays have other dimensions, or differ in shape.
+    """
+
+    source: int
+    target: int
+    mem_bytes: Ints
+    time_ns: Ints
+
+    def __post_init__(self) -> None:
+        shapes = self.mem_bytes.shape, self.time_ns.shape
+        if len(shapes[0]) != 3 or shapes[0] != shapes[1] or 0 in shapes[0]:
+            raise ValueError(
+                f"costs of the edge {self.source} -> {self.target} must be [K source, K target, C >= 1] both, got {shapes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choosing:
+    """A problem in which edges with choices are nodes, after the others.
+
+    Attributes:
+        choices: per such edge int64[states of its node]: the choice that each state means.
+    """
+
+    problem: Problem
+    n_nodes: int
+    choices: tuple[Ints, ...]
+
+    def chosen(self, strategies: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The choice of every edge that has one: int64[P, edges with choices]."""
+        columns = [choices[strategies[:, self.n_nodes + k]] for k, choices in enumerate(self.choices)]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(strategies), 0), np.int64)
+
+
+def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> Choosing:
+    """The problem of these nodes and edges.
+
+    Raises:
+        ValueError: as :class:`.Problem` does.
+    """
+    all_nodes, plain, choices = list(nodes), [], []
+    for edge in edges:
+        if isinstance(edge, Edge):
+            plain.append(edge)
+            continue
+        number = len(all_nodes)
+        class_of, of_class, choice = _states(edge)
+        name = f"{nodes[edge.source].name} -> {nodes[edge.target].name}"
+        nothing = np.zeros(len(choice), np.int64)
+        all_nodes.append(Node(name, nothing, nothing))
+        same = np.where(class_of[:, None] == of_class[None, :], 0, INFEASIBLE)
+        plain.append(Edge(edge.source, number, np.zeros_like(same), same))
+        member = np.unique(class_of, return_index=True)[1][of_class]
+        plain.append(Edge(number, edge.target, *(cost[member, :, choice] for cost in (edge.mem_bytes, edge.time_ns))))
+        choices.append(choice)
+    return Choosing(Problem(tuple(all_nodes), tuple(plain)), len(nodes), tuple(choices))
+
+
+def _states(edge: ChoiceEdge) -> tuple[Ints, Ints, Ints]:
+    """The class of each source state; of each (class, choice) that may matter, the class and the choice."""
+    costs = np.stack([edge.mem_bytes, edge.time_ns], axis=-1)
+    n_source, n_choices = costs.shape[0], costs.shape[2]
+    rows, class_of = np.unique(costs.reshape(n_source, -1), axis=0, return_inverse=True)
+    by_choice = rows.reshape(len(rows), costs.shape[1], n_choices, 2).transpose(0, 2, 1, 3).reshape(len(rows), n_choices, -1)
+    of_class, choice = [], []
+    for index, options in enumerate(by_choice):
+        as_good = (options[:, None] <= options[None]).all(axis=2)  # [i, j]: i is nowhere worse than j
+        first_of_equals = as_good & (~as_good.T | np.tri(n_choices, k=-1, dtype=bool).T)
+        np.fill_diagonal(first_of_equals, False)
+        kept = np.flatnonzero(~first_of_equals.any(axis=0))
+        of_class += [index] * len(kept)
+        choice += kept.tolist()
+    return class_of.reshape(-1).astype(np.int64), np.array(of_class, np.int64), np.array(choice, np.int64)
