@@ -23,6 +23,7 @@ class Budget:
             exact, the result does not depend on the machine.
         gap: a worst gap that is small enough to stop at.
         weighted: whether weighted searches may be used; without, heuristic elimination and its relaxation alone.
+        threads: that compiled code may use for large unions of frontiers.
 
     Raises:
         ValueError: a limit out of range.
@@ -34,6 +35,7 @@ class Budget:
     seconds: float = 5.0
     gap: float = 0.0
     weighted: bool = True
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:
@@ -42,5 +44,7 @@ class Budget:
             raise ValueError(f"max_points must be at least 2, a frontier's two ends, got {self.max_points}")
         if self.max_table_cells < 1:
             raise ValueError(f"max_table_cells must be at least 1, got {self.max_table_cells}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
         if not self.seconds >= 0 or not self.gap >= 0:
             raise ValueError(f"seconds and gap must not be negative, got {self.seconds} and {self.gap}")

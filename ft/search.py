@@ -41,6 +41,7 @@ from .pareto import reduce_unsorted
 from .problem import InfeasibleError, Ints, Problem
 from .pruning import N_WEIGHTS, pruned
 from .replaceable import without_replaceable
+from .threads import using
 from .tracking import Limits, Tracked, relaxation, track
 from .trim import Thinning
 
@@ -82,7 +83,9 @@ def search(
         raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
     if algorithm == "exhaustive":
         return exhaustive(problem, progress)
-    return _Search(problem, algorithm, progress, budget or Budget()).run()
+    budget = budget or Budget()
+    with using(budget.threads):
+        return _Search(problem, algorithm, progress, budget).run()
 
 
 class _Search:

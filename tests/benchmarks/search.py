@@ -1,11 +1,12 @@
 """How long searches of the zoo's models take and what they find, each in a process of its own for its peak memory.
 
-    python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve] [--table3]
+    python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
+    python tests/benchmarks/search.py --table3 --threads 2
 
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts included; the
 compiled code is on disk after a first run, and is loaded within them. ``--curve`` is
 the time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models
-of the TensorOpt paper's Table 3.
+of the TensorOpt paper's Table 3, with one thread and with ``--threads``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import multiprocessing
 import os
 import resource
 import time
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from tabulate import tabulate
+
+from tensoropt.ft import Budget
 
 DEFAULT = (
     "rnn@v100-2x8",
@@ -45,7 +50,7 @@ HEADERS = (
     "seconds",
     "peak MB",
 )
-Case = tuple[str, float, float, str]
+Case = tuple[str, Budget, str]
 
 
 def recorded(what: str) -> Any:
@@ -60,19 +65,16 @@ def recorded(what: str) -> Any:
 
 def row(case: Case) -> list[str]:
     """One search, to a line of the table."""
-    what, seconds, gap, algorithm = case
+    what, budget, algorithm = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.frontier import find_frontier
-    from tensoropt.ft import Budget
     from tensoropt.planning import plan_of
     from tensoropt.profiling.hardware import named
 
     hardware = named(cluster)
     start = time.perf_counter()
-    frontier = find_frontier(
-        model, hardware, hardware.n_devices, algorithm=algorithm, budget=Budget(seconds=seconds, gap=gap)
-    )
+    frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
     found = time.perf_counter()
     plan_of(frontier, frontier.found.fastest(), "mini_time", {})
     end = time.perf_counter()
@@ -103,19 +105,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for refining; default: 5")
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--table3", action="store_true")
+    parser.add_argument("--threads", type=int, default=1, help="of compiled code; default: 1")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    cases: list[Case] = [(case, given.seconds, given.gap / 100, "ft-ldp") for case in given.cases]
+    budget = Budget(seconds=given.seconds, gap=given.gap / 100, threads=given.threads)
+    cases: list[Case] = [(case, budget, "ft-ldp") for case in given.cases]
     if not cases and not given.curve and not given.table3:
-        cases = [(case, given.seconds, given.gap / 100, "ft-ldp") for case in DEFAULT]
+        cases = [(case, budget, "ft-ldp") for case in DEFAULT]
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         if cases:
             print(tabulate(_shown(pool, cases), HEADERS, disable_numparse=True, stralign="right"))
         if given.table3:
-            both = ("ft-elimination", "ft-ldp")
-            cases = [(case, given.seconds, given.gap / 100, algorithm) for case in TABLE_3 for algorithm in both]
-            rows = [[case[3], *each] for case, each in zip(cases, _shown(pool, cases), strict=True)]
-            print(tabulate(rows, ("algorithm", *HEADERS), disable_numparse=True, stralign="right"))
+            ways = list(product(("ft-elimination", "ft-ldp"), sorted({1, given.threads})))
+            cases = [(case, replace(budget, threads=n), name) for case in TABLE_3 for name, n in ways]
+            rows = [[case[2], str(case[1].threads), *each] for case, each in zip(cases, _shown(pool, cases), strict=True)]
+            print(tabulate(rows, ("algorithm", "threads", *HEADERS), disable_numparse=True, stralign="right"))
         if given.curve:
             name, cluster, counts = CURVE
             (seconds,) = pool.map(curve_seconds, [None])
