@@ -21,23 +21,22 @@ import numpy as np
 
 from .merge import Arcs, Points, merge
 from .problem import Ints
-from .table import NO_SLACK, Slack, States, Table, Trace, codes, expand_ranges, offsets_of, unit_table
+from .table import States, Table, Trace, codes, expand_ranges, offsets_of, unit_table
 
 PAIRS = 1 << 20
 """Arcs that are looked at together."""
 
 
-def combine(a: Table, b: Table, sum_out: int | None = None, tolerance: Slack = NO_SLACK) -> Table:
+def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     """The product of two tables, with one variable summed out if named (see above).
 
-    Where ``tolerance`` is not zero, points may be left out as if the result had been thinned by it (see :mod:`.trim`).
     The result has no cell where nothing is allowed, and so possibly none at all.
     """
     scope = tuple(sorted((set(a.scope) | set(b.scope)) - {sum_out}))
     states, counts, survivors, n_cells = [], [], [], 0
     for a_cell, b_cell in _Join.of(a, b, sum_out).blocks():
         block_states, arcs = _targets(a, b, scope, a_cell, b_cell)
-        points = merge(a, b, arcs, tolerance)
+        points = merge(a, b, arcs)
         reached, reached_counts = np.unique(points.target, return_counts=True)
         states.append(block_states[reached])
         counts.append(reached_counts)
@@ -49,7 +48,7 @@ def combine(a: Table, b: Table, sum_out: int | None = None, tolerance: Slack = N
     points = Points.concatenate(survivors)
     offsets = offsets_of(np.concatenate(counts))
     trace = _trace(a, b, points, sum_out)
-    slack = a.slack.plus(b.slack).plus(tolerance)
+    slack = a.slack.plus(b.slack)
     n_summed = a.n_summed + b.n_summed + (sum_out is not None)
     return Table(scope, np.concatenate(states), offsets, points.mem, points.time, trace, slack, n_summed)
 

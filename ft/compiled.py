@@ -42,12 +42,10 @@ def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
 
 
 @_compile
-def _may_matter(frontier: Any, n: int, mem: int, time: int, tol_mem: int, tol_time: int) -> Any:
-    """Whether no point of the frontier is as good as this but for the tolerances, or it may be an end of the frontier."""
-    before = _last_within(frontier[0], n, mem + tol_mem)
-    if before < 0 or frontier[1, before] > time + tol_time:
-        return True
-    return tol_mem + tol_time > 0 and (mem < frontier[0, 0] or time < frontier[1, n - 1])
+def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
+    """Whether no point of the frontier is as good as this."""
+    before = _last_within(frontier[0], n, mem)
+    return before < 0 or frontier[1, before] > time
 
 
 @_compile
@@ -101,16 +99,13 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
 
 
 @_compile
-def merge_runs(
-    bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int, tol_mem: int, tol_time: int
-) -> Any:
+def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
     """The frontiers of all targets.
 
     Args:
         bounds: int64[T + 1], target t has arcs ``bounds[t]`` to ``bounds[t + 1]``.
         arcs: int64[4, A], where the runs of a and b begin and how long they are: a's start and count, b's.
         limit: points at or above it in either cost are left out.
-        tol_mem, tol_time: pieces that a point already found dominates but for these are left out.
 
     Returns:
         How many points each target has, int64[T], and all points, int64[4, P]: memory, time, index into a, index into b.
@@ -143,7 +138,7 @@ def merge_runs(
                         corner_mem, corner_time = mem[start + piece] + best_mem, time[start + stop - 1] + best_time
                         if corner_mem >= limit or corner_time >= limit:
                             continue
-                        if _may_matter(old, n, corner_mem, corner_time, tol_mem, tol_time):
+                        if _may_matter(old, n, corner_mem, corner_time):
                             band_begin, band_end = min(band_begin, piece), stop
                 if band_begin >= band_end:
                     continue
@@ -155,7 +150,7 @@ def merge_runs(
                     corner_mem, corner_time = mem[start + piece] + shift_mem, time[start + stop - 1] + shift_time
                     if corner_mem >= limit or corner_time >= limit:
                         continue
-                    if _may_matter(old, n, corner_mem, corner_time, tol_mem, tol_time):
+                    if _may_matter(old, n, corner_mem, corner_time):
                         begin, end = min(begin, piece), stop
                 while begin < end and time[start + begin] + shift_time >= limit:
                     begin += 1

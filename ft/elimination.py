@@ -206,7 +206,7 @@ class TableGraph:
         self.add(result)
 
     def sum_out(self, a: Table, b: Table, variable: int) -> Table:
-        """A product with a variable summed out, thinned as it may be.
+        """A product with a variable summed out.
 
         Raises:
             TooLargeError: it would be more work than is left.
@@ -214,7 +214,7 @@ class TableGraph:
         self.work += a.n_points * b.n_points / self.n_states(variable)
         if self.work > self.max_work:
             raise TooLargeError(f"eliminating {self.names[variable]!r} would take more than the work allowed")
-        return sum_out(a, b, variable, self.thinning.tolerance(a, b))
+        return sum_out(a, b, variable)
 
     def settle(self, variable: int) -> None:
         """Eliminate a variable that has a single state."""

@@ -20,11 +20,11 @@ import numpy as np
 
 from .combine import combine, merge_states
 from .problem import Ints
-from .table import NO_SLACK, Slack, Table, codes, expand_ranges
+from .table import Table, codes, expand_ranges
 
 
-def sum_out(a: Table, b: Table, variable: int, tolerance: Slack = NO_SLACK) -> Table:
-    """``combine(a, b, variable, tolerance)`` by way of classes of states."""
+def sum_out(a: Table, b: Table, variable: int) -> Table:
+    """``combine(a, b, variable)`` by way of classes of states."""
     if b.trace is None:
         a, b = _merge_by_class(a, b, variable)
     elif a.trace is None:
@@ -39,7 +39,7 @@ def sum_out(a: Table, b: Table, variable: int, tolerance: Slack = NO_SLACK) -> T
             copies.append((outer, representative))
             reduced = _only_representatives(owner, outer, representative)
             a, b = (reduced, b) if owner is a else (a, reduced)
-    result = combine(a, b, variable, tolerance)
+    result = combine(a, b, variable)
     for outer, representative in copies:
         result = _copy_to_class(result, outer, representative)
     return result

@@ -22,7 +22,7 @@ import numpy as np
 
 from .pareto import reduce_cells_sorted_by_cell
 from .problem import INFEASIBLE, Ints
-from .table import NO_SLACK, Slack, Table, expand_ranges, offsets_of
+from .table import Table, expand_ranges, offsets_of
 from .threads import available
 
 BLOCK = 1 << 20
@@ -92,20 +92,18 @@ class Points:
         return self.take(reduce_cells_sorted_by_cell(self.target, self.mem, self.time))
 
 
-def merge(a: Table, b: Table, arcs: Arcs, tolerance: Slack = NO_SLACK) -> Points:
-    """The frontier of each target's candidates, by ascending target, then memory; compiled code may use the tolerance.
+def merge(a: Table, b: Table, arcs: Arcs) -> Points:
+    """The frontier of each target's candidates, by ascending target, then memory.
 
     Large problems go to compiled code where there is Numba; small ones must not wait for a compiler.
     """
     if len(arcs.target) and is_for_compiled_code(float((arcs.a_count * arcs.b_count).sum())):
-        return merge_compiled(a, b, arcs, tolerance)
+        return merge_compiled(a, b, arcs)
     return merge_in_numpy(a, b, arcs)
 
 
-def merge_compiled(a: Table, b: Table, arcs: Arcs, tolerance: Slack = NO_SLACK) -> Points:
+def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
     """``merge`` by :mod:`.compiled`. Of equal points it may keep others than ``merge_in_numpy``.
-
-    Candidates that a point already found covers within the tolerance are not built.
 
     Raises:
         ImportError: there is no Numba.
@@ -117,7 +115,7 @@ def merge_compiled(a: Table, b: Table, arcs: Arcs, tolerance: Slack = NO_SLACK) 
     runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
 
     def merged(some: Ints) -> tuple[Ints, Ints]:
-        result: tuple[Ints, Ints] = merge_runs(some, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE, *tolerance)
+        result: tuple[Ints, Ints] = merge_runs(some, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
         return result
 
     parts = _parts(bounds, arcs.a_count * arcs.b_count)

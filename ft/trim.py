@@ -28,12 +28,10 @@ import numpy.typing as npt
 
 from .merge import is_for_compiled_code
 from .problem import Ints, Problem
-from .table import NO_SLACK, Slack, Table, Trace, offsets_of
+from .table import Slack, Table, Trace, offsets_of
 
 _WORTH = 0.75
 """Thinning must leave at most this part of the points, or its error is better spent later."""
-_LARGE = 1_000_000
-"""Products of points from which candidates are left out."""
 _LONG = 24
 """Points of a frontier, on average, from which thinning it saves more than it costs."""
 
@@ -64,13 +62,6 @@ class Thinning:
         """What a table into which so many variables were summed may still spend."""
         share = min(n_summed / self.n_variables, 1.0)
         return Slack(*(max(int(total * share) - spent, 0) for total, spent in zip(self.allowed, slack, strict=True)))
-
-    def tolerance(self, a: Table, b: Table) -> Slack:
-        """What may be left out where a variable is summed out of a product: half of what is available, if it is large."""
-        if a.n_points * b.n_points < _LARGE or self.allowed == NO_SLACK:
-            return NO_SLACK
-        available = self.available(a.n_summed + b.n_summed + 1, a.slack.plus(b.slack))
-        return Slack(available.mem_bytes // 2, available.time_ns // 2)
 
     def apply(self, table: Table) -> Table:
         """The table, thinned where that pays."""

@@ -22,7 +22,7 @@ from .profiling.hardware import Hardware, LinkLevel
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 MOST_DEVICES_TRIED = 16
-OF_CURVE = Budget(seconds=1.0)
+OF_CURVE = Budget(seconds=1.0, gap=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
