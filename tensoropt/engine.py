@@ -26,6 +26,7 @@ from .optimizers import UPDATES, Update
 from .reschedule.layout import Layout
 from .rules.rule import Demand
 from .slots import SLOTS
+from .state import StateEntry
 from .strategy import StrategyView
 
 UPDATE_OPERATORS = {
@@ -127,6 +128,25 @@ class Engine:
             for variable in variables:
                 start = 0 if name else dict(self.graph.train_steps[step].hyperparameters)[slot]
                 variable.assign(tf.zeros_like(variable) + tf.cast(start, variable.dtype))
+
+    def state(self) -> tuple[StateEntry, ...]:
+        """All variables in a fixed order: the model's, then those of each training step's optimizer."""
+        entries = [
+            StateEntry(
+                op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name])
+            )
+            for op in self.graph.variables
+        ]
+        whole = Layout.replicated(self.view.strategy.mesh, 0)
+        for (step, name, slot), variables in self.slots.items():
+            dtype = variables[0].dtype.name
+            if name:
+                result = self.graph.operators[name].result
+                layout, key = self.view.layout(result), f"{step}/{name}/{slot}"
+                entries.append(StateEntry(key, result.shape, dtype, layout, tuple(variables), name, step))
+            else:
+                entries.append(StateEntry(f"{step}/{slot}_power", (), dtype, whole, tuple(variables), None, step))
+        return tuple(entries)
 
     @property
     def local_parameter_bytes(self) -> list[int]:

@@ -1,0 +1,34 @@
+"""All that a run would need to go on: parameters, other variables, and the optimizers' variables, with where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from .reschedule.layout import Layout, Shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateEntry:
+    """One logical variable, held in pieces.
+
+    Attributes:
+        key: its name, once in a state and the same whatever the strategy: the variable operator's name, or for an
+            optimizer's variable ``step/name``.
+        shape: the whole, logical shape.
+        dtype: TensorFlow's name of it.
+        layout: where its pieces are; a rank's piece is ``piece_of(layout, shape, rank)`` of the whole.
+        variables: the pieces of the ranks that this process builds, in the order of ``Engine.backend.ranks``. What is
+            assigned to them is what the next step reads.
+        parameter: of an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
+        step: of an optimizer's variable, the name of the training step; None for variables of the model.
+    """
+
+    key: str
+    shape: Shape
+    dtype: str
+    layout: Layout
+    variables: tuple[tf.Variable, ...]
+    parameter: str | None = None
+    step: str | None = None
