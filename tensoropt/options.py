@@ -9,12 +9,13 @@ from numbers import Integral
 from typing import Any
 
 from .curve import Curve, CurvePoint
+from .dump import dump
 from .errors import InputError, short
 from .forcing import Force
 from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import Budget, InfeasibleError
 from .ir import PLACEHOLDER
-from .memory_limit import memory_text
+from .memory_limit import default_limit, memory_text, parse_memory
 from .objectives import MEMORY_TIME, Objectives
 from .plan import Plan
 from .planning import plan_of
@@ -50,6 +51,53 @@ class Request:
     space: str | None = None
     objectives: Objectives = MEMORY_TIME
     budget: Budget | None = None
+
+
+def check_option(option: object) -> None:
+    """Refuse what is none of the options.
+
+    Raises:
+        InputError: it isn't.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def request_of(model: Model, hardware: Hardware, memory: int | str | None, force: object) -> Request:
+    """What a user asks of a search, checked.
+
+    Raises:
+        InputError: the memory or the forced degrees are none.
+    """
+    limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+    return Request(model, hardware, limit, checked_force(force), assumptions(hardware))
+
+
+def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
+    """One of the options, for the parallelism asked for or all that the hardware has.
+
+    Raises:
+        InputError: nothing fits, or ``mini_time`` is asked for several parallelisms.
+    """
+    available = request.hardware.parallelisms()
+    counts = list(available) if parallelism is None else parallelisms(parallelism)
+    if option == "profiling":
+        return profiling(request, counts)
+    if option == "mini_parallelism":
+        plan = mini_parallelism(request, counts)
+    elif parallelism is None:
+        plan = mini_time(request, max(available))
+    elif len(counts) == 1:
+        plan = mini_time(request, counts[0])
+    else:
+        raise InputError(
+            f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
+            "'mini_parallelism' takes the fewest devices that fit"
+        )
+    assert plan.frontier is not None
+    dump("frontier", plan.frontier.table(plan.point), plan.frontier.summary())
+    dump("plan", plan)
+    return plan
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:

@@ -141,7 +141,7 @@ def test_memory_is_bytes_or_an_amount_with_a_unit(text, n_bytes):
 def test_the_default_limit_is_the_device_over_1_1(monkeypatch):
     assert default_limit(16 * 10**9) == 14_545_454_545
     asked = []
-    monkeypatch.setattr("tensoropt.session.mini_time", lambda request, count: asked.append(request) or plan)
+    monkeypatch.setattr("tensoropt.options.mini_time", lambda request, count: asked.append(request) or plan)
     plan = tensoropt.find_strategy("mini_parallelism", parallelism=1)
     tensoropt.find_strategy()
     tensoropt.find_strategy(memory="16GB")

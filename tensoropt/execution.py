@@ -1,0 +1,179 @@
+"""From a plan to an engine that runs it on this process's ranks, once all ranks agree on what they are about to run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from .collectives.single import SingleCommunicator
+from .deliveries import PlainCosts
+from .dump import dump
+from .engine import Engine
+from .errors import InputError, short
+from .frontier import Model
+from .lowering.backends import CommunicatingBackend, EmulatedBackend
+from .lowering.deliver import Collective
+from .plan import Plan
+from .planning import check_deliveries
+from .processes import Processes
+from .reschedule.layout import Axes, parse_axes
+from .reschedule.mesh import Mesh
+from .strategy import StrategyView
+
+MPI, EMULATED = "mpi", "emulated"
+COLLECTIVES = (MPI, EMULATED)
+Prepare = Callable[[Sequence[Axes]], None]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A plan that runs.
+
+    Attributes:
+        active: the ranks that take part (mpi4py); None in one process.
+    """
+
+    plan: Plan
+    engine: Engine
+    processes: Processes
+    active: Any
+
+    @property
+    def is_emulated(self) -> bool:
+        return isinstance(self.engine.backend, EmulatedBackend)
+
+    def statistics(self, parameter_bytes: int) -> dict[str, Any]:
+        """What the plan comes to, for a training log; every rank must call it.
+
+        ``collectives_per_step`` counts those of the training step as it was last built with its fetches.
+        """
+        local = self.engine.local_parameter_bytes
+        return {
+            "split_operators": self.plan.n_split_operators,
+            "collectives_per_step": self.engine.collectives_per_step,
+            "parameter_bytes": parameter_bytes,
+            "parameter_bytes_per_rank": local if self.active is None else self._gather_active(local[0]),
+        }
+
+    def _gather_active(self, value: Any) -> list[Any]:
+        self.processes.begin_collective()
+        return list(self.active.allgather(value))
+
+
+def checked_collectives(given: str | None) -> str:
+    """Which collectives to use: as given, as ``TENSOROPT_COLLECTIVES`` says, or MPI's.
+
+    Raises:
+        InputError: there are no such.
+    """
+    collectives = given or os.environ.get("TENSOROPT_COLLECTIVES", MPI)
+    if collectives not in COLLECTIVES:
+        raise InputError(f"unknown collectives {collectives!r}; expected {' or '.join(map(repr, COLLECTIVES))}")
+    return collectives
+
+
+def loaded_plan(plan: object) -> Plan:
+    """A plan, or the plan in a file.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(FilePath(plan))
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
+        )
+    return plan
+
+
+def execute(
+    plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, collectives: str
+) -> Execution:
+    """Build the engine of a plan, with the variables at their first values. A rank without work ends here.
+
+    Args:
+        initial_value: the whole first value of a variable, by its operator's name.
+
+    Raises:
+        InputError: the plan is for another model or for more devices than there are.
+    """
+    plan.check_for(model.graph)
+    _check_ranks(plan, processes, collectives)
+    view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
+    check_deliveries(view, plan)
+    if collectives == EMULATED:
+        backend: Any = EmulatedBackend(plan.mesh)
+        active, prepare = None, None
+    else:
+        backend, active, prepare = _communicating(plan.mesh, processes)
+    agreement = Agreement(processes, active, prepare)
+    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, agreement)
+    return Execution(plan, engine, processes, active)
+
+
+def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
+    if collectives == EMULATED and processes.size > 1:
+        raise InputError(
+            f"collectives='emulated' runs all ranks in one process, but mpirun started {processes.size}; start it alone"
+        )
+    if collectives == MPI and plan.parallelism > processes.size:
+        raise InputError(
+            f"the plan is for {plan.parallelism} devices, but {processes.size} rank"
+            f"{'s were' if processes.size > 1 else ' was'} started; start it with mpirun -n {plan.parallelism}, or "
+            "find a plan for the ranks at hand"
+        )
+
+
+def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBackend, Any, Prepare | None]:
+    if processes.alone:
+        return CommunicatingBackend(mesh, 0, SingleCommunicator()), None, None
+    from .collectives.mpi import MpiCommunicator
+
+    takes_part = processes.rank < mesh.n_devices
+    part = processes.comm.Split(int(not takes_part), processes.rank)
+    if not takes_part:
+        print(
+            f"rank {processes.rank} has nothing to do: the plan needs {mesh.n_devices} of {processes.size} devices; it "
+            "waits for the others",
+            file=sys.stderr,
+            flush=True,
+        )
+        processes.wait_for_others()
+        sys.exit(0)
+    communicator = MpiCommunicator(part, mesh, processes.begin_collective)
+    return CommunicatingBackend(mesh, processes.rank, communicator), part, communicator.prepare
+
+
+@dataclass
+class Agreement:
+    """Compares what the ranks are about to run, and readies the groups that its collectives need."""
+
+    processes: Processes
+    active: Any
+    prepare: Prepare | None
+    _prepared: set[Axes] = field(default_factory=set)
+
+    def __call__(self, digest: str, log: Sequence[Collective]) -> None:
+        if self.processes.rank == 0:
+            dump("collectives", *log)
+        if self.prepare is None:
+            return
+        self.processes.begin_collective()
+        digests = self.active.allgather(digest)
+        if len(set(digests)) > 1:
+            other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+            raise InputError(
+                f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
+                "fetches and feeds, in the same order"
+            )
+        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
+        if wanted:
+            self.prepare(sorted(wanted))
+            self._prepared |= wanted
