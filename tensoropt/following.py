@@ -108,6 +108,7 @@ class _Groups:
     def place_source(self, op: Operator, takers: list[Taker]) -> None:
         others = {self.of[taker.name] for taker in takers if taker.name in self.of and taker.name != op.name}
         follows = len(others) == 1 and not any(taker.is_step for taker in takers) and op.name not in self.apart
+        follows = follows and not self.rules[op.name].spread
         if follows:
             (group,) = others
             if op.type != VARIABLE or self.light[group]:

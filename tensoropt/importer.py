@@ -8,7 +8,7 @@ left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,20 +38,25 @@ _UNSUPPORTED = {
     "Variable": _REFERENCE,
 }
 _LOOKUP = "ResourceGather"
+LOADED = "_tensoropt_loaded"
+"""Marks placeholders of batches of which every rank loads its share."""
 # Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A ``minimize`` in terms of the recorded graph; :class:`tensoropt.ir.TrainStep` in terms of the imported one."""
+    """A ``minimize`` in terms of the recorded graph; :class:`tensoropt.ir.TrainStep` in terms of the imported one.
+
+    Variables are named by the operations that make their handles.
+    """
 
     op: tf.Operation
     loss: tf.Tensor
-    variables: tuple[tf.Variable, ...]
+    variables: tuple[str, ...]
     optimizer: str
     hyperparameters: tuple[tuple[str, Any], ...]
-    step_counter: tf.Variable | None
+    step_counter: str | None
 
 
 def source_line(op: tf.Operation) -> str:
@@ -64,13 +69,23 @@ def source_line(op: tf.Operation) -> str:
     return ""
 
 
-def import_graph(recorded: tf.Graph, steps: Iterable[RecordedStep]) -> Graph:
+def import_graph(
+    recorded: tf.Graph,
+    steps: Iterable[RecordedStep],
+    lines: Mapping[str, str] | None = None,
+    targets: Iterable[tf.Operation] | None = None,
+) -> Graph:
     """Import everything that was recorded, except what only initialises variables.
+
+    Args:
+        lines: by operator, the line of the user's code that made it, where its traceback doesn't tell.
+        targets: import what these need, and the steps, and nothing else.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
-    return _Importer(recorded).run(tuple(steps))
+    wanted = None if targets is None else tuple(targets)
+    return _Importer(recorded, lines or {}, wanted).run(tuple(steps))
 
 
 def initializer_names(recorded: tf.Graph) -> frozenset[str]:
@@ -86,6 +101,8 @@ def initializer_names(recorded: tf.Graph) -> frozenset[str]:
 @dataclass
 class _Importer:
     recorded: tf.Graph
+    lines: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[tf.Operation, ...] | None = None
     operators: dict[str, Operator] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -94,7 +111,7 @@ class _Importer:
     steps: set[str] = field(default_factory=set)
 
     def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
-        trained = {variable.handle.op.name for step in steps for variable in step.variables}
+        trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
         ops = self._wanted(steps)
         self._find_static(ops)
@@ -120,11 +137,9 @@ class _Importer:
         initializers = initializer_names(self.recorded)
         all_ops = self.recorded.get_operations()
         left_out = {op.name for op in all_ops if op.name in initializers or op.type == "VarIsInitializedOp"}
-        pending = [
-            op
-            for op in all_ops
-            if op.name not in left_out and not any(tensor.consumers() for tensor in op.outputs)
-        ]
+        pending = [op for op in all_ops if op.name not in left_out and not any(t.consumers() for t in op.outputs)]
+        if self.targets is not None:
+            pending = [*self.targets, *(each for step in steps for each in (step.op, step.loss.op))]
         wanted: set[str] = set()
         while pending:
             op = pending.pop()
@@ -165,11 +180,14 @@ class _Importer:
             for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
                 self.values[tensor.name] = np.asarray(value)
 
+    def _line(self, op: tf.Operation) -> str:
+        return self.lines[op.name] if op.name in self.lines else source_line(op)
+
     def _canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
 
     def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
-        return Tensor(tensor.name, _known_shape(tensor, op), tensor.dtype.base_dtype.name)
+        return Tensor(tensor.name, _known_shape(tensor, op, self._line(op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
         self.operators[op.name] = op
@@ -179,10 +197,10 @@ class _Importer:
         shape = tf.TensorShape(op.get_attr("shape"))
         if not shape.is_fully_defined():
             raise InputError(
-                f"variable '{op.name}' ({source_line(op)}) has shape {shape}; every extent must be known: give its shape"
+                f"variable '{op.name}' ({self._line(op)}) has shape {shape}; every extent must be known: give its shape"
             )
         result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
-        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=source_line(op)))
+        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self._line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
         """The tensor of a constant operator with the folded value, made where it is first asked for."""
@@ -190,7 +208,7 @@ class _Importer:
             op = tensor.op
             name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
             result, value = (self._tensor(tensor, op),), {0: self.values[tensor.name]}
-            self._add(Operator(name, CONSTANT, (), result, statics=value, source=source_line(op)))
+            self._add(Operator(name, CONSTANT, (), result, statics=value, source=self._line(op)))
         return self.tensors[tensor.name]
 
     def _operand(self, tensor: tf.Tensor) -> Tensor:
@@ -202,11 +220,11 @@ class _Importer:
         functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
         if functions:
             raise InputError(
-                f"{op.type} '{op.name}' ({source_line(op)}) calls a function, which can't be recorded; expected plain "
+                f"{op.type} '{op.name}' ({self._line(op)}) calls a function, which can't be recorded; expected plain "
                 "operators: write loops over a known range in Python, and conditions with tensoropt.where"
             )
         if op.type in _UNSUPPORTED:
-            raise InputError(f"{op.type} '{op.name}' ({source_line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
+            raise InputError(f"{op.type} '{op.name}' ({self._line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -222,7 +240,7 @@ class _Importer:
                 statics[index] = self.values[tensor.name]
             elif tensor.dtype == tf.resource:
                 raise InputError(
-                    f"{op.type} '{op.name}' ({source_line(op)}) works on a variable in place, which can't be recorded; "
+                    f"{op.type} '{op.name}' ({self._line(op)}) works on a variable in place, which can't be recorded; "
                     "expected assign, assign_add or assign_sub, or an optimizer of tensoropt"
                 )
             else:
@@ -231,7 +249,7 @@ class _Importer:
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
-                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), source_line(op)
+                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), self._line(op)
             )
         )
 
@@ -243,7 +261,7 @@ class _Importer:
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         attributes = {"batch_dims": axis, ARGUMENTS: (("params", None), ("indices", None), ("axis", None))}
         statics = {2: np.asarray(axis, np.int32)}
-        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=source_line(op)))
+        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=self._line(op)))
 
     def _import_update(self, op: tf.Operation) -> None:
         """An assignment, or a read that must come after one."""
@@ -251,7 +269,7 @@ class _Importer:
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         self._add(
             Operator(
-                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), source_line(op)
+                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self._line(op)
             )
         )
 
@@ -263,7 +281,7 @@ class _Importer:
             waited = pending.pop()
             if waited.name in self.steps:
                 raise InputError(
-                    f"{op.type} '{op.name}' ({source_line(op)}) waits for the training step '{waited.name}', which can't be "
+                    f"{op.type} '{op.name}' ({self._line(op)}) waits for the training step '{waited.name}', which can't be "
                     "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
                 )
             if waited.name in self.operators:
@@ -288,10 +306,10 @@ class _Importer:
         return TrainStep(
             step.op.name,
             self._operand(step.loss),
-            tuple(variable.handle.op.name for variable in step.variables),
+            step.variables,
             step.optimizer,
             hyperparameters,
-            step.step_counter.handle.op.name if step.step_counter is not None else None,
+            step.step_counter,
             self._controls(step.op),
         )
 
@@ -302,14 +320,14 @@ def _shape_value(op: tf.Operation, index: int) -> np.ndarray:
     return np.asarray(value, op.outputs[index].dtype.as_numpy_dtype)
 
 
-def _known_shape(tensor: tf.Tensor, op: tf.Operation) -> Shape:
+def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
     if tensor.shape.is_fully_defined():
         return tuple(tensor.shape.as_list())
     if (op.type, tensor.value_index) in _ROOM:
         return (0,)
     what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
     raise InputError(
-        f"{what} '{op.name}' ({source_line(op)}) has shape {tensor.shape}; expected every extent to be known, since a plan "
+        f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
         "is made for one batch: write the batch size where the shape says None"
     )
 
@@ -320,6 +338,8 @@ def _attributes(op: tf.Operation) -> dict[str, Any]:
     for argument in op.op_def.input_arg:
         inferred.update((argument.type_attr, argument.number_attr, argument.type_list_attr))
     attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}
+    if LOADED in op.node_def.attr:
+        attributes["loaded"] = True
     return attributes | {ARGUMENTS: tuple(_argument(op, argument) for argument in op.op_def.input_arg)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .costing import OperatorCosting
-from .deliveries import Delivery, PlainCosts, Router, delivery_of, inner_deliveries
+from .deliveries import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
 from .errors import InputError
 from .frontier import Model, ModelFrontier
 from .ir import Operator
@@ -14,7 +14,7 @@ from .plan import Plan, PlannedDelivery, PlannedOperator
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
-from .rules.rule import NONE, Config, Demand, configs, interface
+from .rules.rule import Config, Demand, configs, interface
 from .strategy import Strategy, StrategyView
 from .takers import demand_of, takers_of
 
@@ -36,9 +36,9 @@ def charges(view: StrategyView) -> Iterator[Charge]:
     for op in graph.step_operators:
         if op.updates is not None:
             continue
-        with_gradient = any((op.name, position) in view.gradients for position, _ in op.operands)
+        differentiated = differentiated_operands(op, view.gradients)
         config = view.strategy.configs[op.name]
-        for delivery in inner_deliveries(op, view.rules[op.name], config, with_gradient):
+        for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
             yield Charge(op.name, (op.name,), delivery, False)
         for tensor in op.outputs:
             those = takers.get(tensor.name, [])
@@ -118,7 +118,7 @@ def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
-        memory = costing.mem_bytes(op, seen) if name in in_step else 0
+        memory = costing.mem_bytes(op, rule, config, seen) if name in in_step else 0
         time_ns = costing.compute_time_ns(op, rule, config, seen) if name in in_step else 0
         yield PlannedOperator(name, op.type, config, seen.results, memory, time_ns / 1e3)
 
@@ -146,7 +146,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
     rule = rule_of(op)
     if not op.operands:
-        return Config(mesh, (NONE,) * len(mesh.sizes))
+        return configs(rule, mesh)[0]
 
     def time_ns(config: Config) -> int:
         seen = interface(rule, config)

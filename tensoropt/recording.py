@@ -100,9 +100,9 @@ def record_minimize(
             raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
     with recording.graph.as_default():
         op = tf.no_op(name=name)
-    recording.add_step(
-        RecordedStep(op, loss, variables, optimizer, tuple(hyperparameters.items()), global_step)
-    )
+    names = tuple(variable.handle.op.name for variable in variables)
+    counter = global_step.handle.op.name if global_step is not None else None
+    recording.add_step(RecordedStep(op, loss, names, optimizer, tuple(hyperparameters.items()), counter))
     return op
 
 

@@ -230,7 +230,8 @@ def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Reco
         variables = tf.compat.v1.global_variables()
         trained = tuple(tf.compat.v1.trainable_variables())
     hyperparameters = HYPERPARAMETERS[optimizer]
-    step = RecordedStep(train, built.loss, trained, optimizer, tuple(hyperparameters.items()), None)
+    names = tuple(variable.handle.op.name for variable in trained)
+    step = RecordedStep(train, built.loss, names, optimizer, tuple(hyperparameters.items()), None)
     graph = import_graph(recorded, [step])
     check(graph)
     with recorded.as_default(), tf.compat.v1.Session() as session:

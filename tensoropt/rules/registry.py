@@ -55,7 +55,7 @@ def rule_of(op: Operator) -> Rule:
     _load()
     if op.type in SOURCES:
         dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
-        return make_rule(op, (), (dims,), flops_per_point=0.0)
+        return make_rule(op, (), (dims,), spread="d0" if op.attrs.get("loaded") else "", flops_per_point=0.0)
     if op.type not in _RULES:
         return replicated_rule(op, f"operator type {op.type} has no rule")
     if any(op.inputs[i] is not None for i in static_positions(op.type, len(op.inputs))):
