@@ -20,13 +20,13 @@ from typing import Protocol
 import numpy as np
 
 from .backward import Backward
-from .deliveries import Delivery, inner_deliveries
+from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
+from .optimizers.deliveries import update_deliveries
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
-from .rules.rule import Config, Demand, Interface, Rule, local_points
-from .slots import SLOTS
+from .rules.rule import Config, Demand, Interface, Rule, interface, local_points
 
 # These results are other views of their operand's memory.
 ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
@@ -64,24 +64,22 @@ class OperatorCosting:
             producer = self.graph.producers[name]
         return name
 
-    @cached_property
-    def copies_per_parameter(self) -> dict[str, int]:
-        """By trained variable: its value, its gradient, and its slots."""
-        return {
-            name: 2 + len(SLOTS[step.optimizer])
-            for step in self.graph.train_steps.values()
-            for name in step.variables
-        }
+    def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+        """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass.
 
-    def mem_bytes(self, op: Operator, seen: Interface) -> int:
-        """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass."""
+        Where windows are exchanged the backward pass reads what they cover: a copy that is kept as well.
+        """
         total = 0
         for tensor, layout in zip(op.outputs, seen.results, strict=True):
             piece = _piece_bytes(tensor, layout)
             if op.type == VARIABLE:
-                total += piece * self.copies_per_parameter.get(op.name, 1)
+                total += piece + self._update_bytes(op, layout)
             elif op.type == CONSTANT or tensor.name in self.kept:
                 total += piece
+        if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
+            exchanged = halo_delivery(op, rule, config, True)
+            assert exchanged.halo is not None
+            total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
@@ -91,13 +89,22 @@ class OperatorCosting:
         dtype = op.result.dtype if op.outputs else "float32"
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
-            copies = self.copies_per_parameter.get(op.name, 0)
             # An update reads the gradient, and reads and writes the value and each slot.
-            return self.compute.time_ns(0, (2 * copies - 1) * moved, dtype) if copies else 0
+            written = self._update_bytes(op, seen.results[0])
+            return self.compute.time_ns(0, 2 * written + moved, dtype) if written else 0
         flops = round(rule.flops_per_point * local_points(rule, config))
         n_gradients = sum((op.name, position) in self.backward.gradients for position, _ in op.operands)
         time_ns = self.compute.time_ns(flops, moved, dtype)
         return time_ns + (self.compute.time_ns(flops * n_gradients, moved * n_gradients, dtype) if n_gradients else 0)
+
+    def _update_bytes(self, op: Operator, layout: Layout) -> int:
+        """Gradients and slots of a trained variable, and whole copies where its update needs them."""
+        piece = _piece_bytes(op.result, layout)
+        return sum(update.copies(op.result, layout, piece) for update in self.graph.updates.get(op.name, ()))
+
+    def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Delivery]:
+        updates = self.graph.updates.get(op.name)
+        return update_deliveries(updates, op.result, interface(rule, config).results[0]) if updates else ()
 
     def _bytes_moved(self, op: Operator, seen: Interface) -> int:
         pieces: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
@@ -109,8 +116,10 @@ class OperatorCosting:
 
     def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[int]:
         """The collectives inside of an operator, by config."""
-        with_gradient = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
-        inner = [inner_deliveries(op, rule, config, with_gradient) for config in configs]
+        differentiated = differentiated_operands(op, self.backward.gradients)
+        inner = [
+            (*inner_deliveries(op, rule, config, differentiated), *self._updating(op, rule, config)) for config in configs
+        ]
         for delivery in chain.from_iterable(inner):
             self.deliveries.expect_delivery(delivery)
         return [sum(self.deliveries.time_ns(delivery) for delivery in each) for each in inner]
@@ -141,13 +150,16 @@ class DeliveryCosting:
 
     def expect_delivery(self, delivery: Delivery) -> None:
         """``time_ns`` of this delivery, and probably of others like it, will be asked for."""
-        if delivery.reduction == "sum":
+        if delivery.reduction == "sum" and delivery.halo is None:
             ends = _ends(delivery)
             self.expect(delivery.shape, delivery.item_bytes, [layout for pair in ends for layout in pair])
 
     def time_ns(self, delivery: Delivery) -> int:
         """Forward and, where a gradient comes back, backward."""
         source = delivery.source
+        if delivery.halo is not None:
+            ways = (delivery.halo, delivery.halo.backward())[: 1 if delivery.demand.varying is None else 2]
+            return sum(way.time_ns(delivery.shape, delivery.item_bytes, self.steps) for way in ways)
         if delivery.reduction == "max":
             n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .deliveries import Router, delivery_of
+from .deliveries import Delivery, Router, delivery_of
 from .errors import InputError
 from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Collective, Deliverer
 from .lowering.local import piece_of, uniform_shape
-from .lowering.model import LocalModel, gradients_of
+from .lowering.model import LocalModel
 from .lowering.operators import Values
-from .optimizers import UPDATES, Update
+from .optimizers.protocol import Emission, RunningOptimizer, Shards
 from .reschedule.layout import Layout
 from .rules.rule import Demand
-from .slots import SLOTS
-from .state import StateEntry
+from .state import StateEntry, local_variables
 from .strategy import StrategyView
 
 UPDATE_OPERATORS = {
@@ -68,6 +67,7 @@ class Engine:
     initial_value: the whole first value of a variable, by its operator's name.
     agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
         differ, and readies the collectives.
+    first: another engine, on whose variables and optimizers this one works where it has the same.
     """
 
     view: StrategyView
@@ -75,59 +75,44 @@ class Engine:
     backend: CommunicatingBackend | EmulatedBackend
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
+    first: Engine | None = None
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
-    slots: dict[tuple[str, str, str], list[tf.Variable]] = field(default_factory=dict)
+    optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _add_in_one_order()
+        if self.first is not None:
+            self.variables.update(self.first.variables)
+            self.optimizers.update(self.first.optimizers)
         for op in self.graph.variables:
-            self.variables[op.name] = self._local_variables(op, self.initial_value(op.name), op.name)
+            if op.name not in self.variables:
+                self.variables[op.name] = self._first_variables(op)
         for step in self.graph.train_steps.values():
-            self._make_slots(step)
+            if step.name not in self.optimizers:
+                self.optimizers[step.name] = step.optimizer.start(self._shards(step))
 
     @property
     def graph(self) -> Graph:
         return self.view.graph
 
-    def _make_slots(self, step: TrainStep) -> None:
-        update = UPDATES[step.optimizer]
-        for name in step.variables:
-            op = self.graph.operators[name]
-            for slot in SLOTS[step.optimizer]:
-                # Zeros are made piece by piece: a whole array of them need not fit.
-                zeros = np.broadcast_to(np.zeros((), _numpy_dtype(op.result)), op.result.shape)
-                self.slots[step.name, name, slot] = self._local_variables(op, zeros, f"{name}/{slot}")
-        for power in update.powers:
-            start = np.asarray(dict(step.hyperparameters)[power])
-            self.slots[step.name, "", power] = [
-                # In float32 whatever the model's type, as TensorFlow has them: a power of 0.999 is 1 in 16 bits.
-                tf.Variable(start, dtype=tf.float32, trainable=False, name=f"{step.name}/{power}_power")
-                for _ in self.backend.ranks
-            ]
+    def _shards(self, step: TrainStep) -> Shards:
+        tensors = tuple(self.graph.operators[name].result for name in step.variables)
+        layouts = tuple(self.view.layout(tensor) for tensor in tensors)
+        pieces = tuple(tuple(self.variables[name]) for name in step.variables)
+        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), pieces)
 
-    def _local_variables(self, op: Operator, whole: np.ndarray, name: str) -> list[tf.Variable]:
-        layout, shape = self.view.layout(op.result), op.result.shape
-        made = []
-        for rank in self.backend.ranks:
-            piece = np.ascontiguousarray(whole[piece_of(layout, shape, rank)]).reshape(layout.local_shape(shape, rank))
-            made.append(
-                tf.Variable(
-                    piece, dtype=op.result.dtype, shape=uniform_shape(layout, shape), trainable=False, name=name
-                )
-            )
-        return made
+    def _first_variables(self, op: Operator) -> list[tf.Variable]:
+        whole = self.initial_value(op.name)
+        return local_variables(whole, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
 
     def initialize(self) -> None:
-        """Give all variables their first values again, and the slots theirs."""
+        """Give all variables their first values again, and the optimizers theirs."""
         for op in self.graph.variables:
-            fresh = self._local_variables(op, self.initial_value(op.name), op.name)
-            for variable, value in zip(self.variables[op.name], fresh, strict=True):
+            for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
                 variable.assign(value)
-        for (step, name, slot), variables in self.slots.items():
-            for variable in variables:
-                start = 0 if name else dict(self.graph.train_steps[step].hyperparameters)[slot]
-                variable.assign(tf.zeros_like(variable) + tf.cast(start, variable.dtype))
+        for optimizer in self.optimizers.values():
+            optimizer.reset()
 
     def state(self) -> tuple[StateEntry, ...]:
         """All variables in a fixed order: the model's, then those of each training step's optimizer."""
@@ -137,16 +122,7 @@ class Engine:
             )
             for op in self.graph.variables
         ]
-        whole = Layout.replicated(self.view.strategy.mesh, 0)
-        for (step, name, slot), variables in self.slots.items():
-            dtype = variables[0].dtype.name
-            if name:
-                result = self.graph.operators[name].result
-                layout, key = self.view.layout(result), f"{step}/{name}/{slot}"
-                entries.append(StateEntry(key, result.shape, dtype, layout, tuple(variables), name, step))
-            else:
-                entries.append(StateEntry(f"{step}/{slot}_power", (), dtype, whole, tuple(variables), None, step))
-        return tuple(entries)
+        return tuple(entries + [entry for optimizer in self.optimizers.values() for entry in optimizer.state()])
 
     @property
     def local_parameter_bytes(self) -> list[int]:
@@ -260,33 +236,15 @@ class Engine:
 
     def _train(self, step: TrainStep, losses: Values, model: LocalModel) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
-        update = UPDATES[step.optimizer]
-        numbers = self._numbers(step, update, model)
-        for name, gradients in zip(step.variables, gradients_of(losses, reads), strict=True):
-            if gradients is None:
-                continue
-            for i, (variable, gradient) in enumerate(zip(self.variables[name], gradients, strict=True)):
-                slots = {slot: self.slots[step.name, name, slot][i] for slot in SLOTS[step.optimizer]}
-                cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
-                update.apply(variable, slots, gradient, cast)
-        for power in update.powers:
-            for variable, value in zip(self.slots[step.name, "", power], numbers[power], strict=True):
-                variable.assign(variable * tf.cast(value, variable.dtype))
+
+        def deliver(delivery: Delivery, values: Values) -> Values:
+            return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name)
+
+        emission = Emission(reads, deliver, lambda tensor: model.replicated(tensor, step.name))
+        self.optimizers[step.name].train(losses, emission)
         if step.step_counter is not None:
             for variable in self.variables[step.step_counter]:
                 variable.assign_add(tf.ones([], variable.dtype))
-
-    def _numbers(self, step: TrainStep, update: Update, model: LocalModel) -> dict[str, list[Any]]:
-        """The hyperparameters and running powers, per rank."""
-        numbers: dict[str, list[Any]] = {}
-        for key, value in step.hyperparameters:
-            if isinstance(value, Tensor):
-                numbers[key] = model.replicated(value, step.name)
-            else:
-                numbers[key] = [value] * len(self.backend.ranks)
-        for power in update.powers:
-            numbers[f"{power}_power"] = [v.read_value() for v in self.slots[step.name, "", power]]
-        return numbers
 
     def _needed(self, fetch: Fetch, given: set[str]) -> set[str]:
         """The operators that a function runs: all that its targets need and that isn't given."""
@@ -294,7 +252,7 @@ class Engine:
         operators = list(fetch.operators)
         for name in fetch.train_steps:
             step = self.graph.train_steps[name]
-            tensors += [step.loss, *(value for _, value in step.hyperparameters if isinstance(value, Tensor))]
+            tensors += [step.loss, *step.optimizer.tensors]
             operators += [*step.variables, *step.controls]
         return self.graph.ancestors(tensors, operators, given)
 

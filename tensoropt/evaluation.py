@@ -112,12 +112,12 @@ class Evaluation:
         return (
             op.type,
             (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
-            (rule.completed, rule.linear, rule.flops_per_point),
+            (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.costing.kept) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
             tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
-            self.costing.copies_per_parameter.get(op.name),
+            self.costing.graph.updates.get(op.name),
         )
 
     def _evaluated(self, node: Followers, assignments: Assignments) -> States:
@@ -141,5 +141,5 @@ class Evaluation:
         for config, network_ns in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
             seen = interface(rule, config)
             compute_ns = costing.compute_time_ns(op, rule, config, seen)
-            self._costs[signature, config.assignment] = (seen, costing.mem_bytes(op, seen), compute_ns, network_ns)
+            self._costs[signature, config.assignment] = (seen, costing.mem_bytes(op, rule, config, seen), compute_ns, network_ns)
         return [self._costs[signature, config.assignment] for config in configs]

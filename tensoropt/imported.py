@@ -23,7 +23,7 @@ def model_of(graph: Graph, surroundings: Surroundings) -> Model:
     """
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check(graph)
-    surroundings.check_same(graph.digest)
+    surroundings.check_same(graph.agreement)
     _report_replicated(graph, surroundings)
     if surroundings.processes.rank == 0:
         dump("model", graph)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from .errors import InputError
 from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
+from .optimizers.protocol import Optimizer
 from .reschedule.layout import Shape
 from .rules.registry import has_rule, static_positions
 
@@ -54,9 +55,8 @@ class RecordedStep:
     op: tf.Operation
     loss: tf.Tensor
     variables: tuple[str, ...]
-    optimizer: str
-    hyperparameters: tuple[tuple[str, Any], ...]
-    step_counter: str | None
+    optimizer: Optimizer
+    step_counter: str | None = None
 
 
 def source_line(op: tf.Operation) -> str:
@@ -299,16 +299,11 @@ class _Importer:
         return [maker.name for maker in makers if maker.name in self.operators]
 
     def _import_step(self, step: RecordedStep) -> TrainStep:
-        hyperparameters = tuple(
-            (key, self._operand(value) if isinstance(value, tf.Tensor) else float(value))
-            for key, value in step.hyperparameters
-        )
         return TrainStep(
             step.op.name,
             self._operand(step.loss),
             step.variables,
-            step.optimizer,
-            hyperparameters,
+            step.optimizer.imported(self._operand),
             step.step_counter,
             self._controls(step.op),
         )

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .optimizers.protocol import Optimizer, ParameterUpdate
 from .reschedule.layout import Shape
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
@@ -109,8 +110,7 @@ class TrainStep:
         name: of the recorded operation that stands for the step.
         loss: a scalar.
         variables: names of the variable operators that are trained.
-        optimizer: the kind, one of ``optimizers.UPDATES``.
-        hyperparameters: numbers, or recorded scalar tensors.
+        optimizer: what becomes of the gradients.
         step_counter: a variable that each step increments, or None.
         controls: operators that run with the step.
     """
@@ -118,8 +118,7 @@ class TrainStep:
     name: str
     loss: Tensor
     variables: tuple[str, ...]
-    optimizer: str
-    hyperparameters: tuple[tuple[str, float | Tensor], ...] = ()
+    optimizer: Optimizer
     step_counter: str | None = None
     controls: tuple[str, ...] = ()
 
@@ -155,6 +154,16 @@ class Graph:
     def variables(self) -> tuple[Operator, ...]:
         return tuple(op for op in self.operators.values() if op.type == VARIABLE)
 
+    @cached_property
+    def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
+        """By trained variable, its update in each training step that trains it."""
+        found: dict[str, tuple[ParameterUpdate, ...]] = {}
+        for step in self.train_steps.values():
+            tensors = [self.operators[name].result for name in step.variables]
+            for name, update in zip(step.variables, step.optimizer.updates(tensors), strict=True):
+                found[name] = (*found.get(name, ()), update)
+        return found
+
     @property
     def parameter_bytes(self) -> int:
         return sum(op.result.mem_bytes for op in self.variables if op.is_trainable)
@@ -186,7 +195,7 @@ class Graph:
         tensors = [step.loss for step in self.train_steps.values()]
         controls: list[str] = []
         for step in self.train_steps.values():
-            tensors += [value for _, value in step.hyperparameters if isinstance(value, Tensor)]
+            tensors += step.optimizer.tensors
             controls += [*step.controls, *step.variables]
             controls += [step.step_counter] if step.step_counter else []
         needed = self.ancestors(tensors, controls)
@@ -194,15 +203,26 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for models with the same operators, shapes, attributes and training steps."""
+        """Equal for models with the same operators, shapes, attributes and training steps, whatever the hyperparameters.
+
+        A learning rate that is changed leaves a saved plan usable; whether ranks agree is :attr:`agreement`.
+        """
         text = hashlib.sha256()
         for op in self.operators.values():
             statics = [(i, value.tobytes()) for i, value in sorted(op.statics.items())] if op.type != CONSTANT else []
             attrs = sorted((key, str(value)) for key, value in op.attrs.items() if not key.startswith("_"))
             inputs = [tensor and tensor.name for tensor in op.inputs]
             text.update(repr((op.name, op.type, inputs, op.outputs, attrs, statics, op.updates)).encode())
-        text.update(repr(sorted(self.train_steps.items())).encode())
+        for _, step in sorted(self.train_steps.items()):
+            what = (step.name, step.loss, step.variables, step.optimizer.structure, step.step_counter, step.controls)
+            text.update(repr(what).encode())
         return text.hexdigest()[:16]
+
+    @cached_property
+    def agreement(self) -> str:
+        """What ranks that run this model together must have in common: the digest, and all hyperparameters."""
+        numbers = [step.optimizer.numbers for _, step in sorted(self.train_steps.items())]
+        return f"{self.digest} {hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]}"
 
     def __str__(self) -> str:
         lines = [str(op) for op in self.operators.values()]

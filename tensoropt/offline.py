@@ -116,7 +116,7 @@ def record(
     model = Model(graph, analyse(graph))
     dump("model", graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
-    return Recorded(name, model, tuple(dict.fromkeys(step.optimizer for step in recording.steps)), seconds)
+    return Recorded(name, model, tuple(dict.fromkeys(str(step.optimizer) for step in recording.steps)), seconds)
 
 
 def _minimize(recording: Recording, loss: object, name: str, optimizer: str) -> None:

@@ -10,6 +10,7 @@ from .deliveries import Delivery, PlainCosts, Router, delivery_of, differentiate
 from .errors import InputError
 from .frontier import Model, ModelFrontier
 from .ir import Operator
+from .optimizers.deliveries import update_deliveries
 from .plan import Plan, PlannedDelivery, PlannedOperator
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
@@ -40,6 +41,9 @@ def charges(view: StrategyView) -> Iterator[Charge]:
         config = view.strategy.configs[op.name]
         for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
             yield Charge(op.name, (op.name,), delivery, False)
+        if op.name in graph.updates:
+            for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result)):
+                yield Charge(op.name, (op.name,), delivery, False)
         for tensor in op.outputs:
             those = takers.get(tensor.name, [])
             shared = view.strategy.shared.get(tensor.name)

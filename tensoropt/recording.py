@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from .errors import InputError, short
 from .importer import RecordedStep, source_line
+from .optimizers.classic import Classic
 
 
 class Recording:
@@ -102,7 +103,7 @@ def record_minimize(
         op = tf.no_op(name=name)
     names = tuple(variable.handle.op.name for variable in variables)
     counter = global_step.handle.op.name if global_step is not None else None
-    recording.add_step(RecordedStep(op, loss, names, optimizer, tuple(hyperparameters.items()), counter))
+    recording.add_step(RecordedStep(op, loss, names, Classic(optimizer, tuple(hyperparameters.items())), counter))
     return op
 
 

@@ -87,7 +87,7 @@ class Session:
                 "tensoropt.GradientDescentOptimizer(), before find_strategy"
             )
         graph = import_graph(recording.graph, recording.steps)
-        if self._model is None or self._model.graph.digest != graph.digest:
+        if self._model is None or self._model.graph.agreement != graph.agreement:
             self._initializers = initializer_names(recording.graph)
             self._model = model_of(graph, self.surroundings)
         return self._model

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
+from .ir import Tensor
+from .lowering.local import piece_of, uniform_shape
 from .reschedule.layout import Layout, Shape
 
 
@@ -32,3 +36,16 @@ class StateEntry:
     variables: tuple[tf.Variable, ...]
     parameter: str | None = None
     step: str | None = None
+
+
+def local_variables(
+    whole: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str
+) -> list[tf.Variable]:
+    """Variables that hold each rank's piece of a whole value."""
+    made = []
+    for rank in ranks:
+        piece = np.ascontiguousarray(whole[piece_of(layout, tensor.shape, rank)])
+        piece = piece.reshape(layout.local_shape(tensor.shape, rank))
+        shape = uniform_shape(layout, tensor.shape)
+        made.append(tf.Variable(piece, dtype=tensor.dtype, shape=shape, trainable=False, name=name))
+    return made

@@ -39,9 +39,8 @@ def takers_of(graph: Graph) -> dict[str, list[Taker]]:
             takers.setdefault(tensor.name, []).append(taker)
     for step in graph.train_steps.values():
         takers.setdefault(step.loss.name, []).append(Taker(step.name, LOSS))
-        for _, value in step.hyperparameters:
-            if isinstance(value, Tensor):
-                takers.setdefault(value.name, []).append(Taker(step.name, HYPERPARAMETER))
+        for value in step.optimizer.tensors:
+            takers.setdefault(value.name, []).append(Taker(step.name, HYPERPARAMETER))
     return takers
 
 

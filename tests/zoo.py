@@ -19,6 +19,7 @@ from tensoropt.backward import analyse
 from tensoropt.frontier import Model
 from tensoropt.importer import RecordedStep, import_graph
 from tensoropt.ir import Graph, check
+from tensoropt.optimizers.classic import Classic
 
 N_BATCHES = 3
 HYPERPARAMETERS: dict[str, dict[str, float]] = {
@@ -231,7 +232,7 @@ def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Reco
         trained = tuple(tf.compat.v1.trainable_variables())
     hyperparameters = HYPERPARAMETERS[optimizer]
     names = tuple(variable.handle.op.name for variable in trained)
-    step = RecordedStep(train, built.loss, names, optimizer, tuple(hyperparameters.items()), None)
+    step = RecordedStep(train, built.loss, names, Classic(optimizer, tuple(hyperparameters.items())))
     graph = import_graph(recorded, [step])
     check(graph)
     with recorded.as_default(), tf.compat.v1.Session() as session:

@@ -41,7 +41,7 @@ def main() -> None:
     pieces = processes.gather(piece)
     assert_close(gather(pieces, view.layout(tensor), tensor.shape), whole[1], 1e-12, "the pieces together")
 
-    held = [v for here in (*session.engine.variables.values(), *session.engine.slots.values()) for v in here]
+    held = [v for entry in session.engine.state() for v in entry.variables]
     before = [variable.numpy() for variable in held]
     losses = [tensoropt.run([train, built.loss], full)[1] for _ in range(3)]
     for variable, value in zip(held, before, strict=True):

@@ -1,0 +1,169 @@
+"""The optimizers of ``tf.compat.v1.train`` at work: TensorFlow's own update operators on each rank's piece.
+
+Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..errors import InputError
+from ..ir import Tensor
+from ..lowering.model import gradients_of
+from ..lowering.operators import Values
+from ..reschedule.layout import Layout
+from ..state import StateEntry, local_variables
+from .classic import SLOTS, Classic
+from .protocol import Emission, Shards
+
+Numbers = Mapping[str, tf.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How an optimizer updates one shard.
+
+    Attributes:
+        powers: hyperparameters of which the optimizer needs the running power.
+        apply: (variable, slots by name, gradient, numbers): emits the update. ``numbers`` has the hyperparameters, and
+            the running power of x as ``x_power``.
+    """
+
+    powers: tuple[str, ...]
+    apply: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.Tensor, Numbers], Any]
+
+
+def _gradient_descent(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+    return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=numbers["learning_rate"], delta=gradient)
+
+
+def _momentum(nesterov: bool) -> Callable[..., Any]:
+    def apply(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+        return tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=slots["momentum"].handle,
+            lr=numbers["learning_rate"],
+            grad=gradient,
+            momentum=numbers["momentum"],
+            use_nesterov=nesterov,
+        )
+
+    return apply
+
+
+def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+    return tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=slots["m"].handle,
+        v=slots["v"].handle,
+        beta1_power=numbers["beta1_power"],
+        beta2_power=numbers["beta2_power"],
+        lr=numbers["learning_rate"],
+        beta1=numbers["beta1"],
+        beta2=numbers["beta2"],
+        epsilon=numbers["epsilon"],
+        grad=gradient,
+    )
+
+
+UPDATES: dict[str, Update] = {
+    "sgd": Update((), _gradient_descent),
+    "momentum": Update((), _momentum(nesterov=False)),
+    "nesterov": Update((), _momentum(nesterov=True)),
+    "adam": Update(("beta1", "beta2"), _adam),
+}
+
+
+class RunningClassic:
+    """One of the optimizers above on the ranks of this process."""
+
+    def __init__(self, optimizer: Classic, shards: Shards) -> None:
+        self._optimizer, self._shards = optimizer, shards
+        self._update = UPDATES[optimizer.kind]
+        self._slots = {
+            (name, slot): local_variables(_zeros(tensor), tensor, layout, shards.ranks, f"{name}/{slot}")
+            for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True)
+            for slot in SLOTS[optimizer.kind]
+        }
+        self._powers = {
+            # In float32 whatever the model's type, as TensorFlow has them: a power of 0.999 is 1 in 16 bits.
+            power: [
+                tf.Variable(self._number(power), dtype=tf.float32, trainable=False, name=f"{shards.step}/{power}_power")
+                for _ in shards.ranks
+            ]
+            for power in self._update.powers
+        }
+
+    def _number(self, key: str) -> float:
+        return float(dict(self._optimizer.hyperparameters)[key])
+
+    @property
+    def learning_rate(self) -> Any:
+        return dict(self._optimizer.hyperparameters)["learning_rate"]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        raise InputError(
+            f"the learning rate of training step '{self._shards.step}' is part of its graph and can't be set; give the "
+            "optimizer a recorded scalar, such as a placeholder or a variable, and feed or assign that"
+        )
+
+    @property
+    def iterations(self) -> int:
+        raise InputError(
+            f"training step '{self._shards.step}' doesn't count its updates; give minimize a global_step variable"
+        )
+
+    def state(self) -> tuple[StateEntry, ...]:
+        shards, step = self._shards, self._shards.step
+        entries = []
+        for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True):
+            for slot in SLOTS[self._optimizer.kind]:
+                pieces = tuple(self._slots[name, slot])
+                entries.append(StateEntry(f"{step}/{name}/{slot}", tensor.shape, tensor.dtype, layout, pieces, name, step))
+        for power, variables in self._powers.items():
+            whole = Layout.replicated(shards.layouts[0].mesh, 0)
+            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", whole, tuple(variables), None, step))
+        return tuple(entries)
+
+    def reset(self) -> None:
+        for variables in self._slots.values():
+            for variable in variables:
+                variable.assign(tf.zeros_like(variable))
+        for power, variables in self._powers.items():
+            for variable in variables:
+                variable.assign(self._number(power))
+
+    def train(self, losses: Values, emission: Emission) -> None:
+        numbers = self._numbers(emission)
+        found = gradients_of(losses, list(emission.reads))
+        for name, variables, gradients in zip(self._shards.names, self._shards.variables, found, strict=True):
+            if gradients is None:
+                continue
+            for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+                slots = {slot: self._slots[name, slot][i] for slot in SLOTS[self._optimizer.kind]}
+                cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
+                self._update.apply(variable, slots, gradient, cast)
+        for power, powers in self._powers.items():
+            for variable, value in zip(powers, numbers[power], strict=True):
+                variable.assign(variable * tf.cast(value, variable.dtype))
+
+    def _numbers(self, emission: Emission) -> dict[str, list[Any]]:
+        """The hyperparameters and running powers, per rank."""
+        numbers: dict[str, list[Any]] = {}
+        for key, value in self._optimizer.hyperparameters:
+            is_recorded = isinstance(value, Tensor)
+            numbers[key] = emission.replicated(value) if is_recorded else [value] * len(self._shards.ranks)
+        for power, variables in self._powers.items():
+            numbers[f"{power}_power"] = [variable.read_value() for variable in variables]
+        return numbers
+
+
+def _zeros(tensor: Tensor) -> np.ndarray:
+    """Zeros that take no memory: they are made piece by piece, since a whole array of them need not fit."""
+    return np.broadcast_to(np.zeros((), tf.as_dtype(tensor.dtype).as_numpy_dtype), tensor.shape)
