@@ -29,6 +29,7 @@ _OWN = {
     "AdamOptimizer": "recording",
     "softmax_cross_entropy": "recording",
     "current_session": "session",
+    "load_checkpoint": "checkpoint",
     "InputError": "errors",
     "TensorOptError": "errors",
 }

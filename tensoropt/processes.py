@@ -100,6 +100,7 @@ class Processes:
     hosts: tuple[str, ...]
     comm: Any = None
     ending: Ending | None = None
+    whole: Processes | None = None
     collectives_begun: int = field(default=0, init=False)
 
     @property
@@ -122,8 +123,15 @@ class Processes:
         """How many ranks share this rank's host."""
         return self.hosts.count(self.hosts[self.rank])
 
+    def part(self, comm: Any) -> Processes:
+        """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
+        hosts = tuple(comm.allgather(self.hosts[self.rank]))
+        return Processes(comm.rank, comm.size, hosts, comm, self.ending, whole=self)
+
     def begin_collective(self) -> None:
         """Count a collective that this rank is about to enter."""
+        if self.whole is not None:
+            self.whole.begin_collective()
         self.collectives_begun += 1
 
     def broadcast(self, value: Value) -> Value:
@@ -140,6 +148,14 @@ class Processes:
             return [value]
         self.begin_collective()
         result: list[Value] = self.comm.allgather(value)
+        return result
+
+    def collect(self, value: Value, rank: int) -> list[Value] | None:
+        """Every rank's value (picklable) in rank order, on one rank; None on the others."""
+        if self.alone:
+            return [value]
+        self.begin_collective()
+        result: list[Value] | None = self.comm.gather(value, root=rank)
         return result
 
     def gather_max(self, value: float) -> float:

@@ -1,0 +1,10 @@
+"""Checkpoints in TensorFlow's own format: saved in parts by all ranks, loaded under any plan, read by plain TensorFlow."""
+
+from .loading import read_metadata, restore
+from .metadata import Metadata, Saved
+from .objects import Objects
+from .plain import load_checkpoint
+from .saving import save
+from .variable import name_of
+
+__all__ = ["Metadata", "Objects", "Saved", "load_checkpoint", "name_of", "read_metadata", "restore", "save"]

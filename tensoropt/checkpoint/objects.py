@@ -1,0 +1,92 @@
+"""The user's own objects in a checkpoint, so that ``tf.train.Checkpoint(model=model, optimizer=optimizer)`` restores it.
+
+TensorFlow finds a variable by its path of attributes from the root, in the graph of objects that every checkpoint has in
+an entry of its own; there each variable names the entry with its value. The graph here is that of the user's objects, and
+the entries are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from .variable import VALUE, entry_of
+
+ENTRY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+COUNTER = "save_counter"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objects:
+    """Attributes:
+    roots: what ``tf.train.Checkpoint`` would be given: ``{"model": model, "optimizer": optimizer}``.
+    names: pairs of a variable of theirs (Keras's or TensorFlow's) and its name in the checkpoint (:func:`name_of`).
+    """
+
+    roots: Mapping[str, Any]
+    names: Sequence[tuple[Any, str]]
+
+    @property
+    def name_by_id(self) -> dict[int, str]:
+        """By the identity of a variable, and of the TensorFlow variable in a Keras variable."""
+        found = {}
+        for variable, name in self.names:
+            found[id(variable)] = found[id(_inner(variable))] = name
+        return found
+
+    def order(self) -> dict[str, tuple[str | None, ...]]:
+        """The names of each root's variables in its own order; None for one that isn't in the checkpoint."""
+        by_id = self.name_by_id
+        return {
+            root: tuple(by_id.get(id(variable)) for variable in value.variables)
+            for root, value in self.roots.items()
+            if hasattr(value, "variables")
+        }
+
+
+def _inner(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def object_graph(objects: Objects | None) -> bytes:
+    """The graph of objects, with the entries of their variables and of the counter of saves; serialized.
+
+    TensorFlow's own counter of saves is among them: ``assert_consumed`` asks for it, and ``tf.train.CheckpointManager``
+    goes on from its value.
+    """
+    root = tf.train.Checkpoint(**(objects.roots if objects is not None else {}))
+    by_id = {id(root.save_counter): COUNTER, **(objects.name_by_id if objects is not None else {})}
+    view = tf.train.TrackableView(root)
+    nodes = view.descendants()
+    number = {id(node): i for i, node in enumerate(nodes)}
+    graph = TrackableObjectGraph()
+    for node in nodes:
+        entry = graph.nodes.add()
+        for name, child in view.children(node).items():
+            entry.children.add(node_id=number[id(child)], local_name=name)
+        if id(node) in by_id:
+            name = by_id[id(node)]
+            entry.attributes.add(name=VALUE, full_name=name, checkpoint_key=entry_of(name))
+    _mark_holders(graph)
+    return bytes(graph.SerializeToString())
+
+
+def _mark_holders(graph: TrackableObjectGraph) -> None:
+    """Mark the objects from which a saved variable can be reached; TensorFlow complains of no other that is missing."""
+    holders = {i for i, node in enumerate(graph.nodes) if node.attributes}
+    parents: dict[int, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for child in node.children:
+            parents.setdefault(child.node_id, []).append(i)
+    waiting = list(holders)
+    while waiting:
+        for parent in parents.get(waiting.pop(), ()):
+            if parent not in holders:
+                holders.add(parent)
+                waiting.append(parent)
+    for i, node in enumerate(graph.nodes):
+        node.has_checkpoint_values.value = i in holders
