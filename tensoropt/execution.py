@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from .collectives.single import SingleCommunicator
-from .deliveries import PlainCosts
+from .deliveries import PlainCosts, Router
 from .dump import dump
 from .engine import Engine
 from .errors import InputError, short
@@ -24,7 +24,9 @@ from .planning import check_deliveries
 from .processes import Processes
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
-from .strategy import StrategyView
+from .rules.registry import rule_of
+from .rules.rule import Config, why_invalid
+from .strategy import Strategy, StrategyView
 
 MPI, EMULATED = "mpi", "emulated"
 COLLECTIVES = (MPI, EMULATED)
@@ -36,13 +38,12 @@ class Execution:
     """A plan that runs.
 
     Attributes:
-        active: the ranks that take part (mpi4py); None in one process.
+        processes: the ranks that take part.
     """
 
     plan: Plan
     engine: Engine
     processes: Processes
-    active: Any
 
     @property
     def is_emulated(self) -> bool:
@@ -54,16 +55,14 @@ class Execution:
         ``collectives_per_step`` counts those of the training step as it was last built with its fetches.
         """
         local = self.engine.local_parameter_bytes
+        if not self.is_emulated:
+            local = self.processes.gather(local[0])
         return {
             "split_operators": self.plan.n_split_operators,
             "collectives_per_step": self.engine.collectives_per_step,
             "parameter_bytes": parameter_bytes,
-            "parameter_bytes_per_rank": local if self.active is None else self._gather_active(local[0]),
+            "parameter_bytes_per_rank": local,
         }
-
-    def _gather_active(self, value: Any) -> list[Any]:
-        self.processes.begin_collective()
-        return list(self.active.allgather(value))
 
 
 def checked_collectives(given: str | None) -> str:
@@ -110,12 +109,29 @@ def execute(
     check_deliveries(view, plan)
     if collectives == EMULATED:
         backend: Any = EmulatedBackend(plan.mesh)
-        active, prepare = None, None
+        prepare = None
     else:
-        backend, active, prepare = _communicating(plan.mesh, processes)
-    agreement = Agreement(processes, active, prepare)
-    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, agreement)
-    return Execution(plan, engine, processes, active)
+        backend, processes, prepare = _communicating(plan.mesh, processes)
+    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, Agreement(processes, prepare))
+    return Execution(plan, engine, processes)
+
+
+def execute_resized(execution: Execution, model: Model) -> Execution:
+    """Build an engine for the same model on batches of another size, which works on the variables of a first one.
+
+    Configs are the plan's, wherever an operator of the other size can have them; what is left runs whole. Tensors are
+    delivered to each taker by itself.
+    """
+    plan, first = execution.plan, execution.engine
+    configs = {}
+    planned = {op.name: op.config for op in plan.operators}
+    for op in model.graph.operators.values():
+        rule = rule_of(op)
+        kept = planned.get(op.name)
+        configs[op.name] = kept if kept and not why_invalid(rule, kept) else Config.whole(plan.mesh)
+    view = StrategyView(model.graph, Strategy(plan.mesh, configs), model.backward.gradients)
+    engine = Engine(view, Router(PlainCosts()), first.backend, first.initial_value, first.agree, first)
+    return replace(execution, engine=engine)
 
 
 def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
@@ -131,9 +147,9 @@ def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
 
 
-def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBackend, Any, Prepare | None]:
+def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBackend, Processes, Prepare | None]:
     if processes.alone:
-        return CommunicatingBackend(mesh, 0, SingleCommunicator()), None, None
+        return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
     from .collectives.mpi import MpiCommunicator
 
     takes_part = processes.rank < mesh.n_devices
@@ -148,7 +164,7 @@ def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBacke
         processes.wait_for_others()
         sys.exit(0)
     communicator = MpiCommunicator(part, mesh, processes.begin_collective)
-    return CommunicatingBackend(mesh, processes.rank, communicator), part, communicator.prepare
+    return CommunicatingBackend(mesh, processes.rank, communicator), processes.part(part), communicator.prepare
 
 
 @dataclass
@@ -156,7 +172,6 @@ class Agreement:
     """Compares what the ranks are about to run, and readies the groups that its collectives need."""
 
     processes: Processes
-    active: Any
     prepare: Prepare | None
     _prepared: set[Axes] = field(default_factory=set)
 
@@ -165,8 +180,7 @@ class Agreement:
             dump("collectives", *log)
         if self.prepare is None:
             return
-        self.processes.begin_collective()
-        digests = self.active.allgather(digest)
+        digests = self.processes.gather(digest)
         if len(set(digests)) > 1:
             other = next(rank for rank, one in enumerate(digests) if one != digests[0])
             raise InputError(

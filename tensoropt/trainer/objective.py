@@ -1,0 +1,76 @@
+"""A Keras model with its loss and metrics, as functions that can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .programs import EVALUATE, PREDICT, TRAIN
+from .signature import Signature
+
+
+class KerasObjective(keras.Model):
+    """Wraps a user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
+
+    Attributes:
+        inner: the user's model.
+    """
+
+    def __init__(self, model: keras.Model, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any) -> None:
+        super().__init__(name=f"{model.name}_trainer")
+        self.inner = model
+        if hasattr(model, "output_names"):
+            self.output_names = list(model.output_names)
+        self.compile(
+            loss=loss, loss_weights=loss_weights, metrics=metrics, weighted_metrics=weighted_metrics, jit_compile=False
+        )
+        self.built = True
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+    @property
+    def trained(self) -> list[keras.Variable]:
+        return list(self.inner.trainable_variables)
+
+    def name_of(self, variable: tf.Variable) -> str:
+        """A variable's Keras path: its own name doesn't tell which layer it belongs to."""
+        for each in self.inner.variables:
+            if each.value is variable:
+                return str(each.path)
+        for metric in self.metrics:
+            for each in metric.variables:
+                if each.value is variable:
+                    return f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
+        return str(variable.name.partition(":")[0])
+
+    def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
+        """The training step, an evaluation of a batch, and a prediction."""
+        parts = [part for part in (signature.inputs, signature.labels, signature.weights) if part is not None]
+        return {
+            TRAIN: (self._step(signature, training=True), parts),
+            EVALUATE: (self._step(signature, training=False), parts),
+            PREDICT: (lambda x: self.inner(x, training=False), [signature.inputs]),
+        }
+
+    def _step(self, signature: Signature, training: bool) -> Callable[..., tf.Tensor]:
+        """What Keras's own steps do up to the loss and the metrics."""
+
+        def step(x: Any, *rest: Any) -> tf.Tensor:
+            labels = rest[0] if signature.labels is not None else None
+            weights = rest[-1] if signature.weights is not None else None
+            predicted = self.inner(x, training=training)
+            loss = self.compute_loss(x, labels, predicted, weights, training=training)
+            self.loss_tracker.update_state(loss, sample_weight=signature.batch_size)
+            self.compute_metrics(x, labels, predicted, weights)
+            return loss
+
+        return step
+
+    @property
+    def loss_tracker(self) -> keras.metrics.Metric:
+        """The mean of the losses since the metrics were reset."""
+        return next(metric for metric in self.metrics if metric.name == "loss")

@@ -1,0 +1,113 @@
+"""From a Keras model to a trainer: capture, plan, build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..errors import InputError, short
+from ..execution import checked_collectives, execute, loaded_plan
+from ..forcing import Force
+from ..frontier import Model
+from ..imported import model_of
+from ..optimizers.keras_optimizer import KerasOptimizer
+from ..options import OPTIONS, find, request_of
+from ..plan import Plan
+from ..profiling.hardware import Hardware
+from ..surroundings import Surroundings, resolve_cluster
+from .objective import KerasObjective
+from .programs import Programs, capture_programs
+from .runs import Run, Runs
+from .signature import Signature, signature_of
+from .trainer import Trainer
+
+RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a model is to be planned and run: see :func:`tensoropt.parallelize`."""
+
+    option: str = "mini_time"
+    memory: int | str | None = None
+    parallelism: int | Sequence[int] | None = None
+    cluster: Hardware | str | None = None
+    force: Force | None = None
+    plan: Plan | str | None = None
+    collectives: str | None = None
+
+
+def parallelize_model(trainer: Trainer, optimizer: Any, signature: Signature, wishes: Wishes) -> Trainer:
+    """Plan what a trainer runs, and make it ready to run."""
+    collectives = checked_collectives(wishes.collectives)
+    if wishes.option not in RUNNING_OPTIONS:
+        raise InputError(
+            f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the model "
+            "is built to run"
+        )
+    surroundings = Surroundings(wishes.cluster, None)
+    chosen = _optimizer(optimizer)
+
+    def captured(at: Signature) -> Programs:
+        return capture_programs(trainer, at, lambda variables: KerasOptimizer.of(chosen, variables))
+
+    programs = captured(signature)
+    model = model_of(programs.graph, surroundings)
+    plan = loaded_plan(wishes.plan) if wishes.plan is not None else _found(model, surroundings, wishes)
+    execution = execute(plan, model, _FirstValues(programs, surroundings), surroundings.processes, collectives)
+    runs = Runs(Run(programs, execution), signature.batch_size, lambda n_samples: captured(signature.resized(n_samples)))
+    trainer.start(execution, runs, surroundings.seed)
+    return trainer
+
+
+def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
+    hardware = surroundings.hardware if wishes.cluster is None else resolve_cluster(wishes.cluster)
+    request = request_of(model, hardware, wishes.memory, wishes.force)
+    plan = surroundings.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _optimizer(given: Any) -> keras.optimizers.Optimizer:
+    try:
+        return keras.optimizers.get(given)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"optimizer takes a Keras optimizer or the name of one, got {short(given)}; such as keras.optimizers.AdamW(1e-3)"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _FirstValues:
+    """The values of the user's variables on rank 0: each process has drawn its own."""
+
+    programs: Programs
+    surroundings: Surroundings
+
+    def __call__(self, name: str) -> np.ndarray:
+        variable = self.programs.capture.variables[name]
+        value = variable.numpy() if self.surroundings.processes.rank == 0 else None
+        return np.asarray(self.surroundings.processes.broadcast(value))
+
+
+def keras_trainer(
+    model: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
+) -> Trainer:
+    """A trainer of a Keras model, still to be planned.
+
+    Raises:
+        InputError: it isn't a Keras model, or isn't built.
+    """
+    if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
+        raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
+    if not model.built:
+        raise InputError(
+            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch, or model.build(shape), first"
+        )
+    return Trainer(model, loss, loss_weights, metrics, weighted_metrics)
+
+
