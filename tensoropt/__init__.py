@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .profiling.hardware import Hardware
     from .saved_frontier import SavedFrontier
     from .session import Session
+    from .trainer.function import CapturedFunction
 
 __version__ = "0.1.0"
 
@@ -83,6 +84,89 @@ def find_strategy(
     from .session import current_session
 
     return current_session().find_strategy(option, memory, parallelism, cluster, force)
+
+
+def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
+    """Take a function that returns a loss from tensors and ``tf.Variable``s, to be given to :func:`parallelize`.
+
+    Args:
+        function: a Python function, or a ``tf.function``.
+        input_signature: a ``tf.TensorSpec`` for each argument, or a structure of such, with every extent known.
+
+    Raises:
+        InputError: it isn't a function, or the signature leaves an extent open.
+    """
+    from .quiet import import_tensorflow
+
+    import_tensorflow()
+    from .trainer.function import CapturedFunction
+
+    return CapturedFunction.of(function, input_signature)
+
+
+def parallelize(
+    model: Any,
+    optimizer: Any = "rmsprop",
+    loss: Any = None,
+    metrics: Any = None,
+    batch_size: int | None = None,
+    option: str = "mini_time",
+    *,
+    memory: int | str | None = None,
+    parallelism: int | Sequence[int] | None = None,
+    cluster: Hardware | str | None = None,
+    force: Force | None = None,
+    plan: Plan | str | None = None,
+    collectives: str | None = None,
+    loss_weights: Any = None,
+    weighted_metrics: Any = None,
+    labels: Any = None,
+    sample_weight: bool = False,
+    data: Any = None,
+) -> Any:
+    """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
+
+    ``optimizer``, ``loss``, ``metrics``, ``loss_weights`` and ``weighted_metrics`` are those of ``keras.Model.compile``; the
+    model itself stays as it is.
+
+    Args:
+        model: a built Keras model, or what :func:`capture` gives.
+        batch_size: samples per step, over all devices.
+        option: ``mini_time`` or ``mini_parallelism``; with ``memory``, ``parallelism``, ``cluster`` and ``force`` as for
+            :func:`find_strategy`.
+        plan: a plan to use instead of a search, or the file of one.
+        collectives: as for :func:`build_execution_graph`.
+        labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
+        sample_weight: whether batches come with sample weights.
+        data: a dataset whose elements tell what inputs, labels and weights are, instead of the model and the loss.
+
+    Returns:
+        A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
+        ``predict``, ``save``, ``load``, ``export_to``), or of a function a
+        :class:`~tensoropt.trainer.function.FunctionTrainer`.
+
+    Raises:
+        InputError: something can't be captured, nothing fits, or what is asked for isn't there.
+    """
+    from .quiet import import_tensorflow
+
+    import_tensorflow()
+    from .trainer.parallelize import Wishes, parallelized
+
+    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives)
+    return parallelized(
+        model,
+        optimizer,
+        loss,
+        metrics,
+        batch_size,
+        wishes,
+        loss_weights=loss_weights,
+        weighted_metrics=weighted_metrics,
+        labels=labels,
+        sample_weight=sample_weight,
+        data=data,
+    )
 
 
 def load_plan(file: str | os.PathLike[str]) -> Plan:

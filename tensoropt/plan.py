@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from .errors import InputError
 from .files import read_json, write_json
 from .ir import Graph, Operator
 from .memory_limit import memory_text
+from .reschedule.halo import HALO, HaloStep, Window
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Level, Mesh
 from .reschedule.path import Path, StepCosts, cheapest_path
@@ -69,7 +71,14 @@ class PlannedDelivery:
     def n_collectives(self) -> int:
         return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
 
+    @property
+    def halo(self) -> HaloStep | None:
+        """The exchange inside of an operator that this is, if it is one."""
+        step = self.forward.steps[0] if self.forward.steps else None
+        return step if isinstance(step, HaloStep) else None
+
     def to_json(self) -> dict[str, Any]:
+        exchanged = {} if self.halo is None else {"halo": _halo_json(self.halo)}
         return {
             "tensor": self.tensor,
             "takers": list(self.takers),
@@ -80,6 +89,7 @@ class PlannedDelivery:
             "backward": _path_layouts(self.backward) if self.backward is not None else None,
             "time_us": self.time_us,
             "reduction": self.reduction,
+            **exchanged,
         }
 
 
@@ -138,7 +148,7 @@ class Plan:
         known: dict[tuple[Layout, Layout, Shape], Path] = {}
         for delivery in self.deliveries:
             for path in (delivery.forward, delivery.backward):
-                if path is not None and delivery.reduction == "sum":
+                if path is not None and delivery.reduction == "sum" and delivery.halo is None:
                     known[path.source, path.target, path.shape] = path
 
         def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, step_costs: StepCosts) -> Path:
@@ -183,6 +193,10 @@ class Plan:
     def frontier_table(self) -> str:
         """The frontier that the plan was chosen from as a table, the plan's point marked; on every rank alike."""
         return self.frontier_text
+
+    def explained(self) -> str:
+        """What the plan was chosen from, and what it is: both tables."""
+        return f"{self.frontier_table()}\n\n{self!r}"
 
     def summary(self) -> str:
         """One line: what was chosen and what it costs."""
@@ -311,6 +325,31 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
     return Path(stops[0], stops[-1], tuple(steps), shape)
 
 
+def _halo_json(step: HaloStep) -> dict[str, Any]:
+    windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
+    return {"windows": windows, "fill": step.fill}
+
+
+def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
+    demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
+    if "halo" in d:
+        windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
+        step = HaloStep(HALO, demand.layout, windows, str(d["halo"]["fill"]))
+        ways = [Path(demand.layout, demand.layout, (way,), shape) for way in (step, step.backward())]
+    else:
+        ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
+    return PlannedDelivery(
+        d["tensor"],
+        tuple(d["takers"]),
+        demand,
+        bool(d["is_shared"]),
+        ways[0],
+        ways[1] if d["backward"] is not None else None,
+        float(d["time_us"]),
+        str(d["reduction"]),
+    )
+
+
 def _plan_from_json(value: dict[str, Any]) -> Plan:
     mesh = Mesh(tuple(Level(level["name"], level["count"]) for level in value["mesh"]))
     operators = tuple(
@@ -324,19 +363,7 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         )
         for op in value["operators"]
     )
-    deliveries = tuple(
-        PlannedDelivery(
-            d["tensor"],
-            tuple(d["takers"]),
-            Demand.parse(mesh, d["demand"]),
-            bool(d["is_shared"]),
-            _path(mesh, d["forward"], tuple(d["shape"])),
-            _path(mesh, d["backward"], tuple(d["shape"])) if d["backward"] is not None else None,
-            float(d["time_us"]),
-            str(d["reduction"]),
-        )
-        for d in value["deliveries"]
-    )
+    deliveries = tuple(_delivery(mesh, each) for each in value["deliveries"])
     return Plan(
         mesh,
         operators,

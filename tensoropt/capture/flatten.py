@@ -185,8 +185,8 @@ class _Copy:
         if copy.writes:
             write = copy.writes[0]
             raise InputError(
-                f"{write.type} '{write.name}' ({self.flattener.lines[write.name]}) updates a variable inside of a loop, which "
-                "can't be captured; carry the value through the loop and assign it afterwards"
+                f"{write.type} '{write.name}' ({self.flattener.lines[write.name]}) updates a variable inside of a loop, "
+                "which can't be captured; carry the value through the loop and assign it afterwards"
             )
         return [copy.tensor(_behind_controls(tensor)) for tensor in function.outputs]
 

@@ -52,7 +52,9 @@ class Capture:
         """By operator, the line of the user's code that made it."""
         return self.flattener.lines
 
-    def add(self, function: Callable[..., Any], signature: Sequence[Structure], scope: str = "", loads: bool = True) -> Program:
+    def add(
+        self, function: Callable[..., Any], signature: Sequence[Structure], scope: str = "", loads: bool = True
+    ) -> Program:
         """Capture a function.
 
         Args:

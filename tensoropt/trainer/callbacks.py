@@ -1,8 +1,8 @@
 """Which of a user's callbacks are called on which ranks.
 
-Those that steer training by what all ranks know alike, or that save, are called on all ranks. Any other is called on rank 0
-alone; what it decides (to stop, another learning rate) reaches the other ranks at the end of each epoch, and of each batch if
-it looks at batches. A callback of the user's own with the attribute ``on_all_ranks = True`` is called on all.
+Those that steer training by what all ranks know alike, or that save, are called on all ranks. Any other is called on
+rank 0 alone; what it decides (to stop, another learning rate) reaches the other ranks at the end of each epoch, and of each
+batch if it looks at batches. A callback of the user's own with the attribute ``on_all_ranks = True`` is called on all.
 """
 
 from __future__ import annotations

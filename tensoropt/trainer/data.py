@@ -1,7 +1,7 @@
 """Batches: every rank goes through the same globally batched dataset and keeps its share of each batch.
 
-The share is cut in the dataset's own pipeline, ahead of the step that takes it. A batch of another size than the planned one,
-such as a last one that is smaller, is kept whole.
+The share is cut in the dataset's own pipeline, ahead of the step that takes it. A batch of another size than the planned
+one, such as a last one that is smaller, is kept whole.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ..errors import InputError, short
 from ..execution import checked_collectives, execute, loaded_plan
@@ -19,6 +20,7 @@ from ..options import OPTIONS, find, request_of
 from ..plan import Plan
 from ..profiling.hardware import Hardware
 from ..surroundings import Surroundings, resolve_cluster
+from .function import CapturedFunction, FunctionTrainer
 from .objective import KerasObjective
 from .programs import Programs, capture_programs
 from .runs import Run, Runs
@@ -41,19 +43,24 @@ class Wishes:
     collectives: str | None = None
 
 
-def parallelize_model(trainer: Trainer, optimizer: Any, signature: Signature, wishes: Wishes) -> Trainer:
-    """Plan what a trainer runs, and make it ready to run."""
+def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
+    """Plan what a trainer runs, and make it ready to run.
+
+    Raises:
+        InputError: something can't be captured, nothing fits, or what is asked for isn't there.
+    """
     collectives = checked_collectives(wishes.collectives)
     if wishes.option not in RUNNING_OPTIONS:
         raise InputError(
-            f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the model "
-            "is built to run"
+            f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
+            "model is built to run"
         )
     surroundings = Surroundings(wishes.cluster, None)
     chosen = _optimizer(optimizer)
+    objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
     def captured(at: Signature) -> Programs:
-        return capture_programs(trainer, at, lambda variables: KerasOptimizer.of(chosen, variables))
+        return capture_programs(objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
 
     programs = captured(signature)
     model = model_of(programs.graph, surroundings)
@@ -61,7 +68,6 @@ def parallelize_model(trainer: Trainer, optimizer: Any, signature: Signature, wi
     execution = execute(plan, model, _FirstValues(programs, surroundings), surroundings.processes, collectives)
     runs = Runs(Run(programs, execution), signature.batch_size, lambda n_samples: captured(signature.resized(n_samples)))
     trainer.start(execution, runs, surroundings.seed)
-    return trainer
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
@@ -94,20 +100,44 @@ class _FirstValues:
         return np.asarray(self.surroundings.processes.broadcast(value))
 
 
-def keras_trainer(
-    model: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any
-) -> Trainer:
-    """A trainer of a Keras model, still to be planned.
+def parallelized(
+    model: Any,
+    optimizer: Any,
+    loss: Any,
+    metrics: Any,
+    batch_size: int | None,
+    wishes: Wishes,
+    *,
+    loss_weights: Any = None,
+    weighted_metrics: Any = None,
+    labels: Any = None,
+    sample_weight: bool = False,
+    data: tf.data.Dataset | None = None,
+) -> Trainer | FunctionTrainer:
+    """See :func:`tensoropt.parallelize`."""
+    trainer: Trainer | FunctionTrainer
+    if isinstance(model, CapturedFunction):
+        if any(given is not None for given in (loss, metrics, batch_size, labels, data)):
+            raise InputError(
+                "a captured function returns its own loss for the batch of its signature; leave loss=, metrics=, "
+                "batch_size=, labels= and data="
+            )
+        trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
+    else:
+        _check_model(model)
+        if batch_size is None:
+            raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
+        signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
+        trainer = Trainer(model, loss, loss_weights, metrics, weighted_metrics)
+    start(trainer, optimizer, signature, wishes)
+    return trainer
 
-    Raises:
-        InputError: it isn't a Keras model, or isn't built.
-    """
+
+def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
     if not model.built:
         raise InputError(
-            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch, or model.build(shape), first"
+            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
+            "model.build(shape)"
         )
-    return Trainer(model, loss, loss_weights, metrics, weighted_metrics)
-
-

@@ -99,8 +99,8 @@ def _step(
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0 or not loss.dtype.is_floating:
         got = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
         raise InputError(
-            f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, or "
-            "with a Keras loss whose reduction is 'sum_over_batch_size'"
+            f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, "
+            "or with a Keras loss whose reduction is 'sum_over_batch_size'"
         )
     trained = [variable for variable in objective.trained if capture.name(inner(variable)) is not None]
     if not trained:

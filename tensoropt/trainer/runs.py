@@ -100,8 +100,8 @@ def fitted(tensor: Tensor, value: Any, n_samples: int) -> np.ndarray:
     shape = (n_samples, *tensor.shape[1:])
     if _without_ones(given.shape) != _without_ones(shape):
         raise InputError(
-            f"a batch has shape {list(given.shape)} for '{tensor.name.partition(':')[0]}', expected {list(shape)}, for which "
-            "the plan was made; give batches of this shape, or parallelize the model for yours"
+            f"a batch has shape {list(given.shape)} for '{tensor.name.partition(':')[0]}', expected {list(shape)}, for "
+            "which the plan was made; give batches of this shape, or parallelize the model for yours"
         )
     if given.dtype != dtype and (given.dtype.kind not in "biuf" or np.dtype(dtype).kind not in "biuf" + "V"):
         raise InputError(

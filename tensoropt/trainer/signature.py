@@ -19,7 +19,7 @@ class Signature:
     """Structures of ``tf.TensorSpec``, as the model and its loss take them; None where there is nothing.
 
     Attributes:
-        inputs: the model's.
+        inputs: the model's; of a captured function all its arguments.
         labels: the loss's.
         weights: of the samples.
     """
@@ -35,7 +35,9 @@ class Signature:
 
     @property
     def batch_size(self) -> int:
-        return int(tf.nest.flatten(self.inputs)[0].shape[0])
+        """The leading extent of the inputs; 0 where they have none."""
+        shapes = [spec.shape for spec in tf.nest.flatten(self.inputs) if spec.shape.rank]
+        return int(shapes[0][0]) if shapes else 0
 
     def resized(self, batch_size: int) -> Signature:
         """The same for batches of another size."""

@@ -1,8 +1,8 @@
 """The trainer that :func:`tensoropt.parallelize` gives: a Keras model whose steps run by a plan on all ranks.
 
-``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks; what a step does is
-replaced. Metrics are part of the captured programs: their variables live on the ranks, and are copied into Keras's metrics where
-Keras asks for results.
+``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks; what a step does
+is replaced. Metrics are part of the captured programs: their variables live on the ranks, and are copied into Keras's
+metrics where Keras asks for results.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Trainer(KerasObjective):
 
     def explain(self) -> str:
         """The plan as a table, below what it was chosen from."""
-        return f"{self.plan.frontier_table()}\n\n{self.plan!r}"
+        return self.plan.explained()
 
     # What users call
 
@@ -216,8 +216,8 @@ class Trainer(KerasObjective):
         """
         if self._alone_in:
             raise InputError(
-                f"callback {self._alone_in} is called on rank 0 alone, but asks for what all ranks must do together; give its "
-                "class the attribute on_all_ranks = True, and have it write files on rank 0 only"
+                f"callback {self._alone_in} is called on rank 0 alone, but asks for what all ranks must do together; give "
+                "its class the attribute on_all_ranks = True, and have it write files on rank 0 only"
             )
         return self._runs
 
