@@ -7,30 +7,28 @@ left out.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from .capture.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .composite.copying import LOOPS
+from .composite.gradients import import_custom_gradient
+from .composite.loops import LIST_MAKERS, LIST_STACK, import_loop
 from .errors import InputError
 from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
 from .optimizers.protocol import Optimizer
 from .reschedule.layout import Shape
 from .rules.registry import has_rule, static_positions
+from .shape_readers import SHAPE_READERS, reads_known_shapes, shape_value
+from .source_lines import source_line
 
-_PACKAGES = tuple(
-    os.sep + os.path.join(*parts) + os.sep
-    for parts in (("site-packages", "tensorflow"), ("site-packages", "keras"), ("tensoropt",))
-)
-_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_ZOO_FOLDER = os.path.join(_OWN_FOLDER, "zoo", "")
-_SHAPE_READERS = ("Shape", "ShapeN", "Size", "Rank")
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *_READS, *_UPDATES)
+_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
 _ALIASING = ("Identity", "Snapshot")
 _REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
 _UNSUPPORTED = {
@@ -57,16 +55,6 @@ class RecordedStep:
     variables: tuple[str, ...]
     optimizer: Optimizer
     step_counter: str | None = None
-
-
-def source_line(op: tf.Operation) -> str:
-    """The innermost line of the user's code on the way to this operator, as ``file:line``."""
-    for frame in reversed(op.traceback or ()):
-        filename = os.path.abspath(frame.filename)
-        is_own = filename.startswith(_OWN_FOLDER) and not filename.startswith(_ZOO_FOLDER)
-        if not is_own and not any(part in filename for part in _PACKAGES[:2]):
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return ""
 
 
 def import_graph(
@@ -109,6 +97,7 @@ class _Importer:
     static: set[str] = field(default_factory=set)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
+    gradients: dict[str, GradientFunction] = field(default_factory=dict)
 
     def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
         trained = {name for step in steps for name in step.variables}
@@ -121,14 +110,20 @@ class _Importer:
                 self._import_variable(op, op.name in trained)
             elif op.type in _READS and not op.control_inputs:
                 self.aliases[op.outputs[0].name] = op.inputs[0].name
+            elif is_custom_gradient(op) and op.name not in self.static:
+                self._import_custom_gradient(op)
+            elif op.type in LOOPS and op.name not in self.static:
+                self._import_loop(op)
+            elif op.type == LIST_STACK:
+                self._import_stack(op)
             elif op.type in _ALIASING and not op.control_inputs and op.name not in self.static:
                 self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
             elif op.name in self.static:
                 for tensor in op.outputs:
                     # A constant that only the user could fetch; what reads a shape is left over from TensorFlow's checks.
-                    if not tensor.consumers() and op.type not in _SHAPE_READERS:
+                    if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
-            elif op.type != "NoOp":
+            elif op.type not in ("NoOp", *LIST_MAKERS):
                 self._import_operator(op)
         return Graph(self.operators, {step.op.name: self._import_step(step) for step in steps}, self.aliases)
 
@@ -147,14 +142,16 @@ class _Importer:
                 continue
             wanted.add(op.name)
             pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-        return [op for op in all_ops if op.name in wanted]
+            if is_custom_gradient(op):
+                self.gradients[op.name] = trace_gradient(op)
+                pending += [outer.op for outer, _ in self.gradients[op.name].read]
+        return [op for op in self.recorded.get_operations() if op.name in wanted]
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
             if op.type in _NOT_FOLDED or op.op_def.is_stateful or not op.outputs:
                 continue
-            reads_shape = op.type in _SHAPE_READERS and all(t.shape.is_fully_defined() for t in op.inputs)
-            if reads_shape or all(tensor.op.name in self.static for tensor in op.inputs):
+            if reads_known_shapes(op) or all(tensor.op.name in self.static for tensor in op.inputs):
                 self.static.add(op.name)
 
     def _fold(self, ops: list[tf.Operation]) -> None:
@@ -169,9 +166,9 @@ class _Importer:
         if not wanted:
             return
         shapes = {
-            out: _shape_value(op, index)
+            out: shape_value(op, index)
             for op in ops
-            if op.name in self.static and op.type in _SHAPE_READERS
+            if op.name in self.static and op.type in SHAPE_READERS
             for index, out in enumerate(op.outputs)
         }
         wanted = [tensor for tensor in wanted if tensor not in shapes] if shapes else wanted
@@ -180,14 +177,15 @@ class _Importer:
             for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
                 self.values[tensor.name] = np.asarray(value)
 
-    def _line(self, op: tf.Operation) -> str:
+    def line(self, op: tf.Operation) -> str:
+        """The user's line that made an operator."""
         return self.lines[op.name] if op.name in self.lines else source_line(op)
 
     def _canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
 
     def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
-        return Tensor(tensor.name, _known_shape(tensor, op, self._line(op)), tensor.dtype.base_dtype.name)
+        return Tensor(tensor.name, _known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
         self.operators[op.name] = op
@@ -197,10 +195,10 @@ class _Importer:
         shape = tf.TensorShape(op.get_attr("shape"))
         if not shape.is_fully_defined():
             raise InputError(
-                f"variable '{op.name}' ({self._line(op)}) has shape {shape}; every extent must be known: give its shape"
+                f"variable '{op.name}' ({self.line(op)}) has shape {shape}; every extent must be known: give its shape"
             )
         result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
-        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self._line(op)))
+        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
         """The tensor of a constant operator with the folded value, made where it is first asked for."""
@@ -208,10 +206,11 @@ class _Importer:
             op = tensor.op
             name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
             result, value = (self._tensor(tensor, op),), {0: self.values[tensor.name]}
-            self._add(Operator(name, CONSTANT, (), result, statics=value, source=self._line(op)))
+            self._add(Operator(name, CONSTANT, (), result, statics=value, source=self.line(op)))
         return self.tensors[tensor.name]
 
-    def _operand(self, tensor: tf.Tensor) -> Tensor:
+    def operand(self, tensor: tf.Tensor) -> Tensor:
+        """What a tensor is in the imported graph; of a variable's handle the variable's value."""
         if tensor.op.name in self.static:
             return self._import_constant(tensor)
         return self.tensors[self._canonical(tensor.name)]
@@ -220,11 +219,16 @@ class _Importer:
         functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
         if functions:
             raise InputError(
-                f"{op.type} '{op.name}' ({self._line(op)}) calls a function, which can't be recorded; expected plain "
-                "operators: write loops over a known range in Python, and conditions with tensoropt.where"
+                f"{op.type} '{op.name}' ({self.line(op)}) calls a function, which can't be recorded; expected plain "
+                "operators: choose between values with tensoropt.where, or decide in Python"
+            )
+        if "_gradient_op_type" in op.node_def.attr:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) has another gradient by gradient_override_map, which can't be "
+                "recorded; write it with tf.custom_gradient"
             )
         if op.type in _UNSUPPORTED:
-            raise InputError(f"{op.type} '{op.name}' ({self._line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
+            raise InputError(f"{op.type} '{op.name}' ({self.line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -240,36 +244,74 @@ class _Importer:
                 statics[index] = self.values[tensor.name]
             elif tensor.dtype == tf.resource:
                 raise InputError(
-                    f"{op.type} '{op.name}' ({self._line(op)}) works on a variable in place, which can't be recorded; "
+                    f"{op.type} '{op.name}' ({self.line(op)}) works on a variable in place, which can't be recorded; "
                     "expected assign, assign_add or assign_sub, or an optimizer of tensoropt"
                 )
             else:
-                inputs.append(self._operand(tensor))
+                inputs.append(self.operand(tensor))
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
-                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), self._line(op)
+                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), self.line(op)
             )
         )
+
+    def _import_custom_gradient(self, op: tf.Operation) -> None:
+        operator, left_out = import_custom_gradient(op, self.gradients[op.name], self)
+        self._add(operator)
+        self.aliases.update({name: tensor.name for name, tensor in left_out.items()})
+
+    def _import_loop(self, op: tf.Operation) -> None:
+        loop = import_loop(op, self)
+        self._add(loop.operator)
+        self.aliases.update({name: tensor.name for name, tensor in loop.tensors.items() if name != tensor.name})
+
+    def _import_stack(self, op: tf.Operation) -> None:
+        """The stack of a list that a loop filled is what the imported loop gives."""
+        name = self._canonical(op.inputs[0].name)
+        if name not in self.tensors:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) stacks a TensorArray that no loop filled; use tf.stack"
+            )
+        self.aliases[op.outputs[0].name] = name
+
+    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """The value of a tensor that follows from constants and shapes alone, else None."""
+        if tensor.op.name not in self.static:
+            return None
+        if tensor.name not in self.values:
+            with tf.compat.v1.Session(graph=self.recorded) as session:
+                self.values[tensor.name] = np.asarray(session.run(tensor))
+        return self.values[tensor.name]
+
+    def constant(self, name: str, value: np.ndarray) -> Tensor:
+        """The tensor of a new constant operator."""
+        tensor = Tensor(f"{name}:0", value.shape, value.dtype.name)
+        self._add(Operator(name, CONSTANT, (), (tensor,), statics={0: value}))
+        return tensor
+
+    def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Graph:
+        """Import what is inside of a composite operator."""
+        return import_graph(graph, (), lines, outputs)
 
     def _import_lookup(self, op: tf.Operation) -> None:
         """An embedding: what tf.gather makes of a variable is a lookup in its value, like any other."""
         axis = op.get_attr("batch_dims")
         table = self.tensors[op.inputs[0].name]
-        inputs = (table, self._operand(op.inputs[1]), None)
+        inputs = (table, self.operand(op.inputs[1]), None)
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         attributes = {"batch_dims": axis, ARGUMENTS: (("params", None), ("indices", None), ("axis", None))}
         statics = {2: np.asarray(axis, np.int32)}
-        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=self._line(op)))
+        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=self.line(op)))
 
     def _import_update(self, op: tf.Operation) -> None:
         """An assignment, or a read that must come after one."""
-        value = tuple(self._operand(tensor) for tensor in op.inputs[1:])
+        value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         self._add(
             Operator(
-                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self._line(op)
+                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self.line(op)
             )
         )
 
@@ -281,7 +323,7 @@ class _Importer:
             waited = pending.pop()
             if waited.name in self.steps:
                 raise InputError(
-                    f"{op.type} '{op.name}' ({self._line(op)}) waits for the training step '{waited.name}', which can't be "
+                    f"{op.type} '{op.name}' ({self.line(op)}) waits for the training step '{waited.name}', which can't be "
                     "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
                 )
             if waited.name in self.operators:
@@ -301,18 +343,12 @@ class _Importer:
     def _import_step(self, step: RecordedStep) -> TrainStep:
         return TrainStep(
             step.op.name,
-            self._operand(step.loss),
+            self.operand(step.loss),
             step.variables,
-            step.optimizer.imported(self._operand),
+            step.optimizer.imported(self.operand),
             step.step_counter,
             self._controls(step.op),
         )
-
-
-def _shape_value(op: tf.Operation, index: int) -> np.ndarray:
-    shape = op.inputs[index].shape.as_list()
-    value: Any = {"Size": int(np.prod(shape)), "Rank": len(shape)}.get(op.type, shape)
-    return np.asarray(value, op.outputs[index].dtype.as_numpy_dtype)
 
 
 def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:

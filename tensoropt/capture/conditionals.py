@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import InputError
-from ..importer import source_line
+from ..source_lines import source_line
 
 _GIVEN = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp")
 

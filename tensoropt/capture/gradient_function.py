@@ -18,7 +18,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..errors import InputError
-from ..importer import source_line
+from ..source_lines import source_line
 
 Lookup = Callable[[tf.Tensor], tf.Tensor]
 

@@ -14,7 +14,7 @@ import zoo
 
 from tensoropt.deliveries import Router
 from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.ir import Graph
+from tensoropt.ir import Graph, Tensor
 from tensoropt.lowering.deliver import Backend, Collective
 from tensoropt.planning import charges
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
@@ -115,11 +115,18 @@ def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXAC
 def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
     """After the steps, the metrics are those of one device."""
     first = feeds_of(model.graph, model.batches[0])
-    wanted = tuple((model.graph.tensors[name], False) for name in model.metrics)
+    wanted = tuple((_tensor(model, name), False) for name in model.metrics)
     for name, values, expected in zip(
         model.metrics, engine.run(Fetch(wanted), first), model.reference.metrics, strict=True
     ):
         _assert_all_close(values, expected, tolerance, f"metric {name}")
+
+
+def _tensor(model: zoo.Recorded, name: str) -> Tensor:
+    """What a recorded name means, which may be another tensor's."""
+    tensor = model.graph.resolve(name)
+    assert tensor is not None
+    return tensor
 
 
 def _assert_all_close(values: Sequence[np.ndarray], expected: np.ndarray, tolerance: float, what: str) -> None:

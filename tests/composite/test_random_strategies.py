@@ -1,0 +1,60 @@
+"""Loops and custom gradients under random strategies: one device's numbers, emulated and between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+import zoo
+from composite.models import MODELS
+from execution.strategies import (
+    assert_variables,
+    engine_of,
+    evaluate_and_check,
+    pieces_here,
+    random_router,
+    random_strategy,
+    train_and_check,
+)
+from mpirun import run_ranks
+
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.reschedule.mesh import Mesh
+
+FUNCTIONS = {function.__name__: function for function in MODELS}
+OPTIMIZERS = ("sgd", "momentum", "adam")
+MESHES = (Mesh.of(4), Mesh.of(2, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs_as_they_are_built() -> Iterator[None]:
+    """TensorFlow's graph optimizer would take most of the time; it is on between processes."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+@cache
+def recorded(function: str, optimizer: str) -> zoo.Recorded:
+    return zoo.record(FUNCTIONS[function], optimizer)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_four_devices_give_one_device_numbers(function: str, seed: int) -> None:
+    """Losses of three steps, the variables after them, metrics, and the collectives that are charged."""
+    model, mesh = recorded(function, OPTIMIZERS[seed]), MESHES[seed % 2]
+    view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes))
+    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh))
+    train_and_check(engine, model)
+    assert_variables(model, view, pieces_here(engine))
+    evaluate_and_check(engine, model)
+
+
+def test_two_processes_give_one_device_numbers() -> None:
+    done = run_ranks(2, "-m", "mpi4py", Path(__file__).with_name("worker.py"))
+    assert done.returncode == 0, done.stdout + done.stderr

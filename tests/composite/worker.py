@@ -1,0 +1,35 @@
+"""What each rank does in ``test_random_strategies.py``: each model by one random strategy and real collectives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensorflow as tf
+import zoo
+from composite.models import MODELS
+from execution.strategies import random_strategy
+from execution.worker import check
+
+from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.profiling.measure import device_partitions
+from tensoropt.reschedule.mesh import Mesh
+
+
+def main() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    mesh = Mesh.of(MPI.COMM_WORLD.size)
+    communicator = MpiCommunicator(MPI.COMM_WORLD, mesh)
+    communicator.prepare(device_partitions(mesh))
+    for seed, function in enumerate(MODELS):
+        model = zoo.record(function, "adam")
+        view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes))
+        check(model, view, seed, communicator)
+
+
+if __name__ == "__main__":
+    main()
