@@ -7,6 +7,7 @@ left out.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .capture.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
 from .composite.loops import LIST_MAKERS, LIST_STACK, import_loop
@@ -29,7 +30,10 @@ from .source_lines import source_line
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
-_ALIASING = ("Identity", "Snapshot")
+# Every extent is known, so that a shape is ensured already.
+_ALIASING = ("Identity", "Snapshot", "EnsureShape")
+# Neither what only initialises variables nor a check of values in the midst of the model is part of it.
+_LEFT_OUT = ("VarIsInitializedOp", "Assert")
 _REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
 _UNSUPPORTED = {
     "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
@@ -131,7 +135,7 @@ class _Importer:
         """The ancestors of all results that aren't there for initialisation, in order of creation."""
         initializers = initializer_names(self.recorded)
         all_ops = self.recorded.get_operations()
-        left_out = {op.name for op in all_ops if op.name in initializers or op.type == "VarIsInitializedOp"}
+        left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
         pending = [op for op in all_ops if op.name not in left_out and not any(t.consumers() for t in op.outputs)]
         if self.targets is not None:
             pending = [*self.targets, *(each for step in steps for each in (step.op, step.loss.op))]
@@ -371,6 +375,9 @@ def _attributes(op: tf.Operation) -> dict[str, Any]:
     attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}
     if LOADED in op.node_def.attr:
         attributes["loaded"] = True
+    if attributes.get("seed", 1) == 0 == attributes.get("seed2", 1):
+        # TensorFlow would seed it by chance, on each rank otherwise; the name is the same on all of them.
+        attributes["seed"] = zlib.crc32(op.name.encode()) or 1
     return attributes | {ARGUMENTS: tuple(_argument(op, argument) for argument in op.op_def.input_arg)}
 
 

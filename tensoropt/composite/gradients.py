@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from ..capture.gradient_function import GradientFunction
+from ..tracing.gradient_function import GradientFunction
 from ..ir import Operator, Tensor
 from .body import BODY, CUSTOM_GRADIENT, FORM, GradientForm
 from .copying import Collector, Surroundings

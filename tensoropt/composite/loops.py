@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..capture.loops import is_passed_on, loop_functions
+from ..tracing.loops import is_passed_on, loop_functions
 from ..errors import InputError, short
 from ..ir import Operator, Tensor
 from .body import BODY, FORM, LOOP, Body, LoopForm

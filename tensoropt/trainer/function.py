@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..capture.function import concrete
+from ..tracing.function import concrete
 from ..errors import InputError, short
 from ..execution import Execution
 from ..plan import Plan

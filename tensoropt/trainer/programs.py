@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ..capture.function import Capture, Program
+from ..tracing.function import Capture, Program
 from ..errors import InputError
 from ..importer import RecordedStep, import_graph
 from ..ir import Graph, Operator, Tensor

@@ -1,0 +1,68 @@
+"""Loops on their way from a traced function to the flat graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import while_v2
+
+CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]
+
+
+def loop_functions(op: tf.Operation) -> tuple[Any, Any]:
+    """The condition and the body of a ``While``, as graphs."""
+    return while_v2._get_graph(op, "cond", "_cond_graph"), while_v2._get_graph(op, "body", "_body_graph")
+
+
+def is_passed_on(body: Any, position: int) -> bool:
+    """Whether the body returns a loop variable as it came."""
+    result = body.outputs[position]
+    while result.op.type == "Identity":
+        result = result.op.inputs[0]
+    return result is body.inputs[position]
+
+
+def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
+    """Emit a loop into the graph that is the default one, by ``tf.while_loop``.
+
+    What no iteration changes becomes a tensor that the new loop captures. A variable is read once before the loop, and the
+    copied body gets its value where it had the handle.
+
+    Args:
+        op: a ``While`` or ``StatelessWhile``.
+        inputs: the counterparts of its inputs.
+        copy_body: copies a function, given its arguments, into the graph that is the default one; returns its results.
+
+    Returns:
+        The counterparts of its outputs; of a variable's handle the value.
+    """
+    cond, body = loop_functions(op)
+    values = [_value_of(tensor) for tensor in inputs]
+    changing = [k for k in range(len(values)) if not is_passed_on(body, k)]
+
+    def arguments(variables: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        given = dict(zip(changing, variables, strict=True))
+        return [given.get(k, value) for k, value in enumerate(values)]
+
+    def step(*variables: tf.Tensor) -> list[tf.Tensor]:
+        results = copy_body(body, arguments(variables))
+        return [results[k] for k in changing]
+
+    results = tf.while_loop(
+        lambda *variables: copy_body(cond, arguments(variables))[0],
+        step,
+        [values[k] for k in changing],
+        shape_invariants=[body.inputs[k].shape for k in changing],
+        parallel_iterations=op.get_attr("parallel_iterations"),
+        name=op.name,
+    )
+    made = dict(zip(changing, results, strict=True))
+    return [made.get(k, value) for k, value in enumerate(values)]
+
+
+def _value_of(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype != tf.resource:
+        return tensor
+    return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tensor.op.get_attr("dtype"))
