@@ -1,0 +1,353 @@
+"""Halo exchange: from each rank's block of a tensor to all that the windows of its block of results cover, and back.
+
+Windows slide along dimensions of a tensor, as those of a convolution do. Results are split in blocks as any dimension, and
+so is the tensor; the elements under a block's windows are then not the block itself. Here 7 rows, a window of 3 rows with
+stride 1, one row of filling at each end, results on 2 ranks:
+
+    rows           0 1 2 | 3 4 5 6        blocks of the tensor
+    rank 0     f   0 1 2   3              results 0 to 2: a filled row, its own three, and one from rank 1
+    rank 1             2 | 3 4 5 6   f    results 3 to 6: one from rank 0, its own four, and a filled row
+
+Elements may come from any member of the group, not only from neighbours: blocks may be smaller than the halo. Several
+dimensions are exchanged at once, corners included, since what a member needs of another is one box. The way back is the
+transpose: gradients of elements return to their owners and are added there, a rank's own first, then those of the members
+in the order of the group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bounds import Bounds, Slices, extents, intersection, relative
+from .layout import Axes, Layout, Shape, axes_text, block_bounds
+from .summing import Array
+
+if TYPE_CHECKING:
+    from .execute import Communicator
+    from .path import StepCosts
+
+HALO, HALO_SUM = "halo", "halo_sum"
+ZERO, LOWEST = "zero", "lowest"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How windows slide along a dimension: window i covers elements ``i * stride - before + j * dilation``, j < ``size``.
+
+    Attributes:
+        before: how many elements are filled in before the first one.
+        extent: of the dimension.
+        count: of windows.
+    """
+
+    size: int
+    stride: int
+    dilation: int
+    before: int
+    extent: int
+    count: int
+
+    @property
+    def span(self) -> int:
+        """From the first to the last element under one window."""
+        return (self.size - 1) * self.dilation + 1
+
+    def reach(self, n_windows: int) -> int:
+        """From the first to behind the last element under so many windows."""
+        return (n_windows - 1) * self.stride + self.span
+
+    @property
+    def most_blocks(self) -> int:
+        """Into how many blocks the dimension and the results can both be split, so that none is empty."""
+        return min(self.extent, self.count)
+
+    def covered(self, start: int, end: int) -> tuple[int, int]:
+        """Start and end of the elements under windows ``start`` to ``end``; they may lie outside of the dimension."""
+        first = start * self.stride - self.before
+        return first, first + self.reach(end - start)
+
+    def covered_inside(self, start: int, end: int) -> tuple[int, int]:
+        """The part of what windows cover that lies in the dimension."""
+        first, last = self.covered(start, end)
+        return min(max(first, 0), self.extent), min(max(last, 0), self.extent)
+
+    def tiles(self, n_blocks: int) -> bool:
+        """Whether each of these blocks begins with a window and holds its own windows, without anything filled in."""
+        is_tiled = self.span <= self.stride and self.before == 0 and self.extent == self.count * self.stride
+        return is_tiled and self.count % n_blocks == 0
+
+    def real_counts(self) -> tuple[int, ...]:
+        """Per window, how many of its elements lie in the dimension."""
+        firsts = (i * self.stride - self.before for i in range(self.count))
+        return tuple(sum(0 <= first + j * self.dilation < self.extent for j in range(self.size)) for first in firsts)
+
+
+Windows = tuple[Window | None, ...]
+"""Per dimension of a tensor how windows slide along it, None where none do."""
+
+
+@dataclass(frozen=True)
+class HaloStep:
+    """From own blocks to what the windows cover (``halo``), or with gradients back (``halo_sum``).
+
+    ``layout`` is that of the tensor, and its splits are those of the results. Where no rank needs anything from another,
+    the step is local.
+    """
+
+    kind: str
+    layout: Layout
+    windows: Windows
+    fill: str = ZERO
+
+    @property
+    def source(self) -> Layout:
+        return self.layout
+
+    @property
+    def target(self) -> Layout:
+        return self.layout
+
+    @cached_property
+    def axes(self) -> Axes:
+        """The axes along which something is exchanged."""
+        return tuple(
+            axis
+            for axes, window in zip(self.layout.splits, self.windows, strict=True)
+            if window is not None and _exchanges(window, self.layout.mesh.size_of(axes))
+            for axis in axes
+        )
+
+    @property
+    def group_axes(self) -> Axes:
+        """The axes in mesh order: they name the communicator, and its members are ordered by rank."""
+        return tuple(sorted(self.axes))
+
+    @property
+    def communicates(self) -> bool:
+        return bool(self.axes)
+
+    def backward(self) -> HaloStep:
+        """The way of the gradients."""
+        return HaloStep(HALO_SUM, self.layout, self.windows)
+
+    def frame(self, shape: Shape, rank: int) -> Bounds:
+        """All that the windows of the rank's results cover, filled elements included: it may begin before 0."""
+        mesh = self.layout.mesh
+        found = []
+        for bounds, window, axes in zip(self.layout.bounds(shape, rank), self.windows, self.layout.splits, strict=True):
+            if window is not None:
+                bounds = window.covered(*block_bounds(window.count, mesh.size_of(axes), mesh.index_along(axes, rank)))
+            found.append(bounds)
+        return tuple(found)
+
+    def real(self, shape: Shape, rank: int) -> Bounds:
+        """The part of the frame that lies in the tensor."""
+        whole = tuple((0, extent) for extent in shape)
+        return intersection(self.frame(shape, rank), whole)
+
+    def largest_local_shape(self, shape: Shape) -> Shape:
+        """The shape of the largest piece that any rank has after the step."""
+        own = self.layout.largest_local_shape(shape)
+        if self.kind == HALO_SUM:
+            return own
+        return tuple(
+            extent if window is None else window.reach(-(-window.count // n))
+            for extent, window, n in zip(own, self.windows, self._n_blocks, strict=True)
+        )
+
+    def uniform_shape(self, shape: Shape) -> tuple[int | None, ...]:
+        """The shape after the step as far as all ranks agree on it: where there are equal numbers of windows (or rows)."""
+        divided = [e if w is None or self.kind == HALO_SUM else w.count for e, w in zip(shape, self.windows, strict=True)]
+        local = zip(self.largest_local_shape(shape), divided, self._n_blocks, strict=True)
+        return tuple(extent if total % n == 0 else None for extent, total, n in local)
+
+    def moved(self, shape: Shape) -> int:
+        """The elements that the busiest rank sends, or receives if that is more.
+
+        The boxes that a rank sends are products of intervals, so their total is the product of the totals per dimension.
+        """
+        sent, received, kept = [1], [1], [1]
+        for extent, window, n in zip(shape, self.windows, self._n_blocks, strict=True):
+            if window is not None and _exchanges(window, n):
+                each = _shares(window, n)
+                sent, received, kept = (
+                    [a * b for a in before for b in more] for before, more in zip((sent, received, kept), each, strict=True)
+                )
+            else:
+                length = -(-extent // n) if window is None else max(_shares(window, n)[2])
+                sent, received, kept = ([a * length for a in before] for before in (sent, received, kept))
+        return max(max(out, into) - stays for out, into, stays in zip(sent, received, kept, strict=True))
+
+    @property
+    def _n_blocks(self) -> tuple[int, ...]:
+        return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
+
+    def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
+        """As an all-to-all in which each rank sends as much as the busiest does here, and the copy that is written.
+
+        Of an all-to-all of n bytes on each of g devices (g-1)/g leave the device.
+        """
+        mesh = self.layout.mesh
+        written = math.prod(self.largest_local_shape(shape))
+        time_ns = costs.time_ns("local", mesh, self.layout.split_axes, written * itemsize)
+        if self.communicates:
+            members = mesh.size_of(self.axes)
+            n_bytes = -(-self.moved(shape) * itemsize * members // (members - 1))
+            time_ns += costs.time_ns("all_to_all", mesh, self.group_axes, n_bytes)
+        return time_ns
+
+    def __str__(self) -> str:
+        return f"{self.kind}({axes_text(self.axes)})"
+
+
+Shares = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _shares(window: Window, n_blocks: int) -> Shares:
+    """Per block of a dimension: how many elements all blocks' windows need of it, need in all, and need of themselves."""
+    own = [block_bounds(window.extent, n_blocks, i) for i in range(n_blocks)]
+    needed = [window.covered_inside(*block_bounds(window.count, n_blocks, i)) for i in range(n_blocks)]
+
+    def common(i: int, j: int) -> int:
+        return max(0, min(own[i][1], needed[j][1]) - max(own[i][0], needed[j][0]))
+
+    blocks = range(n_blocks)
+    sent = tuple(sum(common(i, j) for j in blocks) for i in blocks)
+    return sent, tuple(end - start for start, end in needed), tuple(common(i, i) for i in blocks)
+
+
+def _exchanges(window: Window, n_blocks: int) -> bool:
+    """Whether windows of some block cover elements of another."""
+    _, needed, kept = _shares(window, n_blocks)
+    return needed != kept
+
+
+@dataclass(frozen=True, slots=True)
+class RankHalo:
+    """A halo step as one rank sees it.
+
+    Attributes:
+        own_parts, frame_parts: per member of the group, where in the rank's block lies what the member needs, and where in
+            the rank's frame belongs what the member has; nothing for the rank itself.
+        own_kept, frame_kept: where what the rank needs of its own block lies in the block and in the frame.
+        margins: the parts of the frame that are filled.
+    """
+
+    kind: str
+    axes: Axes
+    fill: str
+    own_shape: Shape
+    frame_shape: Shape
+    own_parts: tuple[Slices, ...]
+    frame_parts: tuple[Slices, ...]
+    own_kept: Slices
+    frame_kept: Slices
+    margins: tuple[Slices, ...]
+
+    @classmethod
+    def of(cls, step: HaloStep, shape: Shape, rank: int) -> RankHalo:
+        return _rank_halo(step, shape, rank)
+
+    def pack(self, local: Array, communicator: Communicator | None = None) -> list[Array]:
+        """What to send to each member: C-contiguous parts, one after the other in a scratch buffer if there is one."""
+        parts = self.own_parts if self.kind == HALO else self.frame_parts
+        expected = self.own_shape if self.kind == HALO else self.frame_shape
+        if local.shape != expected:
+            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {expected}")
+        shapes = [local[part].shape for part in parts]
+        count = sum(map(math.prod, shapes))
+        buffer = np.empty(count, local.dtype) if communicator is None else communicator.scratch("send", count, local.dtype)
+        packed, start = [], 0
+        for part, part_shape in zip(parts, shapes, strict=True):
+            end = start + math.prod(part_shape)
+            packed.append(buffer[start:end].reshape(part_shape))
+            packed[-1][...] = local[part]
+            start = end
+        return packed
+
+    def unpack(self, local: Array, received: Sequence[Array], out: Array | None = None) -> Array:
+        """The rank's piece after the step, in ``out`` where given."""
+        if out is None:
+            out = np.empty(self.frame_shape if self.kind == HALO else self.own_shape, local.dtype)
+        if self.kind == HALO:
+            for margin in self.margins:
+                out[margin] = fill_value(self.fill, local.dtype)
+            out[self.frame_kept] = local[self.own_kept]
+            for part, piece in zip(self.frame_parts, received, strict=True):
+                out[part] = piece
+        else:
+            out[...] = 0
+            out[self.own_kept] = local[self.frame_kept]
+            for part, piece in zip(self.own_parts, received, strict=True):
+                out[part] += piece
+        return out
+
+    def run(self, local: Array, communicator: Communicator) -> Array:
+        """Carry out the step; the result is new memory."""
+        arriving = self.frame_parts if self.kind == HALO else self.own_parts
+        shapes = [tuple(part.stop - part.start for part in parts) for parts in arriving]
+        received: list[Array] = []
+        if shapes:
+            sends = self.pack(local, communicator)
+            count = sum(map(math.prod, shapes))
+            joined = communicator.scratch("send", sum(send.size for send in sends), local.dtype)
+            out = communicator.scratch("receive", count, local.dtype)
+            received = communicator.all_to_all(self.axes, sends, shapes, out, joined)
+        result = communicator.empty(self.frame_shape if self.kind == HALO else self.own_shape, local.dtype)
+        return self.unpack(local, received, result)
+
+
+def fill_value(fill: str, dtype: npt.DTypeLike) -> Any:
+    """Zero, or what no number of a type is below."""
+    if fill == ZERO:
+        return 0
+    kind = np.dtype(dtype)
+    return np.iinfo(kind).min if kind.kind in "iu" else -np.inf
+
+
+@lru_cache(maxsize=65536)
+def _rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
+    own, frame, real = step.layout.bounds(shape, rank), step.frame(shape, rank), step.real(shape, rank)
+    group = step.layout.mesh.group(step.group_axes, rank) if step.communicates else ()
+    nothing = tuple((start, start) for start, _ in own)
+    sent = [nothing if m == rank else intersection(own, step.real(shape, m)) for m in group]
+    got = [nothing if m == rank else intersection(step.layout.bounds(shape, m), real) for m in group]
+    kept = intersection(own, real)
+    return RankHalo(
+        step.kind,
+        step.group_axes,
+        step.fill,
+        extents(own),
+        extents(frame),
+        tuple(_within(box, own) for box in sent),
+        tuple(_within(box, frame) for box in got),
+        _within(kept, own),
+        _within(kept, frame),
+        _margins(_within(real, frame), extents(frame)),
+    )
+
+
+def _within(box: Bounds, frame: Bounds) -> Slices:
+    """Where a box lies in a frame; an empty one anywhere, as long as it is inside."""
+    if 0 in extents(box):
+        return tuple(slice(0, 0) for _ in box)
+    return relative(box, frame)
+
+
+def _margins(real: Slices, frame: Shape) -> tuple[Slices, ...]:
+    """The parts of a frame around what lies in the tensor; they may overlap in corners."""
+    found: list[Slices] = []
+    whole = tuple(slice(0, extent) for extent in frame)
+    for dim, (part, extent) in enumerate(zip(real, frame, strict=True)):
+        for margin in (slice(0, part.start), slice(part.stop, extent)):
+            if margin.start < margin.stop:
+                found.append((*whole[:dim], margin, *whole[dim + 1 :]))
+    return tuple(found)
