@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -41,6 +41,9 @@ class Backward:
     kept_results: frozenset[str]
 
 
+NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
+
+
 def analyse(graph: Graph) -> Backward:
     """What the backward passes of all training steps read and where gradients go."""
     found = [_Trace(graph).run(step) for step in graph.train_steps.values()]
@@ -51,6 +54,12 @@ def analyse(graph: Graph) -> Backward:
     )
 
 
+def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Backward:
+    """The same for a graph inside of an operator, from its outputs back to its inputs."""
+    found = _Trace(graph).derive(graph.ancestors([*inputs, *outputs]), outputs, inputs)
+    return found or NO_BACKWARD
+
+
 @dataclass
 class _Trace:
     graph: Graph
@@ -59,27 +68,34 @@ class _Trace:
     reached: set[tuple[str, int]] = field(default_factory=set)
 
     def run(self, step: TrainStep) -> Backward:
+        variables = [self.graph.operators[name].result for name in step.variables]
+        found = self.derive(self.graph.ancestors([step.loss], step.variables), [step.loss], variables)
+        if found is None:
+            loss = self.graph.producers[step.loss.name].where()
+            raise InputError(
+                f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
+                f"({', '.join(step.variables)}) in a way that has a gradient"
+            )
+        return found
+
+    def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
+        """What the gradients of results with respect to variables do, or None where there are none."""
         with tf.Graph().as_default() as traced:
-            needed = self.graph.ancestors([step.loss], step.variables)
             for op in self.graph.operators.values():
                 if op.name in needed and op.updates is None:
                     self._emit(op)
             n_forward = len(traced.get_operations())
-            variables = [self.values[self.graph.operators[name].result.name] for name in step.variables]
+            ends, starts = ([self.values[tensor.name] for tensor in tensors] for tensors in (results, variables))
             _tracing.append(self)
             try:
                 with warnings.catch_warnings():
                     # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
                     warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
-                    gradients = [g for g in tf.gradients(self.values[step.loss.name], variables) if g is not None]
+                    gradients = [gradient for gradient in tf.gradients(ends, starts) if gradient is not None]
             finally:
                 _tracing.pop()
             if not gradients:
-                loss = self.graph.producers[step.loss.name].where()
-                raise InputError(
-                    f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
-                    f"({', '.join(step.variables)}) in a way that has a gradient"
-                )
+                return None
             readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
         return Backward(
             frozenset(self.reached),

@@ -19,7 +19,10 @@ from typing import Protocol
 
 import numpy as np
 
-from .backward import Backward
+from .backward import NO_BACKWARD, Backward, analyse_body
+from .composite.body import COMPOSITES, CUSTOM_GRADIENT, FORM, LOOP
+from .composite.composition import Composition
+from .composite.costing import BodyCosting
 from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
@@ -46,6 +49,7 @@ class OperatorCosting:
     backward: Backward
     compute: ComputeCosts
     deliveries: DeliveryCosting
+    _bodies: dict[str, BodyCosting] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def kept(self) -> frozenset[str]:
@@ -59,10 +63,23 @@ class OperatorCosting:
 
     def _viewed(self, name: str) -> str:
         producer = self.graph.producers[name]
-        while producer.type in ALIASES:
-            name = producer.operands[0][1].name
+        while (viewed := _viewed_operand(producer, name)) is not None:
+            name = viewed.name
             producer = self.graph.producers[name]
         return name
+
+    def _body(self, op: Operator) -> BodyCosting:
+        """What the body of a composite operator costs."""
+        if op.name not in self._bodies:
+            is_differentiated = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
+            composition = Composition(op)
+            body, backward = composition.body, NO_BACKWARD
+            if op.type == LOOP and is_differentiated:
+                floats = ([tensor for tensor in tensors if tensor.is_float] for tensors in (body.inputs, body.outputs))
+                backward = analyse_body(body.graph, *floats)
+            parts = OperatorCosting(body.graph, backward, self.compute, self.deliveries)
+            self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
+        return self._bodies[op.name]
 
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass.
@@ -76,6 +93,8 @@ class OperatorCosting:
                 total += piece + self._update_bytes(op, layout)
             elif op.type == CONSTANT or tensor.name in self.kept:
                 total += piece
+        if op.type in COMPOSITES:
+            total += self._body(op).kept_bytes(config)
         if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
             exchanged = halo_delivery(op, rule, config, True)
             assert exchanged.halo is not None
@@ -86,6 +105,8 @@ class OperatorCosting:
         """Forward and backward compute; for a variable the optimizer's update."""
         if op.type in (PLACEHOLDER, CONSTANT) or op.updates is not None:
             return 0
+        if op.type in COMPOSITES:
+            return self._body(op).time_ns(config)
         dtype = op.result.dtype if op.outputs else "float32"
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
@@ -203,6 +224,14 @@ class DeliveryCosting:
             return np.zeros_like(time_ns), time_ns
         copies = np.array([_piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
         return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
+
+
+def _viewed_operand(op: Operator, name: str) -> Tensor | None:
+    """The operand of which an operator's result is another view, if it is one."""
+    if op.type == CUSTOM_GRADIENT:
+        passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
+        return op.inputs[passed]
+    return op.operands[0][1] if op.type in ALIASES else None
 
 
 def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from .composite.body import BODY, FORM
 from .costing import OperatorCosting
 from .following import Followers
 from .ir import Operator, Tensor
@@ -113,6 +114,7 @@ class Evaluation:
             op.type,
             (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
             (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
+            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.costing.kept) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
@@ -141,5 +143,6 @@ class Evaluation:
         for config, network_ns in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
             seen = interface(rule, config)
             compute_ns = costing.compute_time_ns(op, rule, config, seen)
-            self._costs[signature, config.assignment] = (seen, costing.mem_bytes(op, rule, config, seen), compute_ns, network_ns)
+            mem_bytes = costing.mem_bytes(op, rule, config, seen)
+            self._costs[signature, config.assignment] = (seen, mem_bytes, compute_ns, network_ns)
         return [self._costs[signature, config.assignment] for config in configs]

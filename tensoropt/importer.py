@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
 from .composite.loops import LIST_MAKERS, LIST_STACK, import_loop
@@ -26,6 +25,7 @@ from .reschedule.layout import Shape
 from .rules.registry import has_rule, static_positions
 from .shape_readers import SHAPE_READERS, reads_known_shapes, shape_value
 from .source_lines import source_line
+from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")

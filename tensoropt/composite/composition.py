@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from ..ir import Operator, Tensor
-from ..reschedule.layout import Axes
+from ..reschedule.layout import Axes, Layout
 from ..rules.registry import rule_of
 from ..rules.rule import NONE, Config, Dims, Interface, Rule, interface
 from .body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
@@ -186,6 +186,11 @@ class Composition:
         given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
         inner = Config(config.mesh, tuple(given))
         return inner, interface(self.rules[op.name], inner)
+
+    def input_layout(self, tensor: Tensor, config: Config) -> Layout:
+        """The layout in which the body takes an input."""
+        names = (self._candidates.get(self.find(("tensor", tensor.name, d)), NONE) for d in range(len(tensor.shape)))
+        return Layout(config.mesh, tuple(config.axes_of(name) if name in self.extents else () for name in names))
 
     def alike(self, output: int, config: Config) -> Axes:
         """The axes along which all devices compute all of a gradient of an operand, where each should have a share."""

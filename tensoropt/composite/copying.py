@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from ..ir import Tensor
 from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
 from ..tracing.gradient_function import copy_operator
 from ..tracing.loops import copy_while
-from ..ir import Tensor
 from .body import Body
 
 LOOPS = ("While", "StatelessWhile")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from ..tracing.gradient_function import GradientFunction
 from ..ir import Operator, Tensor
+from ..tracing.gradient_function import GradientFunction
 from .body import BODY, CUSTOM_GRADIENT, FORM, GradientForm
 from .copying import Collector, Surroundings
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..tracing.loops import is_passed_on, loop_functions
 from ..errors import InputError, short
 from ..ir import Operator, Tensor
+from ..tracing.loops import is_passed_on, loop_functions
 from .body import BODY, FORM, LOOP, Body, LoopForm
 from .copying import Collector, Surroundings
 from .trips import Counters, Trips
@@ -246,8 +246,8 @@ class _Reader:
         length = 0 if value is None else int(value)
         if set(places) != set(range(length)):
             raise InputError(
-                f"{self.where} fills places {short(sorted(set(places)))} of a TensorArray of {length or 'unknown'} elements; "
-                "expected that it fills all: give the TensorArray the size that the loop fills"
+                f"{self.where} fills places {short(sorted(set(places)))} of a TensorArray of {length or 'unknown'} elements;"
+                " expected that it fills all: give the TensorArray the size that the loop fills"
             )
         return length
 
