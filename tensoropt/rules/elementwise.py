@@ -7,14 +7,20 @@ from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
 NONLINEAR_UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Bucketize Ceil CheckNumerics Cos Cosh "
+    "Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot "
+    "Ndtri OnesLike Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh"
+).split()
+LINEAR_UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite "
     "IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot OnesLike Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign "
     "Sin Sinh Softplus Softsign Sqrt Square Tan Tanh"
 ).split()
 LINEAR_UNARY = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike".split()
 NONLINEAR_BINARY = (
-    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd "
-    "LogicalOr Maximum Minimum Mod NotEqual Pow SquaredDifference TruncateDiv TruncateMod Xdivy Xlogy"
+    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac "
+    "LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter NotEqual Polygamma Pow RightShift "
+    "SquaredDifference TruncateDiv TruncateMod Xdivy Xlogy Zeta"
 ).split()
 TOGETHER, ONE_OF_TWO, FIRST = ((0, 1),), ((0,), (1,)), ((0,),)
 
@@ -33,8 +39,17 @@ def broadcast_rule(op: Operator, linear: tuple[tuple[int, ...], ...] = (), flops
     return make_rule(op, operands, results, linear=linear, flops_per_point=flops_per_point)
 
 
-@op_rule(*NONLINEAR_UNARY, *NONLINEAR_BINARY, "ClipByValue")
+@op_rule(*NONLINEAR_UNARY, *NONLINEAR_BINARY, "ClipByValue", "Betainc")
 def nonlinear(op: Operator) -> Rule:
+    return broadcast_rule(op)
+
+
+@op_rule("Bitcast")
+def bitcast(op: Operator) -> Rule | str:
+    operand = op.inputs[0]
+    assert operand is not None
+    if operand.shape != op.result.shape:
+        return f"numbers of {operand.item_bytes} bytes become ones of {op.result.item_bytes}"
     return broadcast_rule(op)
 
 

@@ -9,19 +9,32 @@ from .rule import Rule, make_rule
 
 
 @op_rule("GatherV2", static=(2,))
-def gather(op: Operator) -> Rule | str:
+def gather(op: Operator) -> Rule:
     """A lookup in split rows finds some of them on each device: a partial result."""
     params, indices = op.inputs[0], op.inputs[1]
     assert params is not None and indices is not None
-    if op.attrs["batch_dims"]:
-        return "it looks up within a batch (batch_dims is not 0)"
     axis = int(op.statics[2]) % len(params.shape)
-    index_dims = tuple((f"i{k}",) for k in range(len(indices.shape)))
+    n_batch = op.attrs["batch_dims"] % (len(indices.shape) + 1)
     params_dims = tuple(("rows",) if k == axis else (f"d{k}",) for k in range(len(params.shape)))
-    result = (*params_dims[:axis], *index_dims, *params_dims[axis + 1 :])
+    index_dims = tuple((f"d{k}",) if k < n_batch else (f"i{k}",) for k in range(len(indices.shape)))
+    result = (*params_dims[:axis], *index_dims[n_batch:], *params_dims[axis + 1 :])
     fixed = () if params.is_float else ("rows",)
     extents = {"rows": params.shape[axis]}
     return make_rule(op, (params_dims, index_dims, None), (result,), extents, fixed=fixed, linear=FIRST, flops_per_point=0.0)
+
+
+@op_rule("GatherNd")
+def gather_nd(op: Operator) -> Rule:
+    """The last dimension of the indices says where along the leading dimensions of the first operand."""
+    params, indices = op.inputs[0], op.inputs[1]
+    assert params is not None and indices is not None
+    depth = indices.shape[-1]
+    places = tuple((f"p{k}",) for k in range(depth))
+    rest = tuple((f"d{k}",) for k in range(depth, len(params.shape)))
+    index_dims = tuple((f"i{k}",) for k in range(len(indices.shape) - 1))
+    fixed = () if params.is_float else {f"p{k}" for k in range(depth)}
+    dims = ((*places, *rest), (*index_dims, ()))
+    return make_rule(op, dims, ((*index_dims, *rest),), fixed=fixed, linear=FIRST, flops_per_point=0.0)
 
 
 @op_rule("OneHot", static=(1, 2, 3))

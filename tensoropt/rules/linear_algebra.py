@@ -39,14 +39,33 @@ def batch_matmul(op: Operator) -> Rule:
 
 @op_rule("Einsum")
 def einsum(op: Operator) -> Rule | str:
+    """An ellipsis stands for dimensions e0, e1, ... that are broadcast, counted so that the last ones match."""
     equation = op.attrs["equation"].replace(" ", "")
-    if "..." in equation:
-        return f"equation '{equation}' has an ellipsis"
     left, right = equation.split("->")
     terms = left.split(",")
-    if any(len(set(term)) != len(term) for term in [*terms, right]):
+    if any(len(set(term.replace("...", ""))) != len(term.replace("...", "")) for term in [*terms, right]):
         return f"equation '{equation}' repeats a letter within a term"
-    pattern = ", ".join(" ".join(term) for term in terms) + " -> " + " ".join(right)
-    return pattern_rule(
-        op, pattern, linear=tuple((i,) for i in range(len(terms))), flops_per_point=2.0 if len(terms) > 1 else 1.0
+    operands = [tensor for _, tensor in op.operands]
+    n_broadcast = max(_n_broadcast(term, tensor) for term, tensor in zip(terms, operands, strict=True))
+    if n_broadcast and "..." not in right:
+        return f"equation '{equation}' sums over an ellipsis"
+    return make_rule(
+        op,
+        tuple(_term_dims(term, tensor, n_broadcast) for term, tensor in zip(terms, operands, strict=True)),
+        (_term_dims(right, op.result, n_broadcast),),
+        linear=tuple((i,) for i in range(len(terms))),
+        flops_per_point=2.0 if len(terms) > 1 else 1.0,
     )
+
+
+def _n_broadcast(term: str, tensor: Tensor) -> int:
+    """How many dimensions an ellipsis stands for."""
+    return len(tensor.shape) - len(term.replace("...", ""))
+
+
+def _term_dims(term: str, tensor: Tensor, n_broadcast: int) -> Dims:
+    before, _, after = term.partition("...")
+    own = _n_broadcast(term, tensor)
+    extents = tensor.shape[len(before) : len(before) + own]
+    between = tuple((f"e{n_broadcast - own + i}",) if extent > 1 else () for i, extent in enumerate(extents))
+    return (*((letter,) for letter in before), *between, *((letter,) for letter in after))

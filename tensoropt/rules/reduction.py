@@ -76,3 +76,10 @@ def cumsum(op: Operator) -> Rule:
     rank = len(operand.shape)
     dims = tuple((f"d{i}",) for i in range(rank))
     return make_rule(op, (dims, None), (dims,), fixed={f"d{int(op.statics[1]) % rank}"}, linear=FIRST)
+
+
+@op_rule("Cumprod", "CumulativeLogsumexp", static=(1,))
+def cumulative(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = tuple((f"d{i}",) for i in range(rank))
+    return make_rule(op, (dims, None), (dims,), fixed={f"d{int(op.statics[1]) % rank}"})

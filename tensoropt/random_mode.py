@@ -1,0 +1,35 @@
+"""How random operators draw where their results are split: ``TENSOROPT_RANDOM``.
+
+``folded`` (the default): each rank draws its own block from a stream of its own, with the block's place folded into the
+key. Statistics are right, replicas are equal to the bit, and the numbers depend on the plan. ``one_device``: each rank draws
+the whole tensor and keeps its block, which costs that much time and memory; the numbers are those of one device.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+
+from .errors import InputError
+
+VARIABLE = "TENSOROPT_RANDOM"
+
+
+class RandomMode(Enum):
+    FOLDED = "folded"
+    ONE_DEVICE = "one_device"
+
+
+def random_mode() -> RandomMode:
+    """What the environment asks for.
+
+    Raises:
+        InputError: the environment variable has another value.
+    """
+    text = os.environ.get(VARIABLE, RandomMode.FOLDED.value)
+    try:
+        return RandomMode(text)
+    except ValueError:
+        expected = " or ".join(f"'{mode.value}'" for mode in RandomMode)
+        what = f"environment variable {VARIABLE} is '{text}'; expected {expected}"
+        raise InputError(f"{what}: set it to the same on all ranks, or to nothing at all") from None

@@ -1,0 +1,63 @@
+"""Operators on batches of matrices. Batch dimensions are split; rows and columns only of a band."""
+
+from __future__ import annotations
+
+from ..ir import Operator, Tensor
+from .elementwise import FIRST, TOGETHER
+from .registry import op_rule
+from .rule import Dims, Rule, make_rule
+
+
+def _batched(tensor: Tensor | None, n_batch: int) -> Dims | None:
+    """Leading dimensions d0, d1, ...; the rest whole."""
+    return None if tensor is None else tuple((f"d{i}",) if i < n_batch else () for i in range(len(tensor.shape)))
+
+
+def _batches(op: Operator, n_batch: int, linear: tuple[tuple[int, ...], ...] = (), flops_per_point: float = 1.0) -> Rule:
+    operands = tuple(_batched(tensor, n_batch) for tensor in op.inputs)
+    results = tuple(_batched(tensor, n_batch) or () for tensor in op.outputs)
+    return make_rule(op, operands, results, linear=linear, flops_per_point=flops_per_point)
+
+
+@op_rule("MatrixBandPart", static=(1, 2))
+def band_part(op: Operator) -> Rule:
+    dims = (*(_batched(op.result, len(op.result.shape) - 2) or ())[:-2], ("m",), ("n",))
+    return make_rule(op, (dims, None, None), (dims,), linear=FIRST)
+
+
+@op_rule("MatrixDiagV3", static=(1, 2, 3, 4))
+def diagonal_matrix(op: Operator) -> Rule:
+    return _batches(op, len(op.result.shape) - 2, FIRST if not op.statics[4].any() else ())
+
+
+@op_rule("MatrixDiagPartV3", static=(1, 2))
+def diagonal_part(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    return _batches(op, len(operand.shape) - 2, FIRST if not op.statics[2].any() else ())
+
+
+@op_rule("MatrixSetDiagV3", static=(2,))
+def set_diagonal(op: Operator) -> Rule:
+    return _batches(op, len(op.result.shape) - 2, TOGETHER)
+
+
+@op_rule("Cholesky", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant")
+def of_matrices(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    extent = operand.shape[-1]
+    return _batches(op, len(operand.shape) - 2, flops_per_point=2.0 * extent**3)
+
+
+@op_rule("MatrixSolve", "MatrixTriangularSolve")
+def solve(op: Operator) -> Rule | str:
+    """Right sides are solved for one by one: their columns are split as well."""
+    left, right = (tensor for _, tensor in op.operands)
+    n_batch = len(left.shape) - 2
+    if left.shape[:-2] != right.shape[:-2]:
+        return f"matrices {list(left.shape)} and right sides {list(right.shape)} are broadcast"
+    batch = (_batched(left, n_batch) or ())[:-2]
+    sides = (*batch, (), ("columns",))
+    flops_per_point = 2.0 * left.shape[-1] ** 2
+    return make_rule(op, ((*batch, (), ()), sides), (sides,), linear=((1,),), flops_per_point=flops_per_point)

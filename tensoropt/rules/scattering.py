@@ -1,0 +1,79 @@
+"""Adding rows up by index: the result's places may be split, each rank then takes the rows that are its own."""
+
+from __future__ import annotations
+
+from ..ir import Operator
+from .registry import op_rule
+from .rule import Dims, Rule, make_rule
+
+
+def _index_dims(op: Operator, position: int) -> tuple[Dims, int]:
+    """The factors of the dimensions before the last one of the indices, and the extent of the last."""
+    indices = op.inputs[position]
+    assert indices is not None
+    return tuple((f"i{k}",) for k in range(len(indices.shape) - 1)), indices.shape[-1]
+
+
+def _result_dims(op: Operator, depth: int) -> tuple[Dims, Dims]:
+    """The factors of places and of the rest of a row."""
+    places = tuple((f"p{k}",) for k in range(depth))
+    return places, tuple((f"d{k}",) for k in range(depth, len(op.result.shape)))
+
+
+@op_rule("ScatterNd", static=(2,))
+def scatter_nd(op: Operator) -> Rule:
+    rows, depth = _index_dims(op, 0)
+    places, rest = _result_dims(op, depth)
+    fixed = () if op.result.is_float else {name for (name,) in rows}
+    operands = ((*rows, ()), (*rows, *rest), None)
+    return make_rule(op, operands, ((*places, *rest),), fixed=fixed, linear=((1,),))
+
+
+def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    rows, depth = _index_dims(op, 1)
+    places, rest = _result_dims(op, depth)
+    # Summands of the rows would have to be added to one summand of the tensor.
+    fixed = {name for (name,) in rows} | (set() if split_places else {name for (name,) in places})
+    result = (*places, *rest)
+    return make_rule(op, (result, (*rows, ()), (*rows, *rest)), (result,), fixed=fixed, linear=linear)
+
+
+@op_rule("TensorScatterAdd", "TensorScatterSub")
+def add_onto_tensor(op: Operator) -> Rule:
+    return _onto_tensor(op, True, ((0, 2),))
+
+
+@op_rule("TensorScatterUpdate")
+def write_into_tensor(op: Operator) -> Rule:
+    return _onto_tensor(op, False, ((0, 2),))
+
+
+@op_rule("TensorScatterMax", "TensorScatterMin")
+def extremes_onto_tensor(op: Operator) -> Rule:
+    return _onto_tensor(op, False, ())
+
+
+@op_rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", static=(2,))
+def unsorted_segments(op: Operator) -> Rule:
+    data, segments = op.inputs[0], op.inputs[1]
+    assert data is not None and segments is not None
+    n = len(segments.shape)
+    rows = tuple((f"i{k}",) for k in range(n))
+    rest = tuple((f"d{k}",) for k in range(n, len(data.shape)))
+    adds = op.type == "UnsortedSegmentSum"
+    fixed = () if adds and data.is_float else {name for (name,) in rows}
+    operands = ((*rows, *rest), rows, None)
+    return make_rule(op, operands, ((("p0",), *rest),), fixed=fixed, linear=((0,),) if adds else ())
+
+
+@op_rule("DenseBincount", "Bincount", static=(1,))
+def bincount(op: Operator) -> Rule:
+    """Counts of whole numbers, per row where there are rows; weights have the operand's shape, or no elements."""
+    operand, weights = op.inputs[0], op.inputs[2]
+    assert operand is not None and weights is not None
+    has_rows = len(operand.shape) == 2
+    dims: Dims = (*((("d0",),) if has_rows else ()), *((("counted",),) if operand.shape else ()))
+    # Whether something is there at all isn't a sum, and whole numbers have no summands.
+    fixed = {"counted"} if op.attrs.get("binary_output") or not op.result.is_float else ()
+    weight_dims = dims if weights.shape == operand.shape else ((),) * len(weights.shape)
+    return make_rule(op, (dims, None, weight_dims), ((*((("d0",),) if has_rows else ()), ()),), fixed=fixed)

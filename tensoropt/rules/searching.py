@@ -1,0 +1,32 @@
+"""Searching and sorting along one dimension, which stays whole; all others are split."""
+
+from __future__ import annotations
+
+from ..ir import Operator
+from .registry import op_rule
+from .rule import Rule, make_rule, pattern_rule
+
+
+@op_rule("TopKV2", static=(1,))
+def top_k(op: Operator) -> Rule:
+    operand = op.inputs[0]
+    assert operand is not None
+    rows = tuple((f"d{i}",) for i in range(len(operand.shape) - 1))
+    return make_rule(op, ((*rows, ("c",)), None), ((*rows, ()), (*rows, ())), fixed={"c"}, flops_per_point=5.0)
+
+
+@op_rule("InTopKV2", static=(2,))
+def in_top_k(op: Operator) -> Rule:
+    return pattern_rule(op, "n c, n -> n", fixed={"c"})
+
+
+@op_rule("LowerBound", "UpperBound")
+def search_sorted(op: Operator) -> Rule:
+    return pattern_rule(op, "n sorted, n v -> n v", fixed={"sorted"})
+
+
+@op_rule("ReverseSequence")
+def reverse_sequence(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = tuple(() if i == op.attrs["seq_dim"] % rank else (f"d{i}",) for i in range(rank))
+    return make_rule(op, (dims, (dims[op.attrs["batch_dim"] % rank],)), (dims,), linear=((0,),))
