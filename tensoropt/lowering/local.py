@@ -40,7 +40,15 @@ def piece_of(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
     return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
 
 
-def _shape_operand(layout: Layout, shape: Shape, rank: int) -> np.ndarray | tf.Tensor:
+def local_block(value: tf.Tensor, layout: Layout, shape: Shape, rank: int) -> tf.Tensor:
+    """A rank's piece of a tensor that it has in whole."""
+    bounds = layout.bounds(shape, rank)
+    extents = [end - start for start, end in bounds]
+    return tf.slice(value, opaque([start for start, _ in bounds], tf.int32), opaque(extents, tf.int32))
+
+
+def local_shape(layout: Layout, shape: Shape, rank: int) -> np.ndarray | tf.Tensor:
+    """The shape of a rank's piece, as an operand; opaque where it isn't the same on all ranks."""
     local = list(layout.local_shape(shape, rank))
     return np.asarray(local, np.int32) if layout.is_even(shape) else opaque(local, tf.int32)
 
@@ -49,7 +57,9 @@ def local_statics(op: Operator, interface: Interface, rank: int) -> dict[int, np
     """The static inputs as this rank needs them: target shapes are those of its piece."""
     statics: dict[int, np.ndarray | tf.Tensor] = dict(op.statics)
     if op.type in ("Reshape", "BroadcastTo"):
-        statics[1] = _shape_operand(interface.results[0], op.result.shape, rank)
+        statics[1] = local_shape(interface.results[0], op.result.shape, rank)
+    elif op.type in ("Conv2DBackpropInput", "Fill"):
+        statics[0] = local_shape(interface.results[0], op.result.shape, rank)
     elif op.type == "Slice":
         operand = op.inputs[0]
         assert operand is not None

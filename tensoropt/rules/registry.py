@@ -66,4 +66,19 @@ def rule_of(op: Operator) -> Rule:
 
 def _load() -> None:
     """Import the modules that register rules; not at import time, since they import this one."""
-    from . import convolution, elementwise, indexing, linear_algebra, reduction, shape, softmax  # noqa: F401
+    from . import (  # noqa: F401
+        composite,
+        convolution,
+        elementwise,
+        indexing,
+        linear_algebra,
+        matrices,
+        random,
+        rearranging,
+        reduction,
+        resizing,
+        scattering,
+        searching,
+        shape,
+        softmax,
+    )
