@@ -143,7 +143,8 @@ class _Copy:
         else:
             results = self._copy_plain(op, inputs)
         for tensor, result in zip(op.outputs, results, strict=True):
-            result.set_shape(tensor.shape)
+            if tensor.dtype != tf.resource:  # inside of a loop its counterpart is a value
+                result.set_shape(tensor.shape)
             self._tensors[tensor.name] = result
 
     def _copy_plain(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -36,7 +36,7 @@ def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBod
         copy_body: copies a function, given its arguments, into the graph that is the default one; returns its results.
 
     Returns:
-        The counterparts of its outputs; of a variable's handle the value.
+        The counterparts of its outputs.
     """
     cond, body = loop_functions(op)
     values = [_value_of(tensor) for tensor in inputs]
@@ -59,7 +59,7 @@ def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBod
         name=op.name,
     )
     made = dict(zip(changing, results, strict=True))
-    return [made.get(k, value) for k, value in enumerate(values)]
+    return [made.get(k, tensor) for k, tensor in enumerate(inputs)]
 
 
 def _value_of(tensor: tf.Tensor) -> tf.Tensor:
