@@ -19,13 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .bounds import Slices, extents, intersection, relative
+from .halo import HaloStep, RankHalo
 from .layout import Axes, Shape
 from .path import Path
 from .steps import COMMUNICATING, Step
 from .summing import Array, reduce_in_order
-
-Bounds = tuple[tuple[int, int], ...]
-Slices = tuple[slice, ...]
 
 
 class Communicator(Protocol):
@@ -160,45 +159,32 @@ def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
     recvs: list[Slices] = []
     recv_shapes: list[Shape] = []
     for member in group:
-        sent = _intersection(mine_before, target.bounds(shape, member))
-        received = _intersection(source.bounds(shape, member), mine_after)
+        sent = intersection(mine_before, target.bounds(shape, member))
+        received = intersection(source.bounds(shape, member), mine_after)
         if step.kind in ("all_to_all", "reduce_scatter"):
-            sends.append(_relative(sent, mine_before))
+            sends.append(relative(sent, mine_before))
         if step.kind in ("all_to_all", "all_gather"):
-            recvs.append(_relative(received, mine_after))
-        recv_shapes.append(_extents(received))
-    result_shape = _extents(mine_after)
+            recvs.append(relative(received, mine_after))
+        recv_shapes.append(extents(received))
+    result_shape = extents(mine_after)
     local_slices: Slices = ()
     if step.kind == "slice":
-        local_slices = _relative(mine_after, mine_before)
+        local_slices = relative(mine_after, mine_before)
     elif step.kind == "pad":
-        local_slices = _relative(mine_before, mine_after)
+        local_slices = relative(mine_before, mine_after)
     return RankStep(
         step.kind,
         step.group_axes,
-        _extents(mine_before),
+        extents(mine_before),
         result_shape,
         tuple(sends),
-        bool(sends) and _follow_in_memory(_extents(mine_before), sends),
+        bool(sends) and _follow_in_memory(extents(mine_before), sends),
         tuple(recv_shapes),
         tuple(recvs),
         bool(recvs) and _follow_in_memory(result_shape, recvs),
         local_slices,
         mesh.index_along(step.axes, rank) == 0,
     )
-
-
-def _intersection(first: Bounds, second: Bounds) -> Bounds:
-    pairs = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
-    return tuple((start, max(start, end)) for start, end in pairs)
-
-
-def _relative(bounds: Bounds, frame: Bounds) -> Slices:
-    return tuple(slice(start - origin, end - origin) for (start, end), (origin, _) in zip(bounds, frame, strict=True))
-
-
-def _extents(bounds: Bounds) -> Shape:
-    return tuple(end - start for start, end in bounds)
 
 
 def _follow_in_memory(shape: Shape, tiles: Sequence[Slices]) -> bool:
@@ -234,11 +220,16 @@ def apply_local(step: Step, shape: Shape, rank: int, local: Array) -> Array:
 class RankPath:
     """A path as one rank sees it: worked out once, run many times."""
 
-    steps: tuple[RankStep, ...]
+    steps: tuple[RankStep | RankHalo, ...]
 
     @classmethod
     def of(cls, path: Path, rank: int) -> RankPath:
-        return cls(tuple(rank_step(step, path.shape, rank) for step in path.steps))
+        return cls(
+            tuple(
+                RankHalo.of(step, path.shape, rank) if isinstance(step, HaloStep) else rank_step(step, path.shape, rank)
+                for step in path.steps
+            )
+        )
 
     def run(self, local: Array, communicator: Communicator) -> Array:
         """Take the rank's piece along the path. The result is new memory, unless the path is empty."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from .bulk import times_between
 from .graph import all_states
+from .halo import HaloStep
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
@@ -50,11 +51,14 @@ class StepCosts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The steps that take a tensor of ``shape`` from ``source`` to ``target``; none if they are equal."""
+    """The steps that take a tensor of ``shape`` from ``source`` to ``target``; none if they are equal.
+
+    A halo step stands alone: it leaves more than the blocks of the layout that it ends in, or starts from more.
+    """
 
     source: Layout
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[Step | HaloStep, ...]
     shape: Shape
 
     def __post_init__(self) -> None:
@@ -82,8 +86,10 @@ class Path:
         return str(self.source) + "".join(f" -{step}-> {step.target}" for step in self.steps)
 
 
-def step_time_ns(step: Step, shape: Shape, itemsize: int, costs: StepCosts) -> int:
+def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: StepCosts) -> int:
     """The time that a cost model gives for one step on a tensor of ``shape``."""
+    if isinstance(step, HaloStep):
+        return step.time_ns(shape, itemsize, costs)
     return costs.time_ns(step.cost_kind, step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .execute import rank_step
+from .halo import HaloStep, RankHalo
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .path import Path
@@ -69,8 +70,10 @@ def simulate(path: Path, pieces: Sequence[Array]) -> list[Array]:
     return current
 
 
-def simulate_step(step: Step, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
+def simulate_step(step: Step | HaloStep, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
     """The pieces of all ranks after one step."""
+    if isinstance(step, HaloStep):
+        return _simulate_halo(step, shape, pieces)
     mesh = step.source.mesh
     ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
     if not step.communicates:
@@ -80,6 +83,17 @@ def simulate_step(step: Step, shape: Shape, pieces: Sequence[Array]) -> list[Arr
     for rank, seen in enumerate(ranks):
         group = mesh.group(step.group_axes, rank)
         results.append(seen.unpack([sent[member][group.index(rank)] for member in group]))
+    return results
+
+
+def _simulate_halo(step: HaloStep, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
+    mesh = step.layout.mesh
+    ranks = [RankHalo.of(step, shape, rank) for rank in range(mesh.n_devices)]
+    sent = [seen.pack(piece) for seen, piece in zip(ranks, pieces, strict=True)]
+    results = []
+    for rank, (seen, piece) in enumerate(zip(ranks, pieces, strict=True)):
+        group = mesh.group(step.group_axes, rank) if step.communicates else ()
+        results.append(seen.unpack(piece, [sent[member][group.index(rank)] for member in group]))
     return results
 
 

@@ -6,15 +6,16 @@ charged for a delivery and what is executed both come from the two paths that :c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from .ir import Operator, Tensor
+from .reschedule.halo import HALO, LOWEST, ZERO, HaloStep
 from .reschedule.layout import Axes, Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import Path, StepCosts, cheapest_path
 from .reschedule.steps import Move, State, make_step
-from .rules.rule import Config, Demand, Rule
+from .rules.rule import Config, Demand, Rule, interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Delivery:
     Attributes:
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
+        halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
     """
 
     shape: Shape
@@ -32,6 +34,7 @@ class Delivery:
     demand: Demand
     reduction: str = "sum"
     returning: Axes = ()
+    halo: HaloStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Router:
 
     def _forward(self, delivery: Delivery) -> Path:
         source, target = delivery.source, delivery.demand.layout
+        if delivery.halo is not None:
+            return Path(source, target, (delivery.halo,), delivery.shape)
         if delivery.reduction == "sum":
             return self._path(source, target, delivery)
         # A maximum can't be split into reduce-scatter and all-gather by the shortest path's sums: one all-reduce.
@@ -93,6 +98,8 @@ class Router:
         demand, source = delivery.demand, delivery.source
         if demand.varying is None:
             return None
+        if delivery.halo is not None:
+            return Path(demand.layout, source, (delivery.halo.backward(),), delivery.shape)
         return self._path(demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning), delivery)
 
 
@@ -126,16 +133,39 @@ def statistic_delivery(
     return Delivery(shape, item_bytes, source, demand, statistic.reduction)
 
 
-def inner_deliveries(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> tuple[Delivery, ...]:
-    """The deliveries inside of an operator whose config splits factors that need them, in order of execution."""
+def inner_deliveries(
+    op: Operator, rule: Rule, config: Config, differentiated: Collection[int]
+) -> tuple[Delivery, ...]:
+    """The deliveries inside of an operator whose config splits factors that need them, in order of execution.
+
+    Args:
+        differentiated: the positions of the operands to which a gradient comes back.
+    """
+    if rule.exchanged(config):
+        return (halo_delivery(op, rule, config, 0 in differentiated),)
     over = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
     if not over:
         return ()
     item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
     return tuple(
-        statistic_delivery(statistic, rule, config, over, item_bytes, with_gradient)
+        statistic_delivery(statistic, rule, config, over, item_bytes, bool(differentiated))
         for statistic in statistics_of(op, rule)
     )
+
+
+def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
+    """The positions of the operands to which a gradient comes back, of those of all operators."""
+    return frozenset(position for position, _ in op.operands if (op.name, position) in gradients)
+
+
+def halo_delivery(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Delivery:
+    """The exchange of what the windows of a convolution or a pool cover."""
+    image, demand = op.inputs[0], interface(rule, config).operands[0]
+    assert image is not None and demand is not None
+    fill = LOWEST if op.type.startswith("MaxPool") else ZERO
+    halo = HaloStep(HALO, demand.layout, rule.exchanged(config), fill)
+    back = Demand(demand.layout, () if with_gradient else None)
+    return Delivery(image.shape, image.item_bytes, demand.layout, back, halo=halo)
 
 
 def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:

@@ -186,8 +186,9 @@ class _Parts:
         rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
             return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
+        mem_bytes = self.costing.mem_bytes(op, rule, config, seen)
         time_us = self.costing.compute_time_ns(op, rule, config, seen) / 1e3
-        return PlannedOperator(op.name, op.type, config, seen.results, self.costing.mem_bytes(op, seen), time_us)
+        return PlannedOperator(op.name, op.type, config, seen.results, mem_bytes, time_us)
 
     def of_deliveries(self, op: Operator) -> Part:
         """A choice for each combination of what the deliveries inside of an operator and of its results depend on."""

@@ -41,7 +41,7 @@ def _axes(mesh: Mesh) -> tuple[int, ...]:
 
 
 def _factors(rule: Rule) -> Factors:
-    return tuple(sorted((rule.extents[name], name in rule.even) for name in rule.splittable))
+    return tuple(sorted((rule.most_blocks(name), name in rule.even) for name in rule.splittable))
 
 
 @cache

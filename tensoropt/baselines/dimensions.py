@@ -31,11 +31,7 @@ class Dimension:
 
     def degree_fits(self, degree: int, rules: Mapping[str, Rule]) -> bool:
         """Whether every member can be split into so many blocks."""
-        for name, factor in self.members:
-            extent = rules[name].extents[factor]
-            if degree > extent or (factor in rules[name].even and extent % degree):
-                return False
-        return True
+        return all(rules[name].divides(factor, degree) for name, factor in self.members)
 
 
 def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule]) -> tuple[Dimension, ...]:

@@ -18,10 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from ..deliveries import Delivery, Route
+from ..reschedule.halo import HaloStep
 from ..reschedule.layout import Layout, Shape, axes_text
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
+from .halo import local_halo
 from .local import opaque, uniform_shape
 from .operators import Values
 
@@ -101,7 +103,7 @@ class Deliverer:
             results = tf.numpy_function(runner, values, [dtype] * len(values), stateful=True, name="collective")
         self._last = results[0].op
         for result in results:
-            result.set_shape(uniform_shape(path.target, path.shape))
+            result.set_shape(_shape_after(path.steps[-1], path.shape))
         return list(results)
 
     def _with_gradient(self, values: Values, results: Values, take_back: Callable[[Values], Values]) -> Values:
@@ -140,9 +142,17 @@ def _delivery_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
 
 def _run_locally(path: Path, rank: int, value: tf.Tensor) -> tf.Tensor:
     for step in path.steps:
-        value = _local_step(step, path.shape, rank, value)
-        value.set_shape(uniform_shape(step.target, path.shape))
+        if isinstance(step, HaloStep):
+            value = local_halo(step, path.shape, rank, value)
+        else:
+            value = _local_step(step, path.shape, rank, value)
+        value.set_shape(_shape_after(step, path.shape))
     return value
+
+
+def _shape_after(step: Step | HaloStep, shape: Shape) -> tf.TensorShape:
+    """The local shape as far as all ranks agree on it."""
+    return tf.TensorShape(step.uniform_shape(shape)) if isinstance(step, HaloStep) else uniform_shape(step.target, shape)
 
 
 def _relative(inner: Layout, outer: Layout, shape: Shape, rank: int) -> tuple[list[int], list[int], list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from ..deliveries import Router, delivery_of, inner_deliveries
+from ..deliveries import Router, delivery_of, differentiated_operands, inner_deliveries
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
@@ -94,9 +94,9 @@ class LocalModel:
             return
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
-        # Whether the inner deliveries carry gradients follows from whether the operator's result does.
-        with_gradient = self.training and any((op.name, position) in self.view.gradients for position, _ in op.operands)
-        inner = inner_deliveries(op, rule, config, with_gradient)
+        # Whether the inner deliveries carry gradients follows from which operands get one.
+        differentiated = differentiated_operands(op, self.view.gradients) if self.training else frozenset()
+        inner = inner_deliveries(op, rule, config, differentiated)
 
         def complete(k: int, values: Values) -> Values:
             return self.deliverer.deliver(inner[k], self.router.route(inner[k]), values, op.name)

@@ -1,76 +1,72 @@
 """Convolutions, pooling, and batch normalisation.
 
-Height and width are split only where windows don't overlap (window <= stride, and the strides cover the input exactly); an
-overlapping window needs a halo of the neighbour's rows.
+Windows slide along height and width (and depth): each is a factor with a halo, see :mod:`..reschedule.halo`. The factor's
+extent is the result's, so that what a split convolution computes is counted by its rows of results.
 """
 
 from __future__ import annotations
 
 from ..ir import Operator
+from ..reschedule.halo import Window
 from .elementwise import FIRST, ONE_OF_TWO
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
-
-def _positions(data_format: str) -> tuple[int, int, int, int]:
-    """Where batch, height, width and channel stand."""
-    return (0, 2, 3, 1) if data_format == "NCHW" else (0, 1, 2, 3)
+FORMATS = {4: ("NHWC", "NCHW"), 5: ("NDHWC", "NCDHW")}
 
 
-def _image(data_format: str, channel: str, spatial: tuple[str, ...] = ("h", "w")) -> Dims:
-    """The factors of an image tensor; spatial dimensions that aren't named aren't split."""
-    by_role = {"n": "n", "c": channel, "h": "h" if "h" in spatial else "", "w": "w" if "w" in spatial else ""}
-    roles = "nchw" if data_format == "NCHW" else "nhwc"
-    return tuple((by_role[role],) if by_role[role] else () for role in roles)
+def _image(data_format: str, channel: str) -> Dims:
+    """The factors of an image tensor."""
+    return tuple((channel,) if role == "c" else (role,) for role in data_format.lower())
 
 
-def _tiled(op: Operator, window: tuple[int, int], strides: tuple[int, int]) -> tuple[str, ...]:
-    """The spatial dimensions along which strides tile the input exactly and hold the windows: blocks need no halo."""
-    image, result = op.inputs[0], op.result
+def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
+    """How windows of these sizes slide along the spatial dimensions of the first operand."""
+    image, attrs = op.inputs[0], op.attrs
     assert image is not None
-    # Paddings before the first window shift all of them, even where the extents come out as if there were none.
-    if any(op.attrs.get("explicit_paddings", ())):
-        return ()
-    _, height, width, _ = _positions(op.attrs["data_format"])
-    names = []
-    for name, position, size, stride in zip("hw", (height, width), window, strides, strict=True):
-        if size <= stride and image.shape[position] == result.shape[position] * stride:
-            names.append(name)
-    return tuple(names)
+    found = {}
+    for position, role in enumerate(attrs["data_format"].lower()):
+        if role in sizes:
+            extent, count = image.shape[position], op.result.shape[position]
+            stride, dilation = attrs["strides"][position], attrs.get("dilations", [1] * 5)[position]
+            span = (sizes[role] - 1) * dilation + 1
+            before = 0
+            if attrs["padding"] == "SAME":
+                before = max((count - 1) * stride + span - extent, 0) // 2
+            elif attrs["padding"] == "EXPLICIT":
+                before = attrs["explicit_paddings"][2 * position]
+            found[role] = Window(sizes[role], stride, dilation, before, extent, count)
+    return found
 
 
-def _spatial(values: list[int], data_format: str) -> tuple[int, int]:
-    _, height, width, _ = _positions(data_format)
-    return values[height], values[width]
+def _extents(op: Operator, sizes: dict[str, int]) -> dict[str, int]:
+    """Of the batch, the results' rows and columns, and the windows."""
+    of_result = dict(zip(op.attrs["data_format"].lower(), op.result.shape, strict=True))
+    return {"n": of_result["n"]} | {role: of_result[role] for role in sizes} | {f"k{role}": sizes[role] for role in sizes}
 
 
-@op_rule("Conv2D")
-def conv2d(op: Operator) -> Rule | str:
+@op_rule("Conv2D", "Conv3D")
+def convolution(op: Operator) -> Rule | str:
     image, kernel = op.inputs
     assert image is not None and kernel is not None
     data_format = op.attrs["data_format"]
-    channel = _positions(data_format)[3]
-    if any(d != 1 for d in op.attrs["dilations"]):
-        tiled: tuple[str, ...] = ()
-    else:
-        tiled = _tiled(op, (kernel.shape[0], kernel.shape[1]), _spatial(op.attrs["strides"], data_format))
-    grouped = kernel.shape[2] != image.shape[channel]
+    roles = data_format.lower().replace("n", "").replace("c", "")
+    sizes = dict(zip(roles, kernel.shape, strict=False))
+    extents = _extents(op, sizes)
+    per_group = kernel.shape[-2]
+    groups = image.shape[data_format.index("C")] // per_group
     # Groups stand before the channels of a group on both sides; within a group channels stay together.
-    in_factor, out_factor = ("g", "g") if grouped else ("i", "o")
-    extents = {"kh": kernel.shape[0], "kw": kernel.shape[1]}
-    _, height, width, _ = _positions(data_format)
-    extents |= {"h": op.result.shape[height], "w": op.result.shape[width]}
-    if grouped:
-        groups = image.shape[channel] // kernel.shape[2]
-        extents |= {"g": groups, "io": kernel.shape[2] * kernel.shape[3] // groups}
-    kernel_dims: Dims = (("kh",), ("kw",), () if grouped else ("i",), (out_factor,))
+    in_factor, out_factor = ("g", "g") if groups > 1 else ("i", "o")
+    if groups > 1:
+        extents |= {"g": groups, "io": per_group * kernel.shape[-1] // groups}
     return make_rule(
         op,
-        (_image(data_format, in_factor, tiled), kernel_dims),
-        (_image(data_format, out_factor, tiled),),
+        (_image(data_format, in_factor), (*((f"k{role}",) for role in roles), () if groups > 1 else ("i",), (out_factor,))),
+        (_image(data_format, out_factor),),
         extents=extents,
-        fixed={"kh", "kw", "io"} | ({"h", "w"} - set(tiled)),
+        fixed={"io", *(f"k{role}" for role in roles)},
         linear=ONE_OF_TWO,
+        halos=_windows(op, sizes),
         flops_per_point=2.0,
     )
 
@@ -79,19 +75,40 @@ def conv2d(op: Operator) -> Rule | str:
 def depthwise(op: Operator) -> Rule:
     _, kernel = op.inputs
     assert kernel is not None
-    data_format = op.attrs["data_format"]
-    dilated = any(d != 1 for d in op.attrs["dilations"])
-    window = (kernel.shape[0], kernel.shape[1])
-    tiled = () if dilated else _tiled(op, window, _spatial(op.attrs["strides"], data_format))
-    _, height, width, _ = _positions(data_format)
-    result = tuple(names if names != ("c",) else ("c", "m") for names in _image(data_format, "c", tiled))
+    sizes = dict(zip("hw", kernel.shape, strict=False))
+    image = _image(op.attrs["data_format"], "c")
     return make_rule(
         op,
-        (_image(data_format, "c", tiled), (("kh",), ("kw",), ("c",), ("m",))),
-        (result,),
-        extents={"h": op.result.shape[height], "w": op.result.shape[width]},
-        fixed={"kh", "kw"} | ({"h", "w"} - set(tiled)),
+        (image, (("kh",), ("kw",), ("c",), ("m",))),
+        (tuple(("c", "m") if names == ("c",) else names for names in image),),
+        extents=_extents(op, sizes),
+        fixed={"kh", "kw"},
         linear=ONE_OF_TWO,
+        halos=_windows(op, sizes),
+        flops_per_point=2.0,
+    )
+
+
+@op_rule("Conv2DBackpropInput", static=(0,))
+def transposed(op: Operator) -> Rule | str:
+    """A transposed convolution: the kernel's last channels are those of the operand."""
+    _, kernel, image = op.inputs
+    assert kernel is not None and image is not None
+    data_format = op.attrs["data_format"]
+    channel = data_format.index("C")
+    if kernel.shape[2] != op.result.shape[channel]:
+        return "a transposed convolution in groups runs whole"
+    spatial = {role: image.shape[position] for position, role in enumerate(data_format.lower()) if role in "hw"}
+    operand, result = (
+        tuple(names if names not in (("h",), ("w",)) else () for names in _image(data_format, factor)) for factor in "io"
+    )
+    return make_rule(
+        op,
+        (None, (("kh",), ("kw",), ("o",), ("i",)), operand),
+        (result,),
+        extents={"n": image.shape[0], **spatial, "kh": kernel.shape[0], "kw": kernel.shape[1]},
+        fixed={"h", "w", "kh", "kw"},
+        linear=((1,), (2,)),
         flops_per_point=2.0,
     )
 
@@ -100,29 +117,29 @@ def _pooling(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule | str:
     data_format = op.attrs["data_format"]
     image = op.inputs[0]
     assert image is not None
-    if len(image.shape) != 4 or data_format not in ("NHWC", "NCHW"):
-        return f"only images of 4 dimensions in NHWC or NCHW are split, not {data_format}"
-    batch, height, width, channel = _positions(data_format)
-    ksize, strides = op.attrs["ksize"], op.attrs["strides"]
-    if ksize[batch] != 1 or ksize[channel] != 1:
-        return f"the window {ksize} goes over batch or channels"
-    tiled = _tiled(op, _spatial(ksize, data_format), _spatial(strides, data_format))
+    if data_format not in FORMATS.get(len(image.shape), ()):
+        return f"only images in {', '.join(f for each in FORMATS.values() for f in each)} are split, not {data_format}"
+    of_role = dict(zip(data_format.lower(), op.attrs["ksize"], strict=True))
+    if of_role.pop("n") != 1 or of_role.pop("c") != 1:
+        return f"the window {op.attrs['ksize']} goes over batch or channels"
+    dims = _image(data_format, "c")
     return make_rule(
         op,
-        (_image(data_format, "c", tiled),),
-        (_image(data_format, "c", tiled),),
-        extents={"h": op.result.shape[height], "w": op.result.shape[width], "kh": ksize[height], "kw": ksize[width]},
-        fixed={"kh", "kw"} | ({"h", "w"} - set(tiled)),
+        (dims,),
+        (dims,),
+        extents=_extents(op, of_role),
+        fixed={f"k{role}" for role in of_role},
         linear=linear,
+        halos=_windows(op, of_role),
     )
 
 
-@op_rule("MaxPool")
+@op_rule("MaxPool", "MaxPool3D")
 def max_pool(op: Operator) -> Rule | str:
     return _pooling(op, ())
 
 
-@op_rule("AvgPool")
+@op_rule("AvgPool", "AvgPool3D")
 def avg_pool(op: Operator) -> Rule | str:
     return _pooling(op, FIRST)
 
@@ -133,8 +150,8 @@ def fused_batch_norm(op: Operator) -> Rule | str:
     image = op.inputs[0]
     assert image is not None
     data_format = op.attrs["data_format"]
-    if len(image.shape) != 4 or data_format not in ("NHWC", "NCHW"):
-        return f"only images of 4 dimensions in NHWC or NCHW are split, not {data_format}"
+    if data_format not in FORMATS[4]:
+        return f"only images in {' or '.join(FORMATS[4])} are split, not {data_format}"
     dims = _image(data_format, "c")
     channel: Dims = (("c",),)
     scale = op.inputs[1]

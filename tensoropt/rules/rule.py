@@ -22,6 +22,7 @@ from itertools import product
 from typing import Any
 
 from ..ir import Operator
+from ..reschedule.halo import Window, Windows
 from ..reschedule.layout import Axes, Layout, axes_text, parse_axes
 from ..reschedule.mesh import Mesh
 
@@ -44,6 +45,10 @@ class Rule:
         inner: factors that, when split, need collectives inside of the operator.
         completed: factors whose sum those collectives complete, so that a result without them isn't partial.
         linear: groups of operand positions that may be partial together.
+        halos: factors that windows slide along: in the first operand a dimension of its own extent, in the result that of
+            the windows. Where such a factor is split, what the windows of a block cover is exchanged first.
+        spread: the factor to which every axis is given, as far as it has elements: the batch of an input of which each rank
+            loads its share.
         flops_per_point: floating-point operations of the forward pass per point of the factors' product.
         without: why there is no better rule, for an operator that runs replicated.
     """
@@ -56,13 +61,30 @@ class Rule:
     inner: frozenset[str] = frozenset()
     completed: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
+    halos: Mapping[str, Window] = field(default_factory=dict)
+    spread: str = ""
     flops_per_point: float = 1.0
     without: str = field(default="")
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
         """The factors that an axis may be given to, in factor order."""
-        return tuple(name for name, extent in self.extents.items() if extent > 1 and name not in self.fixed)
+        return tuple(name for name in self.extents if self.most_blocks(name) > 1 and name not in self.fixed)
+
+    def most_blocks(self, name: str) -> int:
+        """Into how many blocks a factor can be split, so that no block of any tensor is empty."""
+        return self.halos[name].most_blocks if name in self.halos else self.extents[name]
+
+    def divides(self, name: str, degree: int) -> bool:
+        """Whether a factor can be split into so many blocks."""
+        return degree <= self.most_blocks(name) and not (name in self.even and self.extents[name] % degree)
+
+    def exchanged(self, config: Config) -> Windows:
+        """The windows along the first operand's dimensions, where a config makes a halo necessary; else none."""
+        if all(window.tiles(config.degree(name)) for name, window in self.halos.items() if config.degree(name) > 1):
+            return ()
+        assert self.operands[0] is not None
+        return tuple(self.halos.get(names[0]) if names else None for names in self.operands[0])
 
     @cached_property
     def summed(self) -> tuple[frozenset[str], ...]:
@@ -124,6 +146,8 @@ def make_rule(
     inner: Iterable[str] = (),
     completed: Iterable[str] = (),
     linear: tuple[tuple[int, ...], ...] = (),
+    halos: Mapping[str, Window] | None = None,
+    spread: str = "",
     flops_per_point: float = 1.0,
 ) -> Rule:
     """Build a rule, with the extents read off the tensors and uneven splits ruled out where they can't be.
@@ -147,7 +171,7 @@ def make_rule(
         if tensor is not None
         for names, extent in zip(dims, tensor.shape, strict=True)
         for name in names
-        if known[name] != extent
+        if known[name] != extent and name not in (halos or {})
     }
     is_float = all(tensor.is_float for tensor in op.outputs)
     return Rule(
@@ -159,6 +183,8 @@ def make_rule(
         frozenset(inner),
         frozenset(completed),
         linear if is_float else (),
+        halos or {},
+        spread,
         flops_per_point,
     )
 
@@ -187,6 +213,11 @@ class Config:
     @property
     def used_axes(self) -> Axes:
         return tuple(axis for axis, given in enumerate(self.assignment) if given != NONE)
+
+    @classmethod
+    def whole(cls, mesh: Mesh) -> Config:
+        """The config that splits nothing."""
+        return cls(mesh, (NONE,) * len(mesh.sizes))
 
     @classmethod
     def parse(cls, mesh: Mesh, text: str) -> Config:
@@ -262,16 +293,19 @@ def interface(rule: Rule, config: Config) -> Interface:
 
 def why_invalid(rule: Rule, config: Config) -> str:
     """Why a config can't be had under a rule, or an empty string if it can."""
+    n_devices = config.mesh.n_devices
+    if rule.spread and config.degree(rule.spread) < n_devices <= rule.extents[rule.spread]:
+        return f"every rank loads its share of factor '{rule.spread}', so all axes must be given to it"
     for name in dict.fromkeys(config.assignment):
         if name == NONE or (name.startswith("+") and int(name[1:]) < len(rule.linear)):
             continue
         if name not in rule.extents:
             return f"it has no factor '{name}'; its factors are {', '.join(rule.extents) or 'none'} in {rule}"
-        extent, degree = rule.extents[name], config.degree(name)
+        extent, degree, most = rule.extents[name], config.degree(name), rule.most_blocks(name)
         if name in rule.fixed:
             return f"factor '{name}' in {rule} can't be split"
-        if degree > extent:
-            return f"factor '{name}' has only {extent} elements, {degree} blocks are too many"
+        if degree > most:
+            return f"factor '{name}' has only {most} elements, {degree} blocks are too many"
         if name in rule.even and extent % degree:
             return f"factor '{name}' has {extent} elements and must divide evenly, which {degree} blocks don't"
         majors = rule.minor_to.get(name, set())

@@ -34,8 +34,9 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
     for op in view.graph.step_operators:
         if op.updates is None:
             seen = view.interfaces[op.name]
-            mem += costing.mem_bytes(op, seen)
-            time_ns += costing.compute_time_ns(op, view.rules[op.name], strategy.configs[op.name], seen)
+            rule, config = view.rules[op.name], strategy.configs[op.name]
+            mem += costing.mem_bytes(op, rule, config, seen)
+            time_ns += costing.compute_time_ns(op, rule, config, seen)
     kept = {
         (tensor, taker.name)
         for tensor, those in takers.items()

@@ -184,8 +184,9 @@ class _Building:
         fed = [self._fed(*pair) for pair in zip(self.tensors, layouts, case.values, strict=True)]
         item = _Emitted(config, layouts, fed, seen)
         operands = [self._operand(i, item) for i in range(len(fed))]
-        with_gradient = any(gradient is not None for gradient in self.truth.gradients)
-        inner = inner_deliveries(op, self.rule, config, with_gradient)
+        with_gradient = zip(self.positions, self.truth.gradients, strict=True)
+        differentiated = {position for position, gradient in with_gradient if gradient is not None}
+        inner = inner_deliveries(op, self.rule, config, differentiated)
 
         def complete(k: int, values: Values) -> Values:
             return self.deliverer.deliver(inner[k], ROUTER.route(inner[k]), values, op.name)
