@@ -82,7 +82,7 @@ class _Trace:
         """What the gradients of results with respect to variables do, or None where there are none."""
         with tf.Graph().as_default() as traced:
             for op in self.graph.operators.values():
-                if op.name in needed and op.updates is None:
+                if op.name in needed:
                     self._emit(op)
             n_forward = len(traced.get_operations())
             ends, starts = ([self.values[tensor.name] for tensor in tensors] for tensors in (results, variables))
@@ -104,6 +104,11 @@ class _Trace:
         )
 
     def _emit(self, op: Operator) -> None:
+        if op.updates is not None:
+            # No gradient passes an assignment; what is read after one is given.
+            for tensor in op.outputs:
+                self.values[tensor.name] = tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
+            return
         if op.type in SOURCES and (op.type != CONSTANT or math.prod(op.result.shape) > _MOST_WRITTEN):
             kind = tf.as_dtype(op.result.dtype)
             self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..tracing.function import concrete
 from ..errors import InputError, short
 from ..execution import Execution
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
+from ..tracing.function import concrete
 from .programs import TRAIN
 from .rate import RunningRate
 from .runs import Run, Runs
@@ -54,7 +54,8 @@ class CapturedFunction:
 
     @property
     def trained(self) -> list[tf.Variable]:
-        return [variable for variable in self.variables if variable.trainable]
+        """Whole numbers have no gradients, whatever TensorFlow calls them."""
+        return [variable for variable in self.variables if variable.trainable and variable.dtype.is_floating]
 
     def name_of(self, variable: tf.Variable) -> str:
         return str(variable.name.partition(":")[0])

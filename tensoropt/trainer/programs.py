@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ..tracing.function import Capture, Program
 from ..errors import InputError
 from ..importer import RecordedStep, import_graph
 from ..ir import Graph, Operator, Tensor
 from ..optimizers.protocol import Optimizer
+from ..tracing.function import Capture, Program
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"

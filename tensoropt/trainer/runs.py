@@ -17,10 +17,11 @@ from ..backward import analyse
 from ..engine import Feed, Fetch
 from ..errors import InputError
 from ..execution import Execution, execute_resized
+from ..fetching import local_share
 from ..frontier import Model
 from ..ir import Operator, Tensor
 from ..lowering.local import piece_of
-from ..reschedule.layout import block_bounds
+from ..reschedule.layout import Shape
 from .programs import EVALUATE, PREDICT, TRAIN, Programs
 
 Leaves = Sequence[np.ndarray]
@@ -61,8 +62,9 @@ class Run:
         rank = self.execution.processes.rank
         feeds = {}
         for tensor, value in zip(inputs, leaves, strict=True):
-            start, end = block_bounds(tensor.shape[0], n_ranks, rank) if local else (0, tensor.shape[0])
-            feeds[Feed(tensor, local)] = fitted(tensor, value, end - start)
+            is_share = local and bool(tensor.shape)
+            shape = local_share(tensor, rank, n_ranks) if is_share else tensor.shape
+            feeds[Feed(tensor, is_share)] = fitted(tensor, value, shape)
         return feeds
 
     def values(self, operators: Sequence[Operator]) -> Iterator[tuple[Operator, np.ndarray]]:
@@ -89,7 +91,7 @@ class Run:
             variable.assign(np.asarray(value)[piece_of(layout, op.result.shape, rank)])
 
 
-def fitted(tensor: Tensor, value: Any, n_samples: int) -> np.ndarray:
+def fitted(tensor: Tensor, value: Any, shape: Shape) -> np.ndarray:
     """A batch as the model takes it: numbers are converted, and dimensions of 1 at the end come and go.
 
     Raises:
@@ -97,7 +99,6 @@ def fitted(tensor: Tensor, value: Any, n_samples: int) -> np.ndarray:
     """
     given = np.asarray(value)
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
-    shape = (n_samples, *tensor.shape[1:])
     if _without_ones(given.shape) != _without_ones(shape):
         raise InputError(
             f"a batch has shape {list(given.shape)} for '{tensor.name.partition(':')[0]}', expected {list(shape)}, for "

@@ -17,7 +17,7 @@ import tensoropt
 from tensoropt.tracing.function import Capture
 
 CLUSTER = "v100-1x4"
-RATE = 0.1
+RATE = 0.125  # exact in every type
 EXACT = 1e-10
 
 
@@ -59,7 +59,7 @@ def hold(function: Callable[..., tf.Tensor], variables: Sequence[tf.Variable], *
     trained = [each.numpy() for each in variables]
     for each, value in zip(variables, first, strict=True):
         each.assign(value)
-    expected = by_hand(function, [each for each in variables if each.trainable], *arguments)
+    expected = by_hand(function, [each for each in variables if each.trainable and each.dtype.is_floating], *arguments)
     np.testing.assert_allclose(losses, expected, rtol=EXACT)
     for each, value in zip(variables, trained, strict=True):
         np.testing.assert_allclose(value, each.numpy(), rtol=EXACT, atol=EXACT, err_msg=each.name)
