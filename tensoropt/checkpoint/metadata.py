@@ -153,7 +153,8 @@ def reading(place: Place) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, tf.errors.OpError, ValueError, RuntimeError) as error:
+    # TensorFlow's reader has Python errors for some of its own: an IndexError for a file that was cut off.
+    except (OSError, tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise InputError(
             describe(f"checkpoint '{place.prefix}' is damaged or not a checkpoint", got=f"'{reason(error)}'", advice=RECOVER)
         ) from error
