@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..composite.body import COMPOSITES, FORM, LOOP, GradientForm, LoopForm
 from ..composite.composition import Composition
 from ..ir import CONSTANT, Operator
+from ..random_mode import RandomMode
 from ..rules.rule import Config
 from .local import opaque, uniform_shape
 from .operators import Job, Values, emit, lowering
@@ -22,7 +23,7 @@ def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
     composition = Composition(job.op)
     emit_one = _loop if job.op.type == LOOP else _custom_gradient
     per_rank = [
-        emit_one(_Local(composition, job.config, rank), job, _shaped(job, [values[i] for values in operands]))
+        emit_one(_Local(composition, job.config, rank, job.random), job, _shaped(job, [values[i] for values in operands]))
         for i, rank in enumerate(job.ranks)
     ]
     return [list(values) for values in zip(*per_rank, strict=True)]
@@ -35,6 +36,7 @@ class _Local:
     composition: Composition
     config: Config
     rank: int
+    random: RandomMode
 
     def emit(self, given: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
         """The body's tensors from those that are given; ``constants`` asks for these alone, or for all others."""
@@ -46,7 +48,7 @@ class _Local:
 
     def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
         config, seen = self.composition.inner(op, self.config)
-        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_delivery)
+        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_delivery, self.random)
         results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
         made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
