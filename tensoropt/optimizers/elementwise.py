@@ -1,0 +1,113 @@
+"""Whether an optimizer may update a parameter in pieces: by what is known of Keras's own, else by an experiment.
+
+The experiment updates random parameters of one to four dimensions over several steps, whole and in two parts, cut along each
+dimension in turn. The parts' values and slots must be those of the whole to the bit. Sizes are such that no element falls
+into the rest of a vector instruction, whose last bit may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from ..errors import InputError
+from .copies import KerasBase, Parameter, Piece, build, fresh_copy
+
+_ELEMENTWISE = frozenset(
+    getattr(keras.optimizers, name)
+    for name in "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
+)
+_SHAPES = ((32,), (8, 16), (4, 4, 8), (4, 2, 4, 4))
+# From far below to far above any threshold that an update may have.
+_MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
+# Methods in which Keras mixes elements or parameters; where they are Keras's own, what they do is taken over.
+_TAKEN_OVER = ("apply", "_clip_gradients", "_backend_apply_gradients")
+_found: dict[tuple[type, str], str] = {}
+
+
+def is_taken_over(optimizer: KerasBase) -> bool:
+    """Whether clipping and accumulation are Keras's own, so that sums over all pieces may take the place of norms."""
+    return all(getattr(type(optimizer), name) is getattr(BaseOptimizer, name) for name in _TAKEN_OVER)
+
+
+def fault_of(optimizer: KerasBase) -> str:
+    """Why an optimizer must see whole parameters; empty where it needn't. Sought once per class and configuration.
+
+    Raises:
+        InputError: its updates are random, so that no two ranks would agree.
+    """
+    if type(optimizer) in _ELEMENTWISE:
+        return ""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return "it gives parameters to several optimizers"
+    key = type(optimizer), str(sorted(optimizer.get_config().items(), key=str))
+    if key not in _found:
+        with tf.init_scope():
+            _found[key] = _experiment(optimizer)
+    return _found[key]
+
+
+def _experiment(optimizer: KerasBase) -> str:
+    whole = _updated(optimizer, lambda value: value)
+    name = type(optimizer).__name__
+    if _differs(whole, _updated(optimizer, lambda value: value)):
+        raise InputError(
+            f"optimizer {name} makes another update each time from the same gradients, so that ranks would drift apart; "
+            "expected an update without random numbers: add noise in the model instead"
+        )
+    for dim in range(len(_SHAPES[-1])):
+        halves = [_updated(optimizer, partial(_half, dim=dim, half=half)) for half in (0, 1)]
+        expected = [[_half(value, dim, half) if value.ndim else value for value in whole] for half in (0, 1)]
+        if any(_differs(want, got) for want, got in zip(expected, halves, strict=True)):
+            rank = "vector" if dim == 0 else "matrix"
+            return f"its update of a {rank} differs from that of the halves, cut along dimension {dim}"
+    return ""
+
+
+def starts_from_values(optimizer: KerasBase) -> bool:
+    """Whether the first values of the optimizer's variables hang on those of the parameters."""
+    with tf.init_scope():
+        first = []
+        for start in (1.0, 2.0):
+            value = np.full((2, 2), start, np.float32)
+            parameters = [Parameter("experiment/kernel", value.shape)]
+            made = build(fresh_copy(optimizer), [Piece(tf.Variable(value), value.shape, parameters[0])], parameters)
+            first.append([np.asarray(each.variable) for each in made])
+    return _differs(*first)
+
+
+def _half(value: np.ndarray, dim: int, half: int) -> np.ndarray:
+    return np.array_split(value, 2, axis=min(dim, value.ndim - 1))[half]
+
+
+def _differs(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> bool:
+    """Bits, so that what is not a number equals itself; a variable that isn't cut along with its parameter differs."""
+    return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, got, strict=True))
+
+
+def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    """Parameters and the optimizer's variables after several steps."""
+    copy = fresh_copy(optimizer)
+    if is_taken_over(optimizer):
+        copy.clipnorm = copy.global_clipnorm = copy.gradient_accumulation_steps = None
+    copy.loss_scale_factor = None
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES]
+    parameters = [Parameter(f"experiment/kernel_{value.ndim}", value.shape) for value in values]
+    pieces = [cut(value) for value in values]
+    variables = [Piece(tf.Variable(v), v.shape, each) for v, each in zip(pieces, parameters, strict=True)]
+    made = build(copy, variables, parameters)
+    for gradients in _gradients(rng):
+        copy.apply([tf.constant(cut(gradient)) for gradient in gradients], variables)
+    return [np.asarray(variable) for variable in (*variables, *(each.variable for each in made))]
+
+
+def _gradients(rng: np.random.Generator) -> Iterator[list[Any]]:
+    for magnitude in _MAGNITUDES:
+        yield [(magnitude * rng.normal(size=shape)).astype(np.float32) for shape in _SHAPES]

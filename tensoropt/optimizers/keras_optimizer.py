@@ -1,0 +1,151 @@
+"""Any Keras optimizer as that of a training step."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..errors import InputError, short
+from .copies import KerasBase, Parameter, Piece, build, fresh_copy, inner_of
+from .elementwise import fault_of, is_taken_over, starts_from_values
+from .protocol import ParameterUpdate, Shards
+
+if TYPE_CHECKING:
+    from ..ir import Tensor
+    from .keras_running import RunningKeras
+
+logger = logging.getLogger("tensoropt")
+_ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
+
+
+@dataclass(frozen=True, eq=False)
+class KerasOptimizer:
+    """Attributes:
+    source: the user's; never built or changed here.
+    parameters: the trained variables, in the training step's order.
+    """
+
+    source: KerasBase
+    parameters: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, optimizer: KerasBase, variables: Sequence[Any]) -> KerasOptimizer:
+        """An optimizer for the user's trained variables, Keras's or TensorFlow's.
+
+        Raises:
+            InputError: it is no Keras optimizer, or makes random updates, or can't be made again from its config.
+        """
+        if not isinstance(optimizer, KerasBase):
+            raise InputError(
+                f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}"
+            )
+        inner = inner_of(optimizer)
+        made = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
+        if any(made.is_whole) and starts_from_values(optimizer):
+            raise InputError(
+                f"optimizer {type(inner).__name__} must see whole parameters ({made.fault or 'for their constraints'}), but "
+                "its variables start from the parameters' values, of which no device has all; expected variables that start "
+                "from constants"
+            )
+        if made.fault:
+            logger.info("optimizer %s updates whole parameters on every device: %s", type(inner).__name__, made.fault)
+        return made
+
+    @property
+    def inner(self) -> KerasBase:
+        return inner_of(self.source)
+
+    @property
+    def scales_dynamically(self) -> bool:
+        return self.inner is not self.source
+
+    @cached_property
+    def is_lamb(self) -> bool:
+        return type(self.inner) is keras.optimizers.Lamb
+
+    @cached_property
+    def fault(self) -> str:
+        """Why the optimizer must see whole parameters; empty where pieces do."""
+        return "" if self.is_lamb else fault_of(self.inner)
+
+    @cached_property
+    def is_whole(self) -> tuple[bool, ...]:
+        """Per parameter whether every device updates all of it: for the optimizer's sake, or for its constraint's."""
+        return tuple(
+            bool(self.fault) or not (each.constraint is None or isinstance(each.constraint, _ELEMENTWISE_CONSTRAINTS))
+            for each in self.parameters
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @cached_property
+    def structure(self) -> str:
+        return f"{type(self.source).__qualname__} {self._slots} {self.is_whole} {self.sum_lengths}"
+
+    @property
+    def numbers(self) -> str:
+        return json.dumps(self.source.get_config(), sort_keys=True, default=repr)
+
+    @cached_property
+    def _slots(self) -> tuple[int, ...]:
+        """Per parameter the variables of its shape that the optimizer keeps; found by building it on tiny ones."""
+        with tf.init_scope():
+            copy = fresh_copy(self.source)
+            tiny = [
+                Piece(tf.Variable(np.zeros((1,) * len(each.shape), np.float32)), (1,) * len(each.shape), each)
+                for each in self.parameters
+            ]
+            owners = [made.parameter for made in build(copy, tiny, self.parameters)]
+        return tuple(owners.count(i) for i in range(len(self.parameters)))
+
+    def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
+        item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
+        sums = tuple((length, item_bytes) for length in self.sum_lengths)
+        return tuple(
+            ParameterUpdate(slots, is_whole, sums if place == 0 else ())
+            for place, (slots, is_whole) in enumerate(zip(self._slots, self.is_whole, strict=True))
+        )
+
+    @cached_property
+    def sum_lengths(self) -> tuple[int, ...]:
+        """The lengths of the vectors that are added up over all devices in each step, in order."""
+        if all(self.is_whole):
+            return ()
+        first = self.n_clipping + self.scales_dynamically
+        return ((first,) if first else ()) + ((2 * len(self.parameters),) if self.is_lamb else ())
+
+    @property
+    def n_clipping(self) -> int:
+        """How many sums of squares clipping takes."""
+        if not is_taken_over(self.inner):
+            return 0
+        return len(self.parameters) if self.inner.clipnorm else 1 if self.inner.global_clipnorm else 0
+
+    def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
+        return self
+
+    def start(self, shards: Shards) -> RunningKeras:
+        from .keras_running import RunningKeras
+
+        return RunningKeras(self, shards)
+
+    def __str__(self) -> str:
+        return self.source.name
+
+
+def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:
+    """What an optimizer that is about to be copied makes of one of the user's variables."""
+    is_keras = isinstance(variable, keras.Variable)
+    decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
+    path = variable.path if is_keras else variable.name.split(":")[0]
+    return Parameter(path, tuple(variable.shape), decays, variable.constraint if is_keras else None)

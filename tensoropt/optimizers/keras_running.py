@@ -1,0 +1,150 @@
+"""A Keras optimizer on the pieces of one process's ranks.
+
+A step goes through
+
+1. gradients of the scaled loss; of parameters that are updated whole, gradient and value are brought to every rank;
+2. sums over all pieces (:mod:`.completing`) of what clipping, loss scaling and LAMB will ask for, ahead of the update: that
+   may stand inside of a condition, where ranks could go apart, so no collective is ever emitted in there;
+3. per rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients take the completed sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..errors import InputError, short
+from ..lowering.model import gradients_of
+from ..lowering.operators import Values
+from ..reschedule.layout import Layout
+from ..state import StateEntry
+from .completing import Completing
+from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
+from .deliveries import piece_delivery, whole_delivery
+from .keras_optimizer import KerasOptimizer
+from .lamb import LambOnPieces
+from .protocol import Emission, Shards
+from .sums import Sums
+
+
+class RunningKeras:
+    """See the module; ``optimizer.parameters`` are those of ``shards``, in order."""
+
+    def __init__(self, optimizer: KerasOptimizer, shards: Shards) -> None:
+        self._optimizer, self._shards = optimizer, shards
+        self._is_moved = tuple(
+            is_whole and not layout.is_replicated
+            for is_whole, layout in zip(optimizer.is_whole, shards.layouts, strict=True)
+        )
+        self._layouts = tuple(
+            Layout.replicated(layout.mesh, len(layout.splits)) if is_moved else layout
+            for is_moved, layout in zip(self._is_moved, shards.layouts, strict=True)
+        )
+        widest = tf.float64 if any(tensor.dtype == "float64" for tensor in shards.tensors) else tf.float32
+        self._sums = Sums(self._layouts, shards.ranks, widest)
+        self._completes = bool(optimizer.sum_lengths) and self._layouts[0].mesh.n_devices > 1
+        self._on = [self._start(i) for i in range(len(shards.ranks))]
+
+    def _start(self, i: int) -> OnRank:
+        """A copy on the pieces of the i-th rank; where a parameter is updated whole, on a variable for all of it."""
+        shards, updated = self._shards, []
+        for n, parameter in enumerate(self._optimizer.parameters):
+            tensor, variable = shards.tensors[n], shards.variables[n][i]
+            if self._is_moved[n]:
+                zeros, name = tf.zeros(tensor.shape, tensor.dtype), f"{shards.names[n]}/whole"
+                variable = tf.Variable(zeros, trainable=False, name=name)
+            shape = self._layouts[n].local_shape(tensor.shape, shards.ranks[i])
+            updated.append(Piece(variable, shape, parameter))
+        copy = self._copied(updated)
+        return OnRank(copy[0], tuple(updated), copy[1])
+
+    def _copied(self, updated: Sequence[Piece]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
+        kinds = {keras.optimizers.Lamb: LambOnPieces} if self._completes else {}
+        copy = fresh_copy(self._optimizer.source, kinds)
+        return copy, build(copy, updated, self._optimizer.parameters)
+
+    # State
+
+    @property
+    def learning_rate(self) -> Any:
+        return self._on[0].copy.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if callable(value) or not isinstance(self._on[0].inner._learning_rate, keras.Variable):
+            raise InputError(
+                f"the learning rate of step '{self._shards.step}' can't be set to {short(value)}: schedules are part of "
+                "its graph; to set numbers give the optimizer a number, and to follow a schedule give it that from the start"
+            )
+        for on in self._on:
+            on.copy.learning_rate = value
+
+    @property
+    def iterations(self) -> int:
+        return int(tf.convert_to_tensor(self._on[0].copy.iterations).numpy())
+
+    def state(self) -> tuple[StateEntry, ...]:
+        shards, mesh = self._shards, self._layouts[0].mesh
+        entries: dict[str, StateEntry] = {}
+        for k, (variable, place) in enumerate((each.variable, each.parameter) for each in self._on[0].made):
+            key = f"{shards.step}/{self._name(variable)}"
+            key = f"{key}_{k}" if key in entries else key
+            of, shape = None, tuple(variable.shape)
+            layout = Layout.replicated(mesh, len(shape))
+            if place is not None:
+                of, shape, layout = shards.names[place], shards.tensors[place].shape, self._layouts[place]
+            pieces = tuple(on.made[k].variable.value for on in self._on)
+            entries[key] = StateEntry(key, shape, variable.dtype, layout, pieces, of, shards.step)
+        return tuple(entries.values())
+
+    def _name(self, variable: Any) -> str:
+        """Without the optimizer's own name, and without names that Keras counts up with all that a program makes."""
+        on = self._on[0]
+        is_inner = on.inner is not on.copy and any(each is variable for each in on.inner.variables)
+        _, _, name = variable.path.partition("/")
+        held = (key for key, value in vars(on.inner).items() if value is variable)
+        return ("inner/" if is_inner else "") + (name or next(held, variable.path).strip("_"))
+
+    def reset(self) -> None:
+        for on in self._on:
+            for held, fresh in zip(on.made, self._copied(on.updated)[1], strict=True):
+                held.variable.assign(fresh.variable)
+
+    # A step
+
+    def train(self, losses: Values, emission: Emission) -> None:
+        scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
+        found = gradients_of(scaled, list(emission.reads))
+        self._read_whole(emission)
+        moved = [
+            emission.deliver(whole_delivery(tensor, layout), gradients) if is_moved and gradients is not None else gradients
+            for gradients, tensor, layout, is_moved in zip(
+                found, self._shards.tensors, self._shards.layouts, self._is_moved, strict=True
+            )
+        ]
+        by_rank = [[group and group[i] for group in moved] for i in range(len(self._on))]
+        completing = Completing(self._optimizer, self._on, self._sums, emission)
+        with completing.completed(by_rank) if self._completes else nullcontext():
+            for on, gradients in zip(self._on, by_rank, strict=True):
+                pairs = [(g, piece) for g, piece in zip(gradients, on.updated, strict=True) if g is not None]
+                on.copy.apply(*map(list, zip(*pairs, strict=True)))
+        self._write_pieces(emission)
+
+    def _read_whole(self, emission: Emission) -> None:
+        for n, values in enumerate(emission.reads):
+            if self._is_moved[n]:
+                delivery = whole_delivery(self._shards.tensors[n], self._shards.layouts[n])
+                for on, whole in zip(self._on, emission.deliver(delivery, values), strict=True):
+                    on.updated[n].value.assign(whole)
+
+    def _write_pieces(self, emission: Emission) -> None:
+        for n, variables in enumerate(self._shards.variables):
+            if self._is_moved[n]:
+                wholes = [on.updated[n].value.read_value() for on in self._on]
+                delivery = piece_delivery(self._shards.tensors[n], self._shards.layouts[n])
+                for variable, piece in zip(variables, emission.deliver(delivery, wholes), strict=True):
+                    variable.assign(piece)

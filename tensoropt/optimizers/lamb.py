@@ -1,0 +1,55 @@
+"""LAMB on pieces: Keras's update with its two norms per parameter taken over all pieces.
+
+The norms depend on what the update itself computes, the decayed parameter and Adam's direction, and the update may stand
+inside of a condition, where no collective may be. So both are computed ahead of the update, without changing anything, and
+the ratio of the completed norms is what the update then takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class LambOnPieces(keras.optimizers.Lamb):  # type: ignore[misc]
+    """Attributes:
+    ratios: by a parameter's place the norm of the parameter over that of its direction, while an update is emitted.
+    """
+
+    ratios: Mapping[int, tf.Tensor]
+
+    def direction(self, gradient: tf.Tensor, variable: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The moments after a step, and the direction of the step."""
+        place, dtype = self._get_variable_index(variable), variable.dtype
+        gradient = tf.cast(gradient, dtype)
+        step = tf.cast(self.iterations + 1, dtype)
+        m, v = self._momentums[place].value, self._velocities[place].value
+        m = m + (gradient - m) * (1 - self.beta_1)
+        v = v + (tf.square(gradient) - v) * (1 - self.beta_2)
+        m_hat = m / (1.0 - tf.pow(keras.ops.cast(self.beta_1, dtype), step))
+        v_hat = v / (1.0 - tf.pow(keras.ops.cast(self.beta_2, dtype), step))
+        return m, v, m_hat / (tf.sqrt(v_hat) + self.epsilon)
+
+    def decayed(self, variable: tf.Variable) -> tf.Tensor:
+        """The parameter after weight decay, as the update will find it."""
+        if self.weight_decay is None or not self._use_weight_decay(variable):
+            return variable.read_value()
+        rate, decay = tf.cast(self.learning_rate, variable.dtype), keras.ops.cast(self.weight_decay, variable.dtype)
+        return variable - variable * decay * rate
+
+    def update_step(self, gradient: tf.Tensor, variable: Any, learning_rate: Any) -> None:
+        place = self._get_variable_index(variable)
+        m, v, direction = self.direction(gradient, variable)
+        self.assign(self._momentums[place], m)
+        self.assign(self._velocities[place], v)
+        rate = tf.cast(learning_rate, variable.dtype)
+        self.assign_sub(variable, tf.cast(self.ratios[place], variable.dtype) * rate * direction)
+
+
+def ratio_of(parameter_squares: tf.Tensor, direction_squares: tf.Tensor) -> tf.Tensor:
+    """The ratio of the norms; 1 where either is zero."""
+    both = tf.logical_and(parameter_squares > 0, direction_squares > 0)
+    return tf.where(both, tf.sqrt(parameter_squares) / tf.sqrt(direction_squares), tf.ones_like(parameter_squares))

@@ -1,0 +1,185 @@
+"""Keras optimizers on pieces give one device's numbers: losses, variables and slots, in float64 to 1e-10."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from execution.strategies import feeds_of
+from keras import optimizers
+from keras.optimizers import schedules
+from optimizers.models import MakeOptimizer, case_of, check
+
+from tensoropt.engine import Fetch
+from tensoropt.errors import InputError
+from tensoropt.ir import Graph
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.reschedule.mesh import Mesh
+
+
+class Signed(keras.optimizers.Optimizer):
+    """A user's own, elementwise, with a number that its config leaves out."""
+
+    def __init__(self, learning_rate: float = 0.01, name: str = "signed") -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.power = 1.0
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        average = self.averages[self._get_variable_index(variable)]
+        self.assign(average, 0.9 * average.value + 0.1 * gradient)
+        step = tf.sign(average.value) * tf.abs(average.value) ** self.power
+        self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * step)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {"name": config["name"], "learning_rate": config["learning_rate"]}
+
+
+class RowNormalised(Signed):
+    """A user's own that divides by the norm of rows, and so must see whole parameters."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        norm = tf.norm(gradient, axis=-1, keepdims=True)
+        self.assign_sub(variable, tf.cast(learning_rate, gradient.dtype) * gradient / (norm + 1.0))
+
+
+def signed_squares(variables: list[Any]) -> Any:
+    optimizer = Signed(0.01)
+    optimizer.power = 2.0
+    return optimizer
+
+
+def without_decay_of_first(variables: list[Any]) -> Any:
+    optimizer = optimizers.AdamW(0.01, weight_decay=0.3, clipnorm=0.05)
+    optimizer.exclude_from_weight_decay(var_list=variables[:1], var_names=["scale", "beta"])
+    return optimizer
+
+
+def changed_learning_rate(variables: list[Any]) -> Any:
+    optimizer = optimizers.SGD(0.5, momentum=0.9)
+    optimizer.learning_rate = 0.05
+    return optimizer
+
+
+CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
+    "sgd": ("mlp", lambda v: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.05)),
+    "sgd-ema": ("cnn", lambda v: optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2)),
+    "sgd-scaled": ("mlp", lambda v: optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.05, gradient_accumulation_steps=2)),
+    "sgd-set": ("mlp", changed_learning_rate),
+    "rmsprop": ("mlp", lambda v: optimizers.RMSprop(0.01, momentum=0.9, centered=True, clipvalue=0.02)),
+    "adam": ("attention", lambda v: optimizers.Adam(schedules.CosineDecay(0.05, 5), global_clipnorm=0.1)),
+    "amsgrad": ("mlp", lambda v: optimizers.Adam(0.01, amsgrad=True, gradient_accumulation_steps=2, global_clipnorm=0.05)),
+    "adamw": ("mlp", without_decay_of_first),
+    "adagrad": ("mlp", lambda v: optimizers.Adagrad(0.1, weight_decay=0.1)),
+    "adadelta": ("mlp", lambda v: optimizers.Adadelta(0.5, use_ema=True)),
+    "adamax": ("mlp", lambda v: optimizers.Adamax(schedules.ExponentialDecay(0.1, 2, 0.5))),
+    "nadam": ("cnn", lambda v: optimizers.Nadam(schedules.PiecewiseConstantDecay([2], [0.05, 0.01]))),
+    "ftrl": ("mlp", lambda v: optimizers.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.01)),
+    "lion": ("mlp", lambda v: optimizers.Lion(0.01, weight_decay=0.1, clipvalue=0.01)),
+    "lamb": ("attention", lambda v: optimizers.Lamb(0.01, weight_decay=0.1)),
+    "lamb-clipped": ("mlp", lambda v: optimizers.Lamb(0.05, global_clipnorm=0.1, gradient_accumulation_steps=2, weight_decay=0.1)),
+    "adafactor": ("mlp", lambda v: optimizers.Adafactor(0.05, clipnorm=0.1)),
+    "muon": ("mlp", lambda v: optimizers.Muon(0.01)),
+    "schedule-free": ("mlp", lambda v: optimizers.ScheduleFreeAdamW(0.01, warmup_steps=2)),
+    "own": ("mlp", signed_squares),
+    "own-whole": ("mlp", lambda v: RowNormalised(0.1)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs_as_they_are_built() -> Iterator[None]:
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    gc.disable()
+    yield
+    gc.enable()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+@contextmanager
+def floatx(name: str) -> Iterator[None]:
+    before = keras.config.floatx()
+    keras.config.set_floatx(name)
+    yield
+    keras.config.set_floatx(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_devices_give_one_device_numbers(name: str) -> None:
+    model, make = CASES[name]
+    mesh = Mesh.of(2, 2)
+    with floatx("float64" if name == "muon" else "float32"):
+        # Muon takes its learning rate in Keras's default type, and fails on parameters of another one.
+        check(case_of(model, make), mesh, 1 + len(name), EmulatedBackend(mesh))
+
+
+def test_losses_are_scaled_and_steps_skipped_as_on_one_device() -> None:
+    """The second batch has no finite gradient: the scale halves, nothing else changes; then it grows every second step."""
+    mesh = Mesh.of(2, 2)
+
+    def change(step: int, batch: dict[str, np.ndarray]) -> None:
+        if step == 1:
+            batch["x:0"][0, 0] = np.inf
+
+    def make(variables: list[Any]) -> Any:
+        return optimizers.LossScaleOptimizer(optimizers.Adam(0.01, global_clipnorm=0.1), initial_scale=64.0, dynamic_growth_steps=2)
+
+    case = case_of("mlp", make, change=change, n_steps=6)
+    engine = check(case, mesh, 3, EmulatedBackend(mesh))
+    held = {entry.key: entry.variables[0].numpy() for entry in engine.state()}
+    assert held["train/dynamic_scale"] == 128.0 and held["train/inner/iteration"] == 5
+    assert engine.optimizers["train"].iterations == 5
+
+
+def test_constraints_are_taken_over_whole_parameters() -> None:
+    """A norm over columns, which may be split, and one that needs only elements."""
+    mesh = Mesh.of(2, 2)
+    constraints = {"w1": keras.constraints.UnitNorm(axis=0), "b1": keras.constraints.NonNeg()}
+    for seed in (1, 2):
+        case = case_of("mlp", lambda variables: optimizers.SGD(0.5, global_clipnorm=0.2), constraints)
+        assert case.optimizer.is_whole == (True, False, False, False)
+        check(case, mesh, seed, EmulatedBackend(mesh))
+
+
+def test_first_values_come_back_and_the_learning_rate_can_be_set() -> None:
+    mesh = Mesh.of(2, 2)
+    case = case_of("mlp", lambda variables: optimizers.Adagrad(0.1, clipnorm=0.1))
+    engine = check(case, mesh, 1, EmulatedBackend(mesh))
+    optimizer = engine.optimizers["train"]
+    engine.initialize()
+    assert optimizer.iterations == 0
+    optimizer.learning_rate = 0.0
+    assert float(tf.convert_to_tensor(optimizer.learning_rate)) == 0.0
+    before = [variable.numpy() for variables in engine.variables.values() for variable in variables]
+    fetch = Fetch((), ("train",))
+    engine.run(fetch, feeds_of(case.graph, case.batches[0]))
+    for value, variables in zip(before, [v for each in engine.variables.values() for v in each], strict=True):
+        assert np.array_equal(value, variables.numpy())
+    assert optimizer.iterations == 1
+    with pytest.raises(InputError, match="the learning rate of step 'train' can't be set to"):
+        optimizer.learning_rate = schedules.CosineDecay(0.1, 3)
+
+
+def test_plans_hang_on_what_an_optimizer_keeps_and_not_on_its_numbers() -> None:
+    def graph(make: MakeOptimizer) -> Graph:
+        return case_of("mlp", make, n_steps=0).graph
+
+    one, other = graph(lambda v: optimizers.Adam(0.1)), graph(lambda v: optimizers.Adam(schedules.CosineDecay(0.1, 3), beta_1=0.8))
+    assert one.digest == other.digest and one.agreement != other.agreement
+    for changed in (lambda v: optimizers.SGD(0.1), lambda v: optimizers.Adam(0.1, clipnorm=1.0), lambda v: optimizers.Adam(0.1, use_ema=True)):
+        assert graph(changed).digest != one.digest
+
+
+def test_slots_are_counted() -> None:
+    assert [update.slots for update in case_of("mlp", CASES["amsgrad"][1], n_steps=0).graph.updates["w1"]] == [4]
+    assert [update.slots for update in case_of("mlp", CASES["sgd-set"][1], n_steps=0).graph.updates["w1"]] == [1]
