@@ -12,6 +12,7 @@ After each step the ranks agree on whether it went well on all.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,11 +74,12 @@ def save(
         The prefix with its number.
 
     Raises:
-        InputError: the folder can't be written; two variables of one name.
+        InputError: the folder can't be written; two variables of one name; metadata that isn't JSON.
         TensorOptError: writing failed, on this rank or another one; what was there before is as it was.
     """
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
+    _check_json(metadata)
     place = Place.of(prefix if number is None else f"{os.fspath(prefix)}-{number}")
     variables = variables_of(entries)
     on_rank_0(processes, place.prepare)
@@ -93,6 +95,13 @@ def save(
             place.discard()
     on_rank_0(processes, lambda: keep_newest(place, max_to_keep))
     return place.prefix
+
+
+def _check_json(metadata: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise InputError(describe("a checkpoint's metadata must be JSON", got=f"'{error}'")) from error
 
 
 def _find_scratch(place: Place, processes: Processes) -> None:

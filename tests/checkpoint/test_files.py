@@ -151,6 +151,16 @@ def test_places_that_cannot_be_written(prefix: str, sentence: str) -> None:
         save(prefix, state_of(), RANKS, ALONE)
 
 
+def test_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="metadata must be JSON: got 'Object of type ndarray is not JSON serializable'"):
+        save(tmp_path / "ckpt", state_of(), RANKS, ALONE, {"rate": np.ones(2)})
+    with pytest.raises(InputError, match="max_to_keep counts checkpoints: got 0, expected 1 or more"):
+        save(tmp_path / "ckpt", state_of(), RANKS, ALONE, max_to_keep=0)
+    with pytest.raises(InputError, match="got two variables 'model/w'"):
+        save(tmp_path / "ckpt", state_of(variables=[VARIABLES[0]] * 2), RANKS, ALONE)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no checkpoint '.*/none': expected a file '.*/none.index'"):
         restore(tmp_path / "none", state_of(), RANKS, ALONE)
