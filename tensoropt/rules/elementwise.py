@@ -45,12 +45,14 @@ def nonlinear(op: Operator) -> Rule:
 
 
 @op_rule("Bitcast")
-def bitcast(op: Operator) -> Rule | str:
+def bitcast(op: Operator) -> Rule:
+    """Where numbers of another size come out, the smaller ones have one more dimension: those that make up a larger one."""
     operand = op.inputs[0]
     assert operand is not None
-    if operand.shape != op.result.shape:
-        return f"numbers of {operand.item_bytes} bytes become ones of {op.result.item_bytes}"
-    return broadcast_rule(op)
+    dims = tuple((f"d{i}",) for i in range(min(len(operand.shape), len(op.result.shape))))
+    both = (dims if len(tensor.shape) == len(dims) else (*dims, ()) for tensor in (operand, op.result))
+    of_operand, of_result = both
+    return make_rule(op, (of_operand,), (of_result,))
 
 
 @op_rule(*LINEAR_UNARY)

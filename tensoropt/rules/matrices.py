@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Operator, Tensor
-from .elementwise import FIRST, TOGETHER
+from .elementwise import FIRST, TOGETHER, broadcast_dims
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
@@ -51,13 +51,16 @@ def of_matrices(op: Operator) -> Rule:
 
 
 @op_rule("MatrixSolve", "MatrixTriangularSolve")
-def solve(op: Operator) -> Rule | str:
+def solve(op: Operator) -> Rule:
     """Right sides are solved for one by one: their columns are split as well."""
-    left, right = (tensor for _, tensor in op.operands)
-    n_batch = len(left.shape) - 2
-    if left.shape[:-2] != right.shape[:-2]:
-        return f"matrices {list(left.shape)} and right sides {list(right.shape)} are broadcast"
-    batch = (_batched(left, n_batch) or ())[:-2]
-    sides = (*batch, (), ("columns",))
-    flops_per_point = 2.0 * left.shape[-1] ** 2
-    return make_rule(op, ((*batch, (), ()), sides), (sides,), linear=((1,),), flops_per_point=flops_per_point)
+    matrix, sides = (tensor for _, tensor in op.operands)
+    rank = len(op.result.shape)
+    batch_of_matrix, batch_of_sides, batch = (broadcast_dims(t, rank)[:-2] for t in (matrix, sides, op.result))
+    columns: Dims = ((), ("columns",))
+    return make_rule(
+        op,
+        ((*batch_of_matrix, (), ()), (*batch_of_sides, *columns)),
+        ((*batch, *columns),),
+        linear=((1,),),
+        flops_per_point=2.0 * matrix.shape[-1] ** 2,
+    )

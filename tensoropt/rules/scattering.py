@@ -76,4 +76,6 @@ def bincount(op: Operator) -> Rule:
     # Whether something is there at all isn't a sum, and whole numbers have no summands.
     fixed = {"counted"} if op.attrs.get("binary_output") or not op.result.is_float else ()
     weight_dims = dims if weights.shape == operand.shape else ((),) * len(weights.shape)
-    return make_rule(op, (dims, None, weight_dims), ((*((("d0",),) if has_rows else ()), ()),), fixed=fixed)
+    linear = ((2,),) if weights.shape == operand.shape and not op.attrs.get("binary_output") else ()
+    result: Dims = (*((("d0",),) if has_rows else ()), ())
+    return make_rule(op, (dims, None, weight_dims), (result,), fixed=fixed, linear=linear)

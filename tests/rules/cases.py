@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .array_cases import array_cases
 from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, f, f32, ints, positive, ties
 
 
 def _elementwise() -> list[Case]:
     smooth = (
         "Abs Asinh Atan Cos Cosh Elu Erf Erfc Exp Expm1 LeakyRelu Relu Relu6 Selu Sigmoid Sin Sinh Softplus Softsign "
-        "Square Tanh Neg ZerosLike OnesLike StopGradient Sign Ceil Floor Rint Round Identity"
+        "Square Tanh Neg ZerosLike OnesLike StopGradient Sign Ceil Floor Rint Round Identity BesselI0 BesselI0e BesselI1 "
+        "BesselI1e"
     ).split()
     cases = [case(kind, f(3, 5)) for kind in smooth]
     cases += [case(kind, f(3, 5), differentiable=False) for kind in ("PreventGradient", "Snapshot")]
-    cases += [case(kind, away(3, 5)) for kind in "Acos Asin Atanh Erfinv Tan".split()]
+    cases += [case(kind, away(3, 5)) for kind in "Acos Asin Atanh Erfinv Ndtri Tan".split()]
     cases += [case(kind, positive(3, 5)) for kind in "Digamma Inv Lgamma Log Log1p Reciprocal Rsqrt Sqrt".split()]
     cases += [case("Acosh", f(3, 5, low=1.3, high=4))]
     cases += [case(f"{kind}/special values", SPECIAL) for kind in ("IsFinite", "IsInf", "IsNan")]
@@ -31,6 +33,10 @@ def _elementwise() -> list[Case]:
     cases += [case("Abs/whole numbers", ints(3, 5)), case("Neg/whole numbers", ints(5, 3))]
     cases += [case("Relu/three dimensions", f(3, 1, 5)), case("Exp/scalar", f())]
     cases += [
+        case("CheckNumerics", f(3, 5), message="here"),
+        case("Bucketize", f(3, 5), boundaries=[-1.0, 0.0, 1.5]),
+        case("Bitcast", ints(3, 5), type=tf.uint32),
+        case("Bitcast/smaller numbers", ints(3, 5), type=tf.int16),
         case("Cast", f(3, 5), DstT=tf.float64),
         case("Cast/to whole numbers", f(3, 5), DstT=tf.int32),
         case("Cast/from whole numbers", ints(3, 5), DstT=tf.float64),
@@ -57,11 +63,17 @@ def _binary() -> list[Case]:
         cases += [case(kind + what, positive(*left), positive(*right)) for what, left, right in _BROADCASTS]
     for kind in "FloorDiv FloorMod".split():
         cases += [case(kind + what, f(*left), positive(*right)) for what, left, right in _BROADCASTS[:2]]
+    for kind in "Igamma Igammac".split():
+        cases += [case(kind + what, positive(*left), positive(*right)) for what, left, right in _BROADCASTS[:2]]
+    cases += [case("Zeta", f(3, 1, low=1.5, high=3), positive(5))]
+    cases += [case("Polygamma", Input((3, 1), 1, 5, whole=True), positive(5))]
+    cases += [case("Betainc", positive(3, 5), positive(3, 5), away(3, 5))]
     # TensorFlow has no gradient for these.
-    cases += [case(kind, f(3, 1), positive(5), differentiable=False) for kind in ("Mod", "TruncateMod")]
+    cases += [case(kind, f(3, 1), positive(5), differentiable=False) for kind in ("Mod", "TruncateMod", "NextAfter")]
     cases += [case("TruncateDiv", ints(3, 1), ints(5, low=1))]
     for kind in "Greater GreaterEqual Less LessEqual Equal NotEqual".split():
         cases += [case(kind + what, ties(*left), ties(*right)) for what, left, right in _BROADCASTS[1:]]
+    cases += [case(kind, ints(3, 1), ints(5, low=0)) for kind in ("LeftShift", "RightShift")]
     cases += [case(kind, ints(3, 1), ints(5)) for kind in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")]
     cases += [case(kind, bools(3, 1), bools(5)) for kind in ("LogicalAnd", "LogicalOr")]
     cases += [
@@ -108,6 +120,8 @@ def _products() -> list[Case]:
         case("Einsum/outer product", (f(3), f(5)), equation="i,j->ij"),
         case("Einsum/sum on one side", (f(3, 5), f(3)), equation="ij,i->i"),
         case("Einsum/ellipsis", (f(2, 3, 5), f(5, 7)), equation="...ij,jk->...ik"),
+        case("Einsum/ellipsis is broadcast", (f(2, 1, 3), f(5, 3, 7)), equation="...j,...jk->...k"),
+        case("Einsum/ellipsis behind", (f(3, 5, 2), f(5, 7)), equation="ab...,bc->ca..."),
         case("Einsum/trace", (f(3, 3),), equation="ii->"),
     ]
     for kind in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
@@ -296,6 +310,8 @@ def _reductions() -> list[Case]:
         case("ArgMax/ties", ties(3, 5), Static(-1)),
         case("ArgMin", f(3, 5), Static(0), output_type=tf.int32),
         case("L2Loss", f(3, 5)),
+        *(case(kind, f(3, 5), Static(1)) for kind in ("Cumprod", "CumulativeLogsumexp")),
+        case("Cumprod/exclusive and reverse", positive(3, 2, 5), Static(-2), exclusive=True, reverse=True),
         case("Cumsum", f(3, 5), Static(1)),
         case("Cumsum/exclusive", f(3, 5), Static(-2), exclusive=True),
         case("Cumsum/reverse", f(3, 5), Static(-1), reverse=True),
@@ -395,6 +411,12 @@ def _lookups() -> list[Case]:
         case("GatherV2/whole numbers", ints(5, 3), index, Static(0)),
         case("GatherV2/bool", bools(5, 3), index, Static(0)),
         case("GatherV2/within a batch", f(3, 5), ints(3, 2, low=0), Static(1), batch_dims=1),
+        case("GatherV2/within a batch, last axis", f(3, 2, 5), ints(3, 2, low=0), Static(2), batch_dims=1),
+        case("GatherV2/each index in its batch", f(2, 3, 5), ints(2, 3, low=0), Static(-1), batch_dims=2),
+        case("GatherNd", f(5, 7), ints(3, 1, low=0)),
+        case("GatherNd/elements", f(5, 5, 2), ints(3, 2, low=0)),
+        case("GatherNd/elements of a matrix", f(5, 5), ints(2, 3, 2, low=0)),
+        case("GatherNd/whole numbers", ints(5, 3), ints(3, 1, low=0)),
         case("OneHot", ints(5, low=0), Static(5), Static(1.0, FLOAT), Static(0.0, FLOAT), axis=-1),
         case("OneHot/first axis", ints(5, 3, low=0), Static(4), Static(2.0, FLOAT), Static(-1.0, FLOAT), axis=0),
         case("OneHot/middle axis", ints(5, 3, low=0), Static(4), Static(1, np.int32), Static(0, np.int32), axis=1),
@@ -420,5 +442,5 @@ def _softmaxes() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _elementwise() + _binary() + _products() + _images() + _reductions() + _moving() + _softmaxes()
+    _elementwise() + _binary() + _products() + _images() + _reductions() + _moving() + _softmaxes() + array_cases()
 )

@@ -30,6 +30,7 @@ from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.lowering.deliver import Deliverer
 from tensoropt.lowering.local import piece_of, uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
+from tensoropt.random_mode import RandomMode
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
@@ -191,7 +192,7 @@ class _Building:
         def complete(k: int, values: Values) -> Values:
             return self.deliverer.deliver(inner[k], ROUTER.route(inner[k]), values, op.name)
 
-        job = Job(op, self.rule, config, seen, self.deliverer.backend.ranks, complete)
+        job = Job(op, self.rule, config, seen, self.deliverer.backend.ranks, complete, RandomMode.ONE_DEVICE)
         item.results = emit(job, operands)
         for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
             whole = Layout.replicated(self.mesh, len(tensor.shape))
