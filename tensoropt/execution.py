@@ -17,6 +17,7 @@ from .dump import dump
 from .engine import Engine
 from .errors import InputError, short
 from .frontier import Model
+from .inheriting import inherited
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Collective
 from .plan import Plan
@@ -24,9 +25,7 @@ from .planning import check_deliveries
 from .processes import Processes
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
-from .rules.registry import rule_of
-from .rules.rule import Config, why_invalid
-from .strategy import Strategy, StrategyView
+from .strategy import StrategyView
 
 MPI, EMULATED = "mpi", "emulated"
 COLLECTIVES = (MPI, EMULATED)
@@ -116,21 +115,20 @@ def execute(
     return Execution(plan, engine, processes)
 
 
-def execute_resized(execution: Execution, model: Model) -> Execution:
-    """Build an engine for the same model on batches of another size, which works on the variables of a first one.
+def execute_beside(
+    execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray]
+) -> Execution:
+    """Build an engine for another program of the same model, which works on the variables of the first one.
 
-    Configs are the plan's, wherever an operator of the other size can have them; what is left runs whole. Tensors are
-    delivered to each taker by itself.
+    Its configs are inherited from the plan; tensors are delivered to each taker by itself.
+
+    Args:
+        initial_value: of a variable that the first engine doesn't have.
     """
     plan, first = execution.plan, execution.engine
-    configs = {}
-    planned = {op.name: op.config for op in plan.operators}
-    for op in model.graph.operators.values():
-        rule = rule_of(op)
-        kept = planned.get(op.name)
-        configs[op.name] = kept if kept and not why_invalid(rule, kept) else Config.whole(plan.mesh)
-    view = StrategyView(model.graph, Strategy(plan.mesh, configs), model.backward.gradients)
-    engine = Engine(view, Router(PlainCosts()), first.backend, first.initial_value, first.agree, first)
+    strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
+    view = StrategyView(model.graph, strategy, model.backward.gradients)
+    engine = Engine(view, Router(PlainCosts()), first.backend, initial_value, first.agree, first)
     return replace(execution, engine=engine)
 
 

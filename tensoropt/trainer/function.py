@@ -111,7 +111,7 @@ class FunctionTrainer:
 
     def export(self) -> None:
         """Give the function's own variables the trained values, on every rank."""
-        ops = {self._run.programs.variable(variable): variable for variable in self.captured.variables}
+        ops = {self._run.captured.variable(variable): variable for variable in self.captured.variables}
         for op, value in self._run.values([op for op in ops if op is not None]):
             ops[op].assign(value)
 

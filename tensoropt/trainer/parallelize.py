@@ -22,7 +22,7 @@ from ..profiling.hardware import Hardware
 from ..surroundings import Surroundings, resolve_cluster
 from .function import CapturedFunction, FunctionTrainer
 from .objective import KerasObjective
-from .programs import Programs, capture_programs
+from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
 from .signature import Signature, signature_of
 from .trainer import Trainer
@@ -59,14 +59,18 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
     chosen = _optimizer(optimizer)
     objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
-    def captured(at: Signature) -> Programs:
-        return capture_programs(objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
+    def capture(kind: str, n_samples: int) -> Captured:
+        at = signature if n_samples == signature.batch_size else signature.resized(n_samples)
+        return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
 
-    programs = captured(signature)
-    model = model_of(programs.graph, surroundings)
+    def first_values(captured: Captured) -> _FirstValues:
+        return _FirstValues(captured, surroundings)
+
+    captured = capture(TRAIN, signature.batch_size)
+    model = model_of(captured.graph, surroundings)
     plan = loaded_plan(wishes.plan) if wishes.plan is not None else _found(model, surroundings, wishes)
-    execution = execute(plan, model, _FirstValues(programs, surroundings), surroundings.processes, collectives)
-    runs = Runs(Run(programs, execution), signature.batch_size, lambda n_samples: captured(signature.resized(n_samples)))
+    execution = execute(plan, model, first_values(captured), surroundings.processes, collectives)
+    runs = Runs(Run(captured, execution), signature.batch_size, capture, first_values)
     trainer.start(execution, runs, surroundings.seed)
 
 
@@ -91,11 +95,11 @@ def _optimizer(given: Any) -> keras.optimizers.Optimizer:
 class _FirstValues:
     """The values of the user's variables on rank 0: each process has drawn its own."""
 
-    programs: Programs
+    captured: Captured
     surroundings: Surroundings
 
     def __call__(self, name: str) -> np.ndarray:
-        variable = self.programs.capture.variables[name]
+        variable = self.captured.capture.variables[name]
         value = variable.numpy() if self.surroundings.processes.rank == 0 else None
         return np.asarray(self.surroundings.processes.broadcast(value))
 

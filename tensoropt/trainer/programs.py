@@ -1,4 +1,4 @@
-"""What a trainer runs: a training step, an evaluation and a prediction, captured side by side for one batch size."""
+"""What a trainer runs: a training step, an evaluation, a prediction; each is captured when it is first needed."""
 
 from __future__ import annotations
 
@@ -34,31 +34,36 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Programs:
-    """Attributes:
-    graph: all programs, imported.
-    captured: each program in the flat graph, by name.
-    capture: the flat graph, and the user's variables in it.
+class Captured:
+    """One program for one batch size.
+
+    Attributes:
+        graph: imported.
+        program: in the flat graph.
+        capture: the flat graph, and the user's variables in it.
     """
 
     graph: Graph
-    captured: dict[str, Program]
+    program: Program
     capture: Capture
 
-    def inputs(self, program: str) -> tuple[Tensor, ...]:
-        """The tensors that a program is fed."""
-        return tuple(self.graph.tensors[tensor.name] for tensor in self.captured[program].inputs)
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that it is fed."""
+        return tuple(self.graph.tensors[tensor.name] for tensor in self.program.inputs)
 
-    def results(self, program: str) -> tuple[Tensor, ...]:
-        """What a program returns, leaf by leaf."""
-        return tuple(self._tensor(tensor) for tensor in tf.nest.flatten(self.captured[program].results))
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """What it returns, leaf by leaf."""
+        return tuple(self._tensor(tensor) for tensor in tf.nest.flatten(self.program.results))
 
-    def writes(self, program: str) -> tuple[str, ...]:
-        """The operators by which a program updates variables."""
-        return tuple(op.name for op in self.captured[program].writes)
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The operators by which it updates variables."""
+        return tuple(op.name for op in self.program.writes)
 
     def variable(self, variable: tf.Variable) -> Operator | None:
-        """The operator of one of the user's variables; None if no program uses it."""
+        """The operator of one of the user's variables; None where the program doesn't use it."""
         name = self.capture.name(variable)
         return None if name is None else self.graph.operators.get(name)
 
@@ -68,28 +73,25 @@ class Programs:
         return found
 
 
-def capture_programs(
-    objective: Objective, signature: Signature, optimizer: Callable[[Sequence[Any]], Optimizer]
-) -> Programs:
-    """Capture all that a trainer runs on batches of one size.
+def capture_program(
+    kind: str, objective: Objective, signature: Signature, optimizer: Callable[[Sequence[Any]], Optimizer]
+) -> Captured:
+    """Capture one program for batches of one size.
 
     Args:
+        kind: TRAIN, EVALUATE or PREDICT.
         optimizer: makes the training step's optimizer for those of the trainable variables that the loss uses.
 
     Raises:
         InputError: something can't be captured, or the loss isn't a scalar.
     """
+    function, arguments = objective.functions(signature)[kind]
     capture = Capture(objective.name_of)
-    captured = {
-        # The training step's operators come first, under the names that they have in the user's model.
-        name: capture.add(function, arguments, scope="" if name == TRAIN else name)
-        for name, (function, arguments) in objective.functions(signature).items()
-    }
-    step = _step(capture, captured[TRAIN], objective, optimizer)
-    targets = [tensor.op for program in captured.values() for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
-    targets += [op for program in captured.values() for op in program.writes]
-    graph = import_graph(capture.graph, [step], capture.lines, targets)
-    return Programs(graph, captured, capture)
+    program = capture.add(function, arguments)
+    steps = [_step(capture, program, objective, optimizer)] if kind == TRAIN else []
+    targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
+    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes])
+    return Captured(graph, program, capture)
 
 
 def _step(

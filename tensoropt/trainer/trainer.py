@@ -21,11 +21,11 @@ from ..ir import Operator
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
 from .callbacks import on_ranks
-from .data import Batch, as_dataset, batch_of, shares
+from .data import as_dataset, batch_of, shares
 from .objective import KerasObjective
-from .programs import TRAIN
+from .programs import EVALUATE, PREDICT, TRAIN
 from .rate import RunningRate
-from .runs import Run, Runs
+from .runs import Leaves, Run, Runs
 
 Logs = dict[str, float]
 
@@ -151,18 +151,18 @@ class Trainer(KerasObjective):
 
     def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """A step over the next element of an iterator over shares."""
-        self.train_function = self._stepping(lambda run, batch: run.train(batch.leaves, batch.is_share))
+        self.train_function = self._stepping(TRAIN, Run.train)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """An evaluation of the next element of an iterator over shares."""
-        self.test_function = self._stepping(lambda run, batch: run.evaluate(batch.leaves, batch.is_share))
+        self.test_function = self._stepping(EVALUATE, Run.evaluate)
         return self.test_function
 
-    def _stepping(self, step: Callable[[Run, Batch], Any]) -> Callable[[Iterator[Any]], Logs]:
+    def _stepping(self, kind: str, step: Callable[[Run, Leaves, bool], Any]) -> Callable[[Iterator[Any]], Logs]:
         def function(iterator: Iterator[Any]) -> Logs:
             batch = batch_of(next(iterator), self.batch_size)
-            step(self._together.of(batch.n_samples), batch)
+            step(self._together.of(kind, batch.n_samples), batch.leaves, batch.is_share)
             return self.get_metrics_result()
 
         return function
@@ -172,7 +172,7 @@ class Trainer(KerasObjective):
 
         def function(elements: Sequence[Any]) -> Any:
             batches = [batch_of(element, self.batch_size) for element in elements]
-            made = [self._together.of(batch.n_samples).predict(batch.leaves, batch.is_share) for batch in batches]
+            made = [self._together.of(PREDICT, batch.n_samples).predict(batch.leaves, batch.is_share) for batch in batches]
             return keras.tree.map_structure(lambda *values: np.concatenate(values), *made)
 
         self.predict_function = function
@@ -196,9 +196,9 @@ class Trainer(KerasObjective):
         return {name: np.asarray(value).item() for name, value in super().get_metrics_result().items()}
 
     def _metric_variables(self) -> list[tuple[Operator, tf.Variable]]:
-        programs = self._run.programs
+        captured = self._run.captured
         variables = [each.value for metric in self.metrics for each in metric.variables]
-        pairs = ((programs.variable(variable), variable) for variable in variables)
+        pairs = ((captured.variable(variable), variable) for variable in variables)
         return [(op, variable) for op, variable in pairs if op is not None]
 
     # What all ranks must do together
@@ -254,16 +254,16 @@ class Trainer(KerasObjective):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Give the ranks these weights, in Keras's order; every rank must give the same."""
-        programs = self._run.programs
+        captured = self._run.captured
         for variable, value in zip(self.inner.variables, weights, strict=True):
-            op = programs.variable(variable.value)
+            op = captured.variable(variable.value)
             if op is not None:
                 self._run.assign(op, value)
 
     def _weights(self) -> Iterator[tuple[int, np.ndarray]]:
         """By place among the model's variables, those that the programs use."""
-        programs = self._run.programs
-        found = ((i, programs.variable(variable.value)) for i, variable in enumerate(self.inner.variables))
+        captured = self._run.captured
+        found = ((i, captured.variable(variable.value)) for i, variable in enumerate(self.inner.variables))
         place = {op: i for i, op in found if op is not None}
         for op, value in self._run.values(list(place)):
             yield place[op], value
