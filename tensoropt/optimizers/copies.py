@@ -16,7 +16,7 @@ import tensorflow as tf
 from ..errors import InputError
 from ..reschedule.layout import Shape
 
-KerasBase = keras.optimizers.Optimizer
+KerasBase = Any  # keras.optimizers.Optimizer, which has no types
 # Plain attributes that belong to an object's life and not to its configuration.
 _OF_LIFE = frozenset({"built", "name"})
 
@@ -46,7 +46,7 @@ class OptimizerVariable:
     parameter: int | None
 
 
-class Piece(keras.Variable):  # type: ignore[misc]
+class Piece(keras.Variable):
     """A rank's piece as a Keras variable over the engine's own; its static shape is that of the piece."""
 
     def __init__(self, variable: tf.Variable, shape: Shape, parameter: Parameter) -> None:
@@ -65,7 +65,7 @@ def inner_of(optimizer: KerasBase) -> KerasBase:
     return optimizer.inner_optimizer if type(optimizer) is keras.optimizers.LossScaleOptimizer else optimizer
 
 
-def fresh_copy(optimizer: KerasBase, kinds: dict[type, type] | None = None) -> KerasBase:
+def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> KerasBase:
     """An optimizer of the same class and configuration, without variables yet.
 
     Args:
@@ -83,7 +83,7 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[type, type] | None = None) -> K
     if not is_number:
         # A schedule has no state: the user's own serves all copies, whether Keras can serialize it or not.
         config["learning_rate"] = 0.0
-    kind = (kinds or {}).get(type(optimizer), type(optimizer))
+    kind: Any = (kinds or {}).get(type(optimizer), type(optimizer))
     try:
         copy = kind.from_config(config)
     except Exception as error:

@@ -43,7 +43,7 @@ class KerasOptimizer:
         Raises:
             InputError: it is no Keras optimizer, or makes random updates, or can't be made again from its config.
         """
-        if not isinstance(optimizer, KerasBase):
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InputError(
                 f"expected a Keras optimizer such as keras.optimizers.Adam(1e-3), got {short(optimizer)}"
             )

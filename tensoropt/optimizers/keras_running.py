@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from ..errors import InputError, short
+from ..lowering.local import piece_of
 from ..lowering.model import gradients_of
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
@@ -113,6 +114,15 @@ class RunningKeras:
         for on in self._on:
             for held, fresh in zip(on.made, self._copied(on.updated)[1], strict=True):
                 held.variable.assign(fresh.variable)
+
+    def finish(self) -> None:
+        """Do what Keras's optimizer does when training ends: averages may take the parameters' place."""
+        for i, on in enumerate(self._on):
+            on.copy.finalize_variable_values(list(on.updated))
+            for n, is_moved in enumerate(self._is_moved):
+                if is_moved:
+                    piece = piece_of(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])
+                    self._shards.variables[n][i].assign(on.updated[n].value[piece])
 
     # A step
 

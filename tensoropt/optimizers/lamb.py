@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 
-class LambOnPieces(keras.optimizers.Lamb):  # type: ignore[misc]
+class LambOnPieces(keras.optimizers.Lamb):
     """Attributes:
     ratios: by a parameter's place the norm of the parameter over that of its direction, while an update is emitted.
     """

@@ -1,0 +1,54 @@
+"""Plans charge what an update communicates and keeps: every point of small frontiers, executed."""
+
+from __future__ import annotations
+
+import pytest
+from execution.strategies import executed, feeds_of
+from optimizers.models import case_of, check_state
+from optimizers.test_keras import CASES
+
+from tensoropt.deliveries import PlainCosts
+from tensoropt.engine import Engine, Fetch
+from tensoropt.frontier import find_frontier
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.planning import check_deliveries, plan_of
+from tensoropt.profiling.hardware import resolve
+from tensoropt.reschedule.layout import axes_text
+from tensoropt.strategy import StrategyView
+
+
+@pytest.mark.parametrize("name", ["adamw", "own-whole"])
+def test_points_of_a_frontier(name: str) -> None:
+    case = case_of(*CASES[name])
+    frontier = find_frontier(case.model, resolve("v100-1x2"), 2)
+    for point in {0, len(frontier.found) - 1}:
+        plan = plan_of(frontier, point, "mini_time", {})
+        parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
+        assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
+        view = StrategyView(case.graph, plan.strategy, case.model.backward.gradients)
+        check_deliveries(view, plan)
+        engine = Engine(view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
+        fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
+        for batch in case.batches:
+            engine.run(fetch, feeds_of(case.graph, batch))
+        check_state(engine, case.expected, 1e-10)
+        log = engine.function(fetch, tuple(feeds_of(case.graph, case.batches[0]))).log
+        planned = [
+            (each.kind, axes_text(each.group_axes), path.shape)
+            for delivery in plan.deliveries
+            for path in (delivery.forward, delivery.backward)
+            if path is not None
+            for each in path.steps
+            if each.communicates
+        ]
+        assert sorted(planned) == sorted(executed(log).elements())
+
+
+def test_memory_is_that_of_the_slots() -> None:
+    """On one device: value, gradient and slots of every parameter make the difference between optimizers."""
+    of = {}
+    for name in ("sgd-set", "amsgrad"):
+        frontier = find_frontier(case_of(*CASES[name], n_steps=0).model, resolve("v100-1x1"), 1)
+        of[name] = int(frontier.found.mem_bytes[0])
+    # Momentum keeps one slot; AMSGrad three, and what is accumulated.
+    assert of["amsgrad"] - of["sgd-set"] == 3 * 8 * (9 * 10 + 10 + 10 * 5 + 5)

@@ -1,0 +1,67 @@
+"""What each rank does in ``test_ranks.py``: Keras optimizers by real collectives.
+
+Every rank computes one device's numbers itself; a rank that finds a difference raises, which ends all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensorflow as tf
+from execution.strategies import assert_close, feeds_of
+from optimizers.models import case_of
+from optimizers.test_keras import CASES
+
+from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.engine import Fetch
+from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.lowering.deliver import Collective
+from tensoropt.profiling.measure import device_partitions
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.simulate import gather
+
+COMM = MPI.COMM_WORLD
+
+
+def check(name: str, mesh: Mesh, communicator: MpiCommunicator) -> None:
+    digests: list[str] = []
+
+    def agree(digest: str, log: Sequence[Collective]) -> None:
+        digests.append(digest)
+
+    case = case_of(*CASES[name])
+    engine = case.engine(mesh, len(name), CommunicatingBackend(mesh, COMM.rank, communicator))
+    engine.agree = agree
+    fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
+    for batch, expected in zip(case.batches, case.expected.losses, strict=True):
+        ((loss,),) = engine.run(fetch, feeds_of(case.graph, batch))
+        assert_close(loss, expected, 1e-10, "the loss")
+    state = engine.state()
+    by_rank = COMM.allgather((digests, [entry.variables[0].numpy() for entry in state]))
+    assert all(digest == by_rank[0][0] for digest, _ in by_rank), "the ranks' graphs differ in structure"
+    kept = iter(case.expected.optimizer_variables)
+    for n, entry in enumerate(state):
+        whole = gather([held[n] for _, held in by_rank], entry.layout, entry.shape)
+        expected = case.expected.variables[entry.key] if entry.step is None else next(kept)[1]
+        assert_close(whole, expected, 1e-10, entry.key)
+
+
+def main(names: list[str]) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    mesh = Mesh.of(COMM.size)
+    communicator = MpiCommunicator(COMM, mesh)
+    communicator.prepare(device_partitions(mesh))
+    for name in names:
+        check(name, mesh, communicator)
+    if COMM.rank == 0:
+        print(f"{len(names)} optimizers on {COMM.size} ranks")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
