@@ -219,7 +219,7 @@ class _Importer:
             return self._import_constant(tensor)
         return self.tensors[self._canonical(tensor.name)]
 
-    def _import_operator(self, op: tf.Operation) -> None:
+    def _check_is_plain(self, op: tf.Operation) -> None:
         functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
         if functions:
             raise InputError(
@@ -233,6 +233,9 @@ class _Importer:
             )
         if op.type in _UNSUPPORTED:
             raise InputError(f"{op.type} '{op.name}' ({self.line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
+
+    def _import_operator(self, op: tf.Operation) -> None:
+        self._check_is_plain(op)
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -250,6 +253,11 @@ class _Importer:
                 raise InputError(
                     f"{op.type} '{op.name}' ({self.line(op)}) works on a variable in place, which can't be recorded; "
                     "expected assign, assign_add or assign_sub, or an optimizer of tensoropt"
+                )
+            elif tensor.dtype == tf.variant:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({self.line(op)}) works on a TensorArray outside of a loop, which can't be "
+                    "recorded; expected unstack before the loop and stack after it, and nothing else"
                 )
             else:
                 inputs.append(self.operand(tensor))

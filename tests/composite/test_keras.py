@@ -1,0 +1,82 @@
+"""Keras's recurrent layers, which loop over time, and its activations with custom gradients: trained as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tracing.test_tracing import hold
+
+from tensoropt.importer import import_graph
+from tensoropt.ir import Graph
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, configs
+from tensoropt.tracing.function import Capture
+
+BATCH, TIME, WIDTH, UNITS = 6, 4, 3, 5
+layers = keras.layers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _double_precision() -> Iterator[None]:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def model_of(*stacked: keras.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input((TIME, WIDTH), batch_size=BATCH), *stacked])
+
+
+def captured(model: keras.Model) -> Graph:
+    capture = Capture()
+    program = capture.add(lambda x: model(x, training=True), [tf.TensorSpec([BATCH, TIME, WIDTH], tf.float64)])
+    return import_graph(capture.graph, (), capture.lines, [program.results.op])
+
+
+RECURRENT: dict[str, Callable[[], list[keras.Layer]]] = {
+    "SimpleRNN": lambda: [layers.SimpleRNN(UNITS, activation="silu")],
+    "GRU": lambda: [layers.GRU(UNITS, reset_after=False, return_sequences=True), layers.GRU(UNITS)],
+    "Bidirectional": lambda: [layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True))],
+    "Masking": lambda: [layers.Masking(), layers.LSTM(UNITS, go_backwards=True, return_sequences=True)],
+    "zero outputs": lambda: [
+        layers.Masking(),
+        layers.RNN(layers.LSTMCell(UNITS), return_sequences=True, zero_output_for_mask=True),
+    ],
+    "stacked cells": lambda: [layers.RNN([layers.LSTMCell(UNITS), layers.GRUCell(UNITS)])],
+    "dropout": lambda: [layers.LSTM(UNITS, dropout=0.2, recurrent_dropout=0.2)],
+    "ConvLSTM1D": lambda: [layers.Reshape((TIME, WIDTH, 1)), layers.ConvLSTM1D(2, 2)],
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_loops_of_recurrent_layers_split_the_batch_and_nothing_else(name: str) -> None:
+    loops = [op for op in captured(model_of(*RECURRENT[name]())).operators.values() if op.type == "Loop"]
+    assert loops
+    for op in loops:
+        rule = rule_of(op)
+        assert list(rule.extents.values()) == [BATCH], f"{op.where()}: {rule} {rule.without}"
+        assert {str(config) for config in configs(rule, Mesh.of(2))} == {"-", str(Config(Mesh.of(2), (*rule.extents,)))}
+
+
+def variables_of(model: keras.Model) -> Sequence[tf.Variable]:
+    return [weight.value for weight in model.weights]
+
+
+def test_a_masked_bidirectional_network_trains_as_on_one_device() -> None:
+    model = model_of(
+        layers.Masking(),
+        layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True)),
+        layers.GRU(UNITS, activation="silu", go_backwards=True),
+        layers.Dense(2, activation="swish"),
+    )
+    x = np.random.default_rng(1).normal(size=(BATCH, TIME, WIDTH))
+    x[0, 2:] = x[3, 3:] = 0  # two shorter sequences
+    batch = {"Loop": {"d1": 4}}
+    trainer = hold(lambda x: tf.reduce_mean(tf.square(model(x))), variables_of(model), x, force=batch)
+    assert {op.type for op in trainer.plan.operators} >= {"Loop", "CustomGradient"}
