@@ -117,6 +117,8 @@ class RunningKeras:
 
     def finish(self) -> None:
         """Do what Keras's optimizer does when training ends: averages may take the parameters' place."""
+        if not self._optimizer.inner.use_ema:
+            return
         for i, on in enumerate(self._on):
             on.copy.finalize_variable_values(list(on.updated))
             for n, is_moved in enumerate(self._is_moved):

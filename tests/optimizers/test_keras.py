@@ -14,12 +14,13 @@ import tensorflow as tf
 from execution.strategies import feeds_of
 from keras import optimizers
 from keras.optimizers import schedules
-from optimizers.models import MakeOptimizer, case_of, check
+from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
 
 from tensoropt.engine import Fetch
 from tensoropt.errors import InputError
 from tensoropt.ir import Graph
 from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
 
 
@@ -177,6 +178,25 @@ def test_first_values_come_back_and_the_learning_rate_can_be_set() -> None:
     assert optimizer.iterations == 1
     with pytest.raises(InputError, match="the learning rate of step 'train' can't be set to"):
         optimizer.learning_rate = schedules.CosineDecay(0.1, 3)
+
+
+def test_averages_take_the_parameters_place_at_the_end() -> None:
+    """Of a parameter that is updated whole too; without averages nothing changes, whatever was assigned since."""
+    mesh = Mesh.of(2, 2)
+    constraints = {"w1": keras.constraints.UnitNorm(axis=0)}
+    for use_ema in (True, False):
+        case = case_of("mlp", lambda variables, ema=use_ema: optimizers.SGD(0.5, use_ema=ema), constraints, n_steps=2)
+        engine = check(case, mesh, 2, EmulatedBackend(mesh))
+        expected = dict(case.expected.variables)
+        if use_ema:
+            kept = {path.split("/")[-1]: value for path, value in case.expected.optimizer_variables}
+            expected = {name: kept[f"{name}_average"] for name in expected}
+        running = engine.optimizers["train"]
+        assert isinstance(running, RunningKeras)
+        running.finish()
+        for entry in engine.state():
+            if entry.step is None:
+                assert_same(whole(entry), expected[entry.key], 1e-10, entry.key)
 
 
 def test_plans_hang_on_what_an_optimizer_keeps_and_not_on_its_numbers() -> None:
