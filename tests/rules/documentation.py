@@ -1,4 +1,4 @@
-"""The tables of docs/rules.md: ``python tests/rules/documentation.py`` writes them anew."""
+"""The tables of docs/operators.md and docs/rules.md: ``python tests/rules/documentation.py`` writes them anew."""
 
 from __future__ import annotations
 
@@ -14,29 +14,37 @@ if __name__ == "__main__":
 from rules import missing
 from rules.cases import CASES
 
-from tensoropt.rules.registry import rule_of, rule_types
+from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Rule
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def rules_table() -> str:
-    """All operator types; those whose first cases have the same rule stand in one row."""
+def operators_table() -> str:
+    """All operator types with cases; those whose first cases have the same rule stand in one row."""
     types_of: dict[str, list[str]] = {}
-    for op_type in rule_types():
+    for op_type in dict.fromkeys(sorted(case.type for case in CASES)):
         rule = rule_of(next(case for case in CASES if case.type == op_type).op)
         types_of.setdefault(_row(rule), []).append(op_type)
-    lines = ["| operator types | factors | not split | collectives inside | linear in |", "|---|---|---|---|---|"]
-    lines += [f"| {' '.join(types)} | {row} |" for row, types in types_of.items()]
+    lines = ["| operator types | factors | split | whole | collectives inside | linear in | cases |", "|" + "---|" * 7]
+    lines += [f"| {' '.join(types)} | {row} | {_cases(types)} |" for row, types in types_of.items()]
     return "\n".join(lines)
 
 
 def _row(rule: Rule) -> str:
-    fixed = [name for name in rule.extents if name in rule.fixed]
+    whole = [name for name in rule.extents if name in rule.fixed]
     linear = [" and ".join(str(position) for position in group) for group in rule.linear]
-    inner = [name for name in rule.extents if name in rule.inner]
-    cells = [f"`{rule}`", " ".join(fixed), " ".join(inner), ", or ".join(linear)]
+    inner = [name for name in rule.splittable if name in rule.inner]
+    inner += [f"{name} (halo)" for name in rule.splittable if name in rule.halos]
+    cells = [f"`{rule}`", " ".join(rule.splittable), " ".join(whole), " ".join(inner), ", or ".join(linear)]
     return " | ".join(cells)
+
+
+def _cases(types: list[str]) -> str:
+    """How many cases there are, and what is special about those that are named by more than the type."""
+    labels = [case.label for case in CASES if case.type in types]
+    special = dict.fromkeys(label.partition("/")[2] for label in labels if "/" in label)
+    return f"{len(labels)}: {'; '.join(special)}" if special else str(len(labels))
 
 
 def missing_table() -> str:
@@ -46,7 +54,7 @@ def missing_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"rules": rules_table, "missing": missing_table}
+TABLES = {"operators": (DOCS / "operators.md", operators_table), "missing": (DOCS / "rules.md", missing_table)}
 
 
 def section(page: str, name: str) -> str:
@@ -59,8 +67,6 @@ def _marked(name: str) -> re.Pattern[str]:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    for name, table in TABLES.items():
+    for name, (path, table) in TABLES.items():
         made = table()
-        text = _marked(name).sub(lambda _, made=made: made, text)
-    PAGE.write_text(text)
+        path.write_text(_marked(name).sub(lambda _, made=made: made, path.read_text()))

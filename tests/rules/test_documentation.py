@@ -1,4 +1,4 @@
-"""The page on rules says what the rules are and prints what it says it prints."""
+"""The pages on rules and operators say what the rules are, and print what they say they print."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import pytest
 from . import documentation, missing
 from .cases import CASES
 
+RULES = documentation.DOCS / "rules.md"
+
 
 @pytest.mark.parametrize("name", documentation.TABLES)
 def test_tables_are_up_to_date(name: str) -> None:
     """``python tests/rules/documentation.py`` writes them anew; a split that is newly missing needs a reason."""
-    assert documentation.section(documentation.PAGE.read_text(), name) == documentation.TABLES[name]()
+    path, table = documentation.TABLES[name]
+    assert documentation.section(path.read_text(), name) == table()
 
 
 def test_every_missing_split_has_a_reason_and_every_reason_a_case() -> None:
-    page = documentation.section(documentation.PAGE.read_text(), "missing")
+    page = documentation.section(RULES.read_text(), "missing")
     assert "no reason is known" not in page
     assert set(missing.REASONS) <= {case.label for case in CASES if f"| {case.label} |" in page}
 
 
 def test_the_example_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    page = documentation.PAGE.read_text()
+    page = RULES.read_text()
     [program] = re.findall(r"```python\n(import.*?)```", page, re.DOTALL)
     [output] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     exec(program, {})
