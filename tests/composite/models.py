@@ -60,6 +60,14 @@ def lstm() -> Built:
     return Built(loss, {x: _reals(21, BATCH, TIME, WIDTH), y: _classes(22, CLASSES, BATCH)}, (logits, sequence))
 
 
+def plain_loop() -> Built:
+    """Four times a product with a weight and tanh."""
+    x = tf.compat.v1.placeholder(tf.float64, [BATCH, UNITS], name="x")
+    w = tf.compat.v1.get_variable("w", [UNITS, UNITS], tf.float64)
+    _, state = tf.while_loop(lambda t, _: t < 4, lambda t, state: (t + 1, tf.tanh(state @ w)), (tf.constant(0), x))
+    return Built(tf.reduce_sum(state), {x: _reals(26, BATCH, UNITS)}, (state,))
+
+
 def elementwise_loop() -> Built:
     """A recurrence of each unit for itself, whose counter enters the numbers, with a custom gradient inside."""
     x = tf.compat.v1.placeholder(tf.float64, [BATCH, UNITS], name="x")
@@ -72,6 +80,21 @@ def elementwise_loop() -> Built:
     _, state = tf.while_loop(lambda t, _: t < 3, step, (tf.constant(0), tf.tanh(x)))
     loss = tf.reduce_mean(tf.square(state))
     return Built(loss, {x: _reals(23, BATCH, UNITS)}, (state,))
+
+
+def nested_loop() -> Built:
+    """A loop in a loop; what the inner one reads, the outer one computes in each trip."""
+    x = tf.compat.v1.placeholder(tf.float64, [BATCH, UNITS], name="x")
+    w = tf.compat.v1.get_variable("w", [UNITS], tf.float64)
+
+    def trip(t: Any, state: Any) -> tuple[Any, Any]:
+        rate = tf.sigmoid(state * w)
+        inner = tf.while_loop(lambda k, _: k < 2, lambda k, s: (k + 1, tf.tanh(s * rate + x)), (0, state))[1]
+        return t + 1, inner - w
+
+    _, state = tf.while_loop(lambda t, _: t < 3, trip, (tf.constant(0), tf.sin(x)))
+    loss = tf.reduce_mean(tf.square(state))
+    return Built(loss, {x: _reals(27, BATCH, UNITS)}, (state,))
 
 
 @tf.custom_gradient
@@ -135,6 +158,7 @@ def trained_swish(x: Any) -> Any:
 MODELS: Sequence[Callable[[], Built]] = (
     lstm,
     elementwise_loop,
+    nested_loop,
     custom(tf.nn.silu, row_scaled),
     custom(trained_swish, straight_through),
     custom(normalised_gradient, with_decay),

@@ -1,0 +1,75 @@
+"""What composite operators cost: what the operators inside cost, for each trip."""
+
+from __future__ import annotations
+
+import zoo
+from composite import models
+from composite.models import BATCH, UNITS
+
+from tensoropt.backward import analyse_body
+from tensoropt.costing import DeliveryCosting, OperatorCosting
+from tensoropt.ir import Operator
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface
+
+MESH = Mesh.of(2)
+DOUBLE = 8  # bytes
+
+
+class Flops:
+    """One nanosecond an operation."""
+
+    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int:
+        return flops
+
+
+def costing_of(model: zoo.Recorded) -> OperatorCosting:
+    return OperatorCosting(model.graph, model.model.backward, Flops(), DeliveryCosting(MESH, None))  # type: ignore[arg-type]
+
+
+def costs(costing: OperatorCosting, op: Operator, text: str) -> tuple[int, int]:
+    """Memory in bytes, and time in operations."""
+    rule, config = rule_of(op), Config.parse(MESH, text)
+    seen = interface(rule, config)
+    return costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
+
+
+def test_a_loop_keeps_for_each_trip_what_its_gradient_reads() -> None:
+    model = zoo.record(models.plain_loop, "sgd")
+    (loop,) = (op for op in model.graph.operators.values() if op.type == "Loop")
+    costing = costing_of(model)
+    whole, half = costs(costing, loop, "-"), costs(costing, loop, "d0:a")
+    # Of each of 4 trips the state, which the product reads, and the result of tanh; the weight is kept by itself, and once.
+    assert whole[0] == 4 * 2 * BATCH * UNITS * DOUBLE + _kept_results(costing, loop)
+    assert half[0] * 2 == whole[0]
+    # A product forward and one for each of its two gradients, tanh forward and backward.
+    assert whole[1] == 4 * (3 * 2 * BATCH * UNITS * UNITS + 2 * BATCH * UNITS)
+    assert half[1] * 2 == whole[1]
+
+
+def _kept_results(costing: OperatorCosting, op: Operator) -> int:
+    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
+
+
+def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> None:
+    model = zoo.record(models.custom(models.row_scaled), "sgd")
+    (op,) = (op for op in model.graph.operators.values() if op.type == "CustomGradient")
+    costing = costing_of(model)
+    memory, time = costs(costing, op, "-")
+    elements = BATCH * UNITS
+    assert memory == 0, "its results are other views of its operands"
+    assert {op.inputs[i].name for i in op.attrs["form"].reads if i} <= costing.kept
+    # Products with the scale, with x and with 0, a sum of two, the sum over the batch, and a product of rows.
+    assert time == 5 * elements + UNITS
+
+
+def test_the_backward_pass_of_a_body() -> None:
+    model = zoo.record(models.plain_loop, "sgd")
+    (loop,) = (op for op in model.graph.operators.values() if op.type == "Loop")
+    body = loop.attrs["body"]
+    found = analyse_body(body.graph, body.inputs, body.outputs)
+    assert {(body.graph.operators[name].type, position) for name, position in found.gradients} == {
+        ("MatMul", 0), ("MatMul", 1), ("Tanh", 0)
+    }
+    assert {body.graph.producers[name].type for name in found.kept_results} == {"Tanh"}
