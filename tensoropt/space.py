@@ -7,7 +7,7 @@
 
 A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them (:mod:`.reschedule.units`): 8
 devices are then 2 x 4. A level's units may come in ascending or in descending order; a factor takes a run of them in some
-order.
+order. Of the factors that windows slide along (height and width of a convolution) only the first is offered there.
 
 A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
 while that has at most MOST_CONFIGS configs.
@@ -67,6 +67,7 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
         tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
         for members in node.factors
         if any(name in of[i].splittable for i, name in members)
+        and (space == FULL or everything or not any(name in _later_halos(of[i]) for i, name in members))
     ]
     if space == FULL or everything:
         assert len(of) == 1
@@ -90,6 +91,12 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
         else:
             found.setdefault(tuple(configs))
     return tuple(found)
+
+
+def _later_halos(rule: Rule) -> list[str]:
+    """The factors that windows slide along, without the first that can be split: to split the width costs as much as to
+    split the height, and pays beside it only on very many devices."""
+    return [name for name in rule.splittable if name in rule.halos][1:]
 
 
 def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str, ...], ...]]:

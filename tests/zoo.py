@@ -123,6 +123,19 @@ def cnn(api: Any = tf.compat.v1) -> Built:
     return _residual_network(api, api.float64, _normalised)
 
 
+def windows(api: Any = tf.compat.v1) -> Built:
+    """Windows of all kinds in float64: strides, paddings, overlapping pools, a depthwise convolution; odd extents."""
+    x = api.placeholder(api.float64, [3, 13, 11, 2], name="x")
+    first = api.get_variable("first", [7, 7, 2, 4], api.float64)
+    depth = api.get_variable("depth", [3, 3, 4, 1], api.float64)
+    last = api.get_variable("last", [3, 2, 4, 3], api.float64)
+    stem = api.nn.max_pool2d(api.nn.conv2d(x, first, 2, "SAME"), 3, 1, "SAME")
+    joined = api.nn.avg_pool2d(api.nn.depthwise_conv2d(stem, depth, [1, 1, 1, 1], "SAME"), 3, 2, "SAME") + 1.0
+    y = api.nn.conv2d(joined, last, 1, [[0, 0], [2, 1], [0, 1], [0, 0]])
+    loss = api.reduce_mean(api.square(y) * y)
+    return Built(loss, {x: _reals(8, 3, 13, 11, 2)}, (api.reduce_max(y),), inner={"joined": joined})
+
+
 def fused_cnn(api: Any = tf.compat.v1) -> Built:
     """The same with FusedBatchNormV3, which TensorFlow has in float32 only."""
     return _residual_network(api, api.float32, _fused)

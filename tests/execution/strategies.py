@@ -61,6 +61,11 @@ def random_strategy(
     return StrategyView(model.graph, Strategy(mesh, chosen, shared), model.model.backward.gradients)
 
 
+def slides(config: Config) -> bool:
+    """Whether a config splits a dimension along which windows slide, in an operator that has such."""
+    return bool({"h", "w"}.intersection(config.assignment))
+
+
 def detours(seed: int) -> Callable[[Layout, Layout, Shape, int, StepCosts], Path]:
     """A choice of paths that walks a few random legal steps before it takes the cheapest way.
 

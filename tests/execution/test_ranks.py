@@ -18,6 +18,14 @@ def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: in
     assert "12 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
+    """Configs that split height or width wherever there are any."""
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "windows", 6, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "6 strategies, " in result.stdout
+
+
 def test_blocks_of_one_beside_blocks_of_two_broadcast_alike() -> None:
     """Dimensions of 3 over 2 ranks: from static shapes TensorFlow would emit other gradients on each rank, and hang."""
     result = run_ranks(2, "-m", "mpi4py", WORKER, "broadcasting", 12, timeout=120)

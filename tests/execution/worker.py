@@ -23,6 +23,7 @@ from execution.strategies import (
     pieces_here,
     random_router,
     random_strategy,
+    slides,
     train_and_check,
 )
 
@@ -62,9 +63,13 @@ def main(case: str, n_strategies: int) -> None:
     communicators = [MpiCommunicator(COMM, mesh) for mesh in meshes]
     for mesh, communicator in zip(meshes, communicators, strict=True):
         communicator.prepare(device_partitions(mesh))
-    functions = {"models": (zoo.mlp, zoo.cnn, zoo.attention), "broadcasting": (zoo.broadcasting,)}[case]
+    functions = {
+        "models": (zoo.mlp, zoo.cnn, zoo.attention),
+        "broadcasting": (zoo.broadcasting,),
+        "windows": (zoo.windows,),
+    }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    prefers = {"models": None, "broadcasting": lambda config: bool(config.used_axes)}[case]
+    prefers = {"models": None, "broadcasting": lambda config: bool(config.used_axes), "windows": slides}[case]
     models: dict[tuple[str, str], zoo.Recorded] = {}
     n_collectives = 0
     for seed in range(n_strategies):

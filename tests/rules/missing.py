@@ -40,14 +40,7 @@ WHOLE, SUMMANDS = "-", "+"
 EVEN = "right only where a block happens to end between two windows or strides, which depends on the number of blocks"
 # Why a rule doesn't offer these, by case.
 REASONS = {
-    "Conv2D/window is stride, rest left over": EVEN,
-    "Conv2D/window is stride, SAME": EVEN,
-    "MaxPool/SAME": EVEN,
-    "MaxPool/rest left over": EVEN,
-    "AvgPool/SAME": EVEN,
-    "AvgPool/rest left over": EVEN,
     "StridedSlice/every second": EVEN,
-    "Conv2D/dilated in two, stride of one": "a dilated convolution isn't split in either direction, dilated or not",
     "MaxPool/over channels": "windows over batch or channels run whole: no model was seen to have them",
     "Einsum/ellipsis": "an ellipsis runs whole: its dimensions would have to be given letters",
     "Einsum/trace": "an equation that repeats a letter within a term runs whole",

@@ -1,0 +1,74 @@
+"""Models whose windows slide over split heights and widths: one device's numbers, and plans that keep their exchanges."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import zoo
+from execution.strategies import (
+    Link,
+    assert_variables,
+    engine_of,
+    executed,
+    feeds_of,
+    pieces_here,
+    random_router,
+    random_strategy,
+    slides,
+    train_and_check,
+    training_fetch,
+)
+
+from tensoropt.deliveries import Router
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.plan import Plan, PlannedDelivery, PlannedOperator
+from tensoropt.planning import charges, check_deliveries
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.strategy import StrategyView
+
+
+@cache
+def model() -> zoo.Recorded:
+    return zoo.record(zoo.windows, next(iter(zoo.HYPERPARAMETERS)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_split_windows_give_one_device_numbers(seed: int) -> None:
+    """The collectives executed are those charged, halos among them."""
+    mesh = (Mesh.of(4), Mesh.of(3), Mesh.of(2, 2))[seed % 3]
+    view = random_strategy(model(), mesh, 70 + seed, slides)
+    engine = engine_of(model(), view, random_router(seed), EmulatedBackend(mesh))
+    train_and_check(engine, model())
+    assert_variables(model(), view, pieces_here(engine))
+    log = engine.function(training_fetch(model()), tuple(feeds_of(model().graph, model().batches[0]))).log
+    assert {"halo", "halo_sum"} <= {kind for kind, _, _ in executed(log)}
+
+
+def test_a_plan_keeps_its_exchanges(tmp_path: Path) -> None:
+    view = random_strategy(model(), Mesh.of(4), 90, slides)
+    plan = plan_of_view(view)
+    assert any(delivery.halo is not None and delivery.backward is not None for delivery in plan.deliveries)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.deliveries == plan.deliveries and "halo(" in loaded.table()
+    check_deliveries(view, loaded)
+
+
+def plan_of_view(view: StrategyView) -> Plan:
+    """A plan without a search: costs are left out."""
+    router = Router(Link())
+    deliveries = []
+    for charge in charges(view):
+        route = router.route(charge.delivery)
+        if not route.is_free:
+            demand, reduction = charge.delivery.demand, charge.delivery.reduction
+            ways = route.forward, route.backward
+            deliveries.append(PlannedDelivery(charge.tensor, charge.takers, demand, charge.is_shared, *ways, 0.0, reduction))
+    graph, strategy = view.graph, view.strategy
+    operators = [
+        PlannedOperator(name, graph.operators[name].type, strategy.configs[name], seen.results, 0, 0.0)
+        for name, seen in view.interfaces.items()
+    ]
+    return Plan(strategy.mesh, tuple(operators), tuple(deliveries), 0, 0.0, 0.0, graph.digest, False, "mini_time")
