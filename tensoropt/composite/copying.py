@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..ir import Tensor
 from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
 from ..tracing.gradient_function import copy_operator
-from ..tracing.loops import copy_while
+from ..tracing.loops import READERS, copy_while, read_value
 from .body import Body
 
 LOOPS = ("While", "StatelessWhile")
@@ -49,10 +49,12 @@ class Collector:
 
     Attributes:
         own: gives the results of operators that are not simply copied, None for all others.
+        is_differentiated: whether gradients are taken of the copy.
     """
 
     outside: Surroundings
     own: Own = lambda op: None
+    is_differentiated: bool = True
     graph: tf.Graph = field(default_factory=tf.Graph)
     inputs: list[tf.Tensor] = field(default_factory=list)
     made: dict[str, tf.Tensor] = field(default_factory=dict)
@@ -81,10 +83,12 @@ class Collector:
 
     def _copied(self, op: tf.Operation, made: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         inputs = [made[tensor.name] for tensor in op.inputs]
-        if op.type == "ReadVariableOp":  # the input is the variable's value
-            return inputs
+        if op.type in READERS:  # the first input is the variable's value
+            return read_value(op, inputs)
         if op.type in LOOPS:
             return copy_while(op, inputs, self._copy_function)
+        if is_custom_gradient(op) and not self.is_differentiated:
+            return inputs
         if is_custom_gradient(op):
             return copy_custom_gradient(op, inputs, lambda tensor: made[tensor.name])
         results = copy_operator(op, inputs)

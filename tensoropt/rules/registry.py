@@ -70,6 +70,7 @@ def _load() -> None:
         composite,
         convolution,
         elementwise,
+        gradients,
         indexing,
         linear_algebra,
         matrices,

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..importer import source_line
 from .conditionals import taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
-from .loops import copy_while
+from .loops import READERS, copy_while, read_value
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
@@ -129,8 +129,8 @@ class _Copy:
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
             )
         inputs = [self._tensors[tensor.name] for tensor in op.inputs]
-        if op.type == "ReadVariableOp" and inputs[0].dtype != tf.resource:
-            results = inputs  # inside of a loop, where variables come as their values
+        if op.type in READERS and inputs[0].dtype != tf.resource:
+            results = read_value(op, inputs)  # inside of a loop, where variables come as their values
         elif op.type in CALLS:
             results = self._inline(op, op.get_attr("f").name, inputs)
         elif op.type in CONDITIONALS:

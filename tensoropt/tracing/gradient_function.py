@@ -46,7 +46,9 @@ class GradientFunction:
         made.update({inner.name: tensor for (_, inner), tensor in zip(self.read, read, strict=True)})
         for op in self.graph.get_operations():
             if not (op.outputs and op.outputs[0].name in made):
-                results = copy_operator(op, [made[tensor.name] for tensor in op.inputs])
+                inputs = [made[tensor.name] for tensor in op.inputs]
+                # Gradients of gradients aren't asked for.
+                results = inputs if is_custom_gradient(op) else copy_operator(op, inputs)
                 made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
         return [None if gradient is None else made[gradient.name] for gradient in self.gradients]
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import while_v2
 
+READERS = ("ReadVariableOp", "ResourceGather")
 CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
@@ -22,6 +23,14 @@ def is_passed_on(body: Any, position: int) -> bool:
     while result.op.type == "Identity":
         result = result.op.inputs[0]
     return result is body.inputs[position]
+
+
+def read_value(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What an operator that reads a variable gives where the variable's value stands for its handle."""
+    if op.type == "ReadVariableOp":
+        return list(inputs)
+    dims = op.get_attr("batch_dims")
+    return [tf.raw_ops.GatherV2(params=inputs[0], indices=inputs[1], axis=dims, batch_dims=dims)]
 
 
 def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:

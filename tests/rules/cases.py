@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tensoropt.rules.gradients import OF_OPERAND, OF_RESULT
+
 from .array_cases import array_cases
 from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, f, f32, ints, positive, ties
 
@@ -423,6 +425,11 @@ def _lookups() -> list[Case]:
     ]
 
 
+def _gradients() -> list[Case]:
+    cases = [case(kind, positive(3, 5), f(3, 5)) for kind in OF_RESULT]
+    return cases + [case(kind, f(3, 5), f(3, 5), differentiable=kind != "SoftsignGrad") for kind in OF_OPERAND]
+
+
 def _softmaxes() -> list[Case]:
     distribution = Input((3, 5), 0.1, 1.0, is_distribution=True)
     cases = []
@@ -442,5 +449,6 @@ def _softmaxes() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _elementwise() + _binary() + _products() + _images() + _reductions() + _moving() + _softmaxes() + array_cases()
+    _elementwise() + _binary() + _products() + _images() + _reductions() + _moving() + _softmaxes() + _gradients()
+    + array_cases()
 )
