@@ -141,14 +141,20 @@ class Engine:
         logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
         return len(logs[-1]) if logs else 0
 
-    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray]) -> list[list[np.ndarray]]:
-        """Run once; per fetched tensor its value on each rank that is built here."""
+    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
+        """Run once; per fetched tensor its value on each rank that is built here.
+
+        What is fed whole, as an array, is cut; a tensor that needs no cut is taken as it is, without a copy.
+        """
         built = self.function(fetch, tuple(feeds))
         arguments = []
         for feed, value in feeds.items():
             layout = self._fed_layout(feed)
             for rank in self.backend.ranks:
-                piece = value if feed.is_local else _cut(value, layout, feed.tensor.shape, rank)
+                if isinstance(value, tf.Tensor) and (feed.is_local or layout.is_replicated):
+                    arguments.append(value)
+                    continue
+                piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank)
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
         flat = [value.numpy() for value in built.call(*arguments)]
         n_ranks = len(self.backend.ranks)

@@ -1,13 +1,12 @@
-"""Which of a user's callbacks are called on which ranks.
+"""A user's callbacks: called on rank 0, where they may do whatever they do on one device.
 
-Those that steer training by what all ranks know alike, or that save, are called on all ranks. Any other is called on
-rank 0 alone; what it decides (to stop, another learning rate) reaches the other ranks at the end of each epoch, and of each
-batch if it looks at batches. A callback of the user's own with the attribute ``on_all_ranks = True`` is called on all.
+What they ask of the trainer that takes all ranks (weights, saving, evaluating, another learning rate) the other ranks join
+in, who wait meanwhile; what they decide for Keras's loops (to stop, where to begin) reaches all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,24 +16,17 @@ from ..errors import InputError, short
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-ON_ALL_RANKS = (
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.TerminateOnNaN,
-)
 HOOKS = tuple(
     f"on_{what}_{when}"
     for what in ("train", "test", "predict", "epoch", "train_batch", "test_batch", "predict_batch")
     for when in ("begin", "end")
 )
-BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+# What callbacks set on a model for Keras's loops to look at.
+DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
 
 
 def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
-    """The callbacks that this rank calls; Keras's own list, which it hands on within ``fit``, stays as it is.
+    """What this rank's loop is given for the user's callbacks; Keras's own list, which ``fit`` hands on, stays as it is.
 
     Raises:
         InputError: something isn't a callback.
@@ -45,79 +37,60 @@ def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
     for callback in given:
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
-    first_only = [callback for callback in given if not _everywhere(callback)]
-    called: list[keras.callbacks.Callback] = []
-    if any(getattr(callback, "histogram_freq", 0) for callback in first_only):
-        called.append(_Exporting(trainer))
-    for callback in given:
-        if _everywhere(callback):
-            if trainer.rank and hasattr(callback, "verbose"):
-                callback.verbose = 0
-            called.append(callback)
-        elif trainer.rank == 0:
-            called.append(_FirstRank(callback, trainer))
-    if first_only:
-        sees_batches = any(_overrides(callback, hook) for callback in first_only for hook in BATCH_HOOKS)
-        called.append(_Agreeing(trainer, sees_batches))
-    return called
+    mine = [callback for callback in given if not isinstance(callback, keras.callbacks.History)]
+    # Rank 0's count: a script may well make them there only.
+    hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(each, hook) for each in mine)))
+    histories = [callback for callback in given if isinstance(callback, keras.callbacks.History)]
+    return [_Led(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *histories]
 
 
-def _everywhere(callback: keras.callbacks.Callback) -> bool:
-    return isinstance(callback, ON_ALL_RANKS) or getattr(callback, "on_all_ranks", False)
+def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Whether a callback does anything there."""
+    if "train_batch" in hook and getattr(callback, "save_freq", None) == "epoch":
+        return False
+    old_name = hook.replace("train_batch", "batch")
+    return any(_own(callback, name) for name in {hook, old_name})
 
 
-def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    return getattr(type(callback), hook, None) is not getattr(keras.callbacks.Callback, hook, None)
+def _own(callback: keras.callbacks.Callback, name: str) -> bool:
+    method = getattr(callback, name)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
 
 
-class _FirstRank(keras.callbacks.Callback):
-    """Calls another callback, which must not start what all ranks have to take part in."""
+class _Led(keras.callbacks.Callback):
+    """Rank 0's callbacks, and on the other ranks their place among the loop's calls."""
 
-    def __init__(self, callback: keras.callbacks.Callback, trainer: Trainer) -> None:
+    def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Trainer) -> None:
         super().__init__()
-        self._callback, self._trainer = callback, trainer
-        for hook in HOOKS:
-            setattr(self, hook, self._guarded(getattr(callback, hook)))
+        self._callbacks, self._trainer = callbacks, trainer
+        for hook in hooks:
+            setattr(self, hook, self._led(hook))
 
-    def _guarded(self, call: Any) -> Any:
-        def guarded(*arguments: Any, **options: Any) -> None:
-            with self._trainer.on_first_rank_alone(type(self._callback).__name__):
-                call(*arguments, **options)
+    def _led(self, hook: str) -> Callable[..., None]:
+        draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
 
-        return guarded
+        def call(*arguments: Any) -> dict[str, Any]:
+            for callback in self._callbacks:
+                getattr(callback, hook)(*arguments)
+            return {name: getattr(self._trainer, name, None) for name in DECISIONS}
+
+        def led(*arguments: Any, **named: Any) -> None:
+            def action() -> dict[str, Any]:
+                if not draws:
+                    return call(*arguments, *named.values())
+                with self._trainer.as_trained():
+                    return call(*arguments, *named.values())
+
+            for name, value in self._trainer.ranks.lead(action).items():
+                setattr(self._trainer, name, value)
+
+        return led
 
     def set_params(self, params: Any) -> None:
-        self._callback.set_params(params)
+        super().set_params(params)
+        for callback in self._callbacks:
+            callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._callback.set_model(model)
-
-
-class _Agreeing(keras.callbacks.Callback):
-    """Brings what rank 0's callbacks decided to all ranks."""
-
-    def __init__(self, trainer: Trainer, sees_batches: bool) -> None:
-        super().__init__()
-        self._trainer, self._sees_batches = trainer, sees_batches
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._trainer.agree()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._sees_batches:
-            self._trainer.agree()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._trainer.agree()
-
-
-class _Exporting(keras.callbacks.Callback):
-    """Gives the user's model the weights as they are, for a callback that draws them."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__()
-        self._trainer = trainer
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._trainer.export_to(self._trainer.inner)
+        self._trainer.ranks.lead(lambda: [callback.set_model(model) for callback in self._callbacks] and None)

@@ -1,91 +1,220 @@
-"""Batches: every rank goes through the same globally batched dataset and keeps its share of each batch.
+"""Batches: all ranks go through the same dataset of whole batches, and each keeps its share of every batch.
 
-The share is cut in the dataset's own pipeline, ahead of the step that takes it. A batch of another size than the planned
-one, such as a last one that is smaller, is kept whole.
+The share is cut, and converted to what the model takes, in the dataset's own pipeline, ahead of the step that takes it.
+Whether the ranks do go through the same batches is looked at with the first batch of every epoch. Where they don't, as
+after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as it does from Python generators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import keras
 import tensorflow as tf
+from keras.src.trainers.data_adapters import data_adapter_utils
 
-from ..errors import InputError, short
+from ..errors import InputError
+from .batch import Batch
+from .handing_out import handed_out
+from .ranks import Ranks
+from .runs import check_fits
+from .signature import Signature, Structure
 
-Structure = Any
+logger = logging.getLogger("tensoropt")
+DIGEST_BYTES = 8
+
+
+class Sharing:
+    """Stands where Keras's loops ask for a strategy of distribution: makes of a dataset this rank's shares."""
+
+    def __init__(self, ranks: Ranks, signature: Signature) -> None:
+        self._ranks, self._signature = ranks, signature
+
+    def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
+        return Shares(data, self._ranks, self._signature)
+
+    def whole(self, element: Structure) -> Batch:
+        """A batch that every rank has in whole, as ``train_on_batch`` is given."""
+        element = keras.tree.map_structure(tf.convert_to_tensor, element)
+        return _Parts.of(keras.tree.map_structure(tf.type_spec_from_value, element), self._signature).batch(element)
+
+
+class Shares:
+    """What Keras iterates over in place of a dataset.
+
+    Attributes:
+        one_reads: whether rank 0 reads for all.
+        opened: how often the dataset was gone through before, by a run that goes on now.
+        taken: how many batches that run took of the present epoch.
+    """
+
+    def __init__(self, data: tf.data.Dataset, ranks: Ranks, signature: Signature) -> None:
+        self._data, self._ranks = data, ranks
+        self._parts = _Parts.of(data.element_spec, signature)
+        self.one_reads, self.opened, self.taken = False, 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        opened, taken, self.opened, self.taken = self.opened, self.taken, 0, 0
+        for _ in range(opened):
+            iter(self._data)  # a dataset that shuffles anew each epoch counts its iterators
+        return self._batches(taken)
+
+    def _batches(self, taken: int) -> Iterator[Batch]:
+        if self._ranks.n_shares == 1:
+            for _, batch in self._read(1, taken):
+                yield batch
+            return
+        if not self.one_reads:
+            batches = self._read(self._ranks.n_shares, taken)
+            digest, first = next(batches, (None, None))
+            digests = self._ranks.processes.gather(digest)
+            if len(set(digests)) == 1:
+                if first is not None:
+                    yield first
+                for _, batch in batches:
+                    yield batch
+                return
+            self._let_one_read(digests)
+            del batches
+        whole = (batch for _, batch in self._read(1, taken)) if self._ranks.rank == 0 else None
+        yield from handed_out(whole, self._ranks.processes)
+
+    def _let_one_read(self, digests: Sequence[bytes | None]) -> None:
+        self.one_reads = True
+        if self._ranks.rank == 0:
+            other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+            logger.warning(
+                "ranks 0 and %d have different data (a shuffle without a seed, random augmentation, or a dataset that was "
+                "sharded already?): rank 0 reads for all from here on; to have every rank read, give shuffle a seed and "
+                "every rank the whole dataset",
+                other,
+            )
+
+    def _read(self, n_shares: int, taken: int) -> Iterator[tuple[bytes, Batch]]:
+        """This rank's share of each batch, and of the first batch a digest, whole."""
+        rank = self._ranks.rank if n_shares > 1 else 0
+        parts = self._parts
+
+        def cut(number: tf.Tensor, *element: Structure) -> tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+            leaves = parts.converted(element)
+            n_samples = tf.shape(leaves[0])[0]
+            if n_shares == 1:
+                return tf.constant(b""), n_samples, tuple(leaves)
+            digest = tf.cond(number == 0, lambda: _digest(leaves), lambda: tf.constant(b""))
+            start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
+            is_share = n_samples >= n_shares
+            start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
+            return digest, n_samples, tuple(leaf[start:end] for leaf in leaves)
+
+        options = tf.data.Options()
+        options.deterministic = True
+        data = (self._data.skip(taken) if taken else self._data).enumerate()
+        data = data.map(lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE)
+        for digest, n_samples, leaves in data.prefetch(tf.data.AUTOTUNE).with_options(options):
+            n = int(n_samples)
+            yield digest.numpy(), parts.packed(leaves, n, is_share=1 < n_shares <= n)
+
+
+def _digest(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+    rows = [tf.fingerprint(tf.reshape(leaf, [tf.shape(leaf)[0], -1])) for leaf in leaves]
+    return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """What a step takes.
+class _Parts:
+    """How to make of a dataset's elements what programs take.
 
     Attributes:
-        n_samples: over all ranks.
-        leaves: arrays, flattened: inputs, then labels, then sample weights.
-        is_share: whether they are this rank's share.
+        is_tuple: whether elements are ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``; else they are ``x``.
+        specs: per leaf that is taken, the planned one.
+        paths: per leaf that is taken, where it is: the part, and its place among the part's leaves.
+        weights: a structure like that of the sample weights; None without.
+        n_labels: how many of the leaves are labels.
     """
 
-    n_samples: int
-    leaves: list[np.ndarray]
-    is_share: bool
+    is_tuple: bool
+    specs: tuple[tf.TensorSpec, ...]
+    paths: tuple[tuple[int, int], ...]
+    weights: Structure
+    n_labels: int
+
+    @classmethod
+    def of(cls, element: Structure, signature: Signature) -> _Parts:
+        """Hold a dataset's elements, by their specs, against what is planned.
+
+        Raises:
+            InputError: they have other parts, shapes or types.
+        """
+        is_tuple = isinstance(element, tuple)
+        parts = data_adapter_utils.unpack_x_y_sample_weight(element if is_tuple else (element,))
+        weights = None if parts[2] is None else keras.tree.map_structure(_planned_weight, parts[2])
+        specs: list[tf.TensorSpec] = []
+        paths: list[tuple[int, int]] = []
+        n_of_part = []
+        for place, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
+            taken = [] if given is None or planned is None else _matched(given, planned, ("x", "y", "sample_weight")[place])
+            n_of_part.append(len(taken))
+            for spec, leaf in zip(tf.nest.flatten(planned), taken, strict=False):
+                got = tf.nest.flatten(given)[leaf]
+                if got.shape.rank is not None:
+                    name = spec.name or ("x", "y", "sample_weight")[place]
+                    check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
+                specs.append(spec)
+                paths.append((place, leaf))
+        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])
+
+    def as_tuple(self, element: Structure) -> tuple[Structure, ...]:
+        return element if self.is_tuple else (element,)
+
+    def converted(self, element: Sequence[Structure]) -> list[tf.Tensor]:
+        """The leaves that are taken, with the planned types, and shapes but for the batch."""
+        leaves = [tf.nest.flatten(part) for part in element]
+        return [_converted(leaves[part][leaf], spec) for (part, leaf), spec in zip(self.paths, self.specs, strict=True)]
+
+    def packed(self, leaves: Sequence[tf.Tensor], n_samples: int, is_share: bool) -> Batch:
+        """A batch of these leaves."""
+        n_inputs = sum(part == 0 for part, _ in self.paths)
+        empty = Batch(n_samples, leaves[:n_inputs], leaves[n_inputs : n_inputs + self.n_labels], self.weights)
+        return empty.with_leaves(leaves, is_share)
+
+    def batch(self, element: Structure) -> Batch:
+        """A whole batch."""
+        leaves = self.converted(self.as_tuple(element))
+        return self.packed(leaves, int(leaves[0].shape[0]), is_share=False)
 
 
-def as_dataset(
-    x: Structure,
-    y: Structure = None,
-    sample_weight: Any = None,
-    batch_size: int = 1,
-    shuffle_seed: int | None = None,
-) -> tf.data.Dataset:
-    """What a user gave as a dataset of batches: a dataset as it is, arrays batched (and shuffled anew each epoch).
+def _planned_weight(spec: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, keras.backend.floatx())
+
+
+def _matched(given: Structure, planned: Structure, what: str) -> list[int]:
+    """For each planned leaf the place of the given one: by its name where the given are named, else in order.
 
     Raises:
-        InputError: it is something else.
+        InputError: a name is missing, or there are more or fewer leaves.
     """
-    if isinstance(x, tf.data.Dataset):
-        if y is not None or sample_weight is not None:
-            raise InputError("labels and sample weights are part of the dataset, got them beside it; give only the dataset")
-        return x
-    parts = tuple(part for part in (x, y, sample_weight) if part is not None)
-    if isinstance(x, Iterator) or not _is_arrays(x):
-        raise InputError(f"data is a tf.data.Dataset of batches, or arrays, got {short(x)}; put it into a tf.data.Dataset")
-    sizes = {np.shape(leaf)[0] for leaf in tf.nest.flatten(parts)}
-    if len(sizes) > 1:
-        raise InputError(f"arrays have different numbers of samples: {', '.join(map(str, sorted(sizes)))}")
-    data = tf.data.Dataset.from_tensor_slices(parts)
-    if shuffle_seed is not None:
-        data = data.shuffle(sizes.pop(), seed=shuffle_seed, reshuffle_each_iteration=True)
-    return data.batch(batch_size)
+    if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
+        names = sorted(planned) if isinstance(planned, Mapping) else [spec.name for spec in tf.nest.flatten(planned)]
+        places = {name: i for i, name in enumerate(sorted(given))}
+        missing = [name for name in names if name not in places]
+        if missing and not (len(names) == len(given) == 1):
+            got = ", ".join(map(repr, places))
+            raise InputError(f"{what} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
+        return [places.get(name, 0) for name in names]
+    n_given, n_planned = len(tf.nest.flatten(given)), len(tf.nest.flatten(planned))
+    if n_given != n_planned:
+        raise InputError(
+            f"{what} of a batch has {n_given} tensors, expected {n_planned}, for which the plan was made; give batches like "
+            "those, or parallelize(..., data=dataset) for yours"
+        )
+    return list(range(n_given))
 
 
-def _is_arrays(value: Structure) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_arrays(each) for each in value.values())
-    if isinstance(value, tuple) or (isinstance(value, list) and not np.isscalar(value[0] if value else 0)):
-        return all(_is_arrays(each) for each in value) if value and not np.isscalar(value[0]) else True
-    return isinstance(value, (np.ndarray, tf.Tensor)) or hasattr(value, "__array__")
-
-
-def shares(data: tf.data.Dataset, batch_size: int, rank: int, n_ranks: int) -> tf.data.Dataset:
-    """Of each batch its number of samples and this rank's share, prefetched."""
-
-    def cut(*parts: Structure) -> tuple[tf.Tensor, Structure]:
-        n_samples = tf.shape(tf.nest.flatten(parts)[0])[0]
-        is_planned = n_samples == batch_size
-        start = tf.where(is_planned, rank * batch_size // n_ranks, 0)
-        end = tf.where(is_planned, (rank + 1) * batch_size // n_ranks, n_samples)
-        return n_samples, tf.nest.map_structure(lambda leaf: leaf[start:end], parts)
-
-    options = tf.data.Options()
-    options.deterministic = True
-    return data.map(cut, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE).with_options(options)
-
-
-def batch_of(element: tuple[tf.Tensor, Structure], batch_size: int) -> Batch:
-    """An element of :func:`shares` as a step takes it."""
-    n_samples, parts = element
-    leaves = [leaf.numpy() for leaf in tf.nest.flatten(parts)]
-    return Batch(int(n_samples), leaves, int(n_samples) == batch_size)
+def _converted(leaf: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    leaf = tf.cast(leaf, spec.dtype) if leaf.dtype != spec.dtype else leaf
+    if leaf.shape.rank is not None and leaf.shape.rank != spec.shape.rank:
+        leaf = tf.reshape(leaf, [tf.shape(leaf)[0], *spec.shape[1:]])
+    return leaf

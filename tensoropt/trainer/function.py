@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,8 +17,9 @@ from ..plan import Plan
 from ..plan_frontier import PlanFrontier
 from ..tracing.function import concrete
 from .programs import TRAIN
+from .ranks import Ranks
 from .rate import RunningRate
-from .runs import Run, Runs
+from .runs import Runs
 from .signature import Signature
 
 
@@ -76,19 +79,19 @@ class FunctionTrainer:
     def __init__(self, captured: CapturedFunction) -> None:
         self.captured = captured
 
-    def start(self, execution: Execution, runs: Runs, seed: int) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
-        self._execution, self._runs = execution, runs
-        self.optimizer = RunningRate(execution.engine.optimizers[TRAIN])
+        self._ranks = Ranks(execution, runs)
+        self.optimizer = RunningRate(self._ranks)
 
     @property
     def plan(self) -> Plan:
         """What runs."""
-        return self._execution.plan
+        return self._ranks.execution.plan
 
     @property
     def frontier(self) -> PlanFrontier | None:
-        """All plans that the search found, on the rank that searched."""
+        """All plans that the search found; None on other ranks than 0, which were given the plan alone."""
         return self.plan.frontier
 
     def explain(self) -> str:
@@ -107,14 +110,40 @@ class FunctionTrainer:
         Raises:
             InputError: an argument's shape or type isn't that of the signature.
         """
-        return self._run.train([np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))], is_share=False)
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
+        expected = len(self._ranks.runs.planned.captured.inputs)
+        if len(leaves) != expected:
+            raise InputError(f"step takes {expected} tensors, as input_signature says, got {len(leaves)}")
+        return float(self._ranks.runs.planned(leaves, is_share=False))
+
+    def save(self, filepath: str | os.PathLike[str], *, max_to_keep: int | None = None) -> None:
+        """Save all that a later run needs to go on, as a checkpoint of which each rank writes its pieces.
+
+        Args:
+            filepath: ``folder/name`` of the checkpoint.
+            max_to_keep: of the checkpoints in the folder keep only so many newest.
+
+        Raises:
+            InputError: the folder can't be written.
+            TensorOptError: writing failed; what was there before is as it was.
+        """
+        self._ranks.save(os.fspath(filepath), {}, max_to_keep)
+
+    def load(self, filepath: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that was saved under whatever plan.
+
+        Args:
+            filepath: of :meth:`save`, or a folder: then its latest checkpoint.
+
+        Raises:
+            InputError: there is no such checkpoint, it is damaged, or of another function.
+        """
+        self._ranks.restore(os.fspath(filepath))
 
     def export(self) -> None:
         """Give the function's own variables the trained values, on every rank."""
-        ops = {self._run.captured.variable(variable): variable for variable in self.captured.variables}
-        for op, value in self._run.values([op for op in ops if op is not None]):
-            ops[op].assign(value)
-
-    @property
-    def _run(self) -> Run:
-        return self._runs.planned
+        captured = self._ranks.runs.planned.captured
+        found = [(captured.variable(variable), variable) for variable in self.captured.variables]
+        variables = {op.name: variable for op, variable in found if op is not None}
+        for key, value in self._ranks.values(variables):
+            variables[key].assign(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -12,21 +13,33 @@ from .programs import EVALUATE, PREDICT, TRAIN
 from .signature import Signature
 
 
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """What ``keras.Model.compile`` is given beside the optimizer."""
+
+    loss: Any
+    loss_weights: Any
+    metrics: Any
+    weighted_metrics: Any
+
+    def apply(self, model: keras.Model, optimizer: Any) -> None:
+        model.compile(optimizer, self.loss, self.loss_weights, self.metrics, self.weighted_metrics, jit_compile=False)
+
+
 class KerasObjective(keras.Model):
     """Wraps a user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
 
     Attributes:
         inner: the user's model.
+        compilation: its loss and metrics.
     """
 
-    def __init__(self, model: keras.Model, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any) -> None:
+    def __init__(self, model: keras.Model, compilation: Compilation) -> None:
         super().__init__(name=f"{model.name}_trainer")
-        self.inner = model
+        self.inner, self.compilation = model, compilation
         if hasattr(model, "output_names"):
             self.output_names = list(model.output_names)
-        self.compile(
-            loss=loss, loss_weights=loss_weights, metrics=metrics, weighted_metrics=weighted_metrics, jit_compile=False
-        )
+        compilation.apply(self, None)
         self.built = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,17 +69,16 @@ class KerasObjective(keras.Model):
             PREDICT: (lambda x: self.inner(x, training=False), [signature.inputs]),
         }
 
-    def _step(self, signature: Signature, training: bool) -> Callable[..., tf.Tensor]:
-        """What Keras's own steps do up to the loss and the metrics."""
+    def _step(self, signature: Signature, training: bool) -> Callable[..., Any]:
+        """What Keras's own steps do: the loss, and the metrics' results after this batch."""
 
-        def step(x: Any, *rest: Any) -> tf.Tensor:
+        def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
             labels = rest[0] if signature.labels is not None else None
             weights = rest[-1] if signature.weights is not None else None
             predicted = self.inner(x, training=training)
             loss = self.compute_loss(x, labels, predicted, weights, training=training)
             self.loss_tracker.update_state(loss, sample_weight=signature.batch_size)
-            self.compute_metrics(x, labels, predicted, weights)
-            return loss
+            return loss, self.compute_metrics(x, labels, predicted, weights)
 
         return step
 

@@ -21,7 +21,7 @@ from ..plan import Plan
 from ..profiling.hardware import Hardware
 from ..surroundings import Surroundings, resolve_cluster
 from .function import CapturedFunction, FunctionTrainer
-from .objective import KerasObjective
+from .objective import Compilation, KerasObjective
 from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
 from .signature import Signature, signature_of
@@ -59,19 +59,17 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
     chosen = _optimizer(optimizer)
     objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
-    def capture(kind: str, n_samples: int) -> Captured:
-        at = signature if n_samples == signature.batch_size else signature.resized(n_samples)
+    def capture(kind: str, at: Signature) -> Captured:
         return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
 
     def first_values(captured: Captured) -> _FirstValues:
         return _FirstValues(captured, surroundings)
 
-    captured = capture(TRAIN, signature.batch_size)
+    captured = capture(TRAIN, signature)
     model = model_of(captured.graph, surroundings)
     plan = loaded_plan(wishes.plan) if wishes.plan is not None else _found(model, surroundings, wishes)
     execution = execute(plan, model, first_values(captured), surroundings.processes, collectives)
-    runs = Runs(Run(captured, execution), signature.batch_size, capture, first_values)
-    trainer.start(execution, runs, surroundings.seed)
+    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
@@ -132,7 +130,7 @@ def parallelized(
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
         signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
-        trainer = Trainer(model, loss, loss_weights, metrics, weighted_metrics)
+        trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
     start(trainer, optimizer, signature, wishes)
     return trainer
 

@@ -29,7 +29,7 @@ class Objective(Protocol):
     def name_of(self, variable: tf.Variable) -> str: ...
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """By program, its function and the signature of its arguments; the training step's returns the loss."""
+        """By program, its function and the signature of its arguments; the training step's returns the loss first."""
         ...
 
 
@@ -97,7 +97,7 @@ def capture_program(
 def _step(
     capture: Capture, program: Program, objective: Objective, optimizer: Callable[[Sequence[Any]], Optimizer]
 ) -> RecordedStep:
-    loss = program.results
+    loss = program.results[0] if isinstance(program.results, tuple) else program.results
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0 or not loss.dtype.is_floating:
         got = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
         raise InputError(

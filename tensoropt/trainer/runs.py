@@ -1,13 +1,14 @@
-"""Programs on this process's ranks: one set for the batches that were planned, and one for each other kind that turns up.
+"""Programs on this process's ranks: the training step that was planned, and what turns up beside it.
 
-A last batch that is smaller, an evaluation on batches of another size, or samples that come with weights, have operators of
-other shapes and hence a graph of their own. It works on the same variables, by the same configs wherever they can be had.
+An evaluation, a prediction, a last batch that is smaller, or samples that come with weights, have graphs of their own. They
+work on the same variables, and inherit configs from the plan wherever operators are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,48 +17,48 @@ import tensorflow as tf
 from ..backward import analyse
 from ..engine import Feed, Fetch
 from ..errors import InputError
-from ..execution import Execution, execute_resized
+from ..execution import Execution, execute_beside
 from ..frontier import Model
 from ..ir import Tensor
 from ..reschedule.layout import block_bounds
 from .batch import Batch
-from .programs import EVALUATE, PREDICT, TRAIN, Programs
+from .programs import TRAIN, Captured
 from .signature import Signature
 
 
 @dataclass(frozen=True)
 class Run:
-    """Programs that run."""
+    """A program that runs."""
 
-    programs: Programs
+    captured: Captured
     execution: Execution
 
-    def train(self, batch: Batch) -> Any:
-        """One training step; what the program returns, in its structure."""
-        return self._run(TRAIN, batch.leaves, batch.is_share, (TRAIN,))
+    def __call__(self, leaves: Sequence[Any], is_share: bool) -> Any:
+        """Run once; a training step is taken.
 
-    def evaluate(self, batch: Batch) -> Any:
-        """Update the metrics by a batch; what the program returns."""
-        return self._run(EVALUATE, batch.leaves, batch.is_share)
+        Args:
+            leaves: of its arguments: whole, or this rank's share.
 
-    def predict(self, batch: Batch) -> Any:
-        """The model's results for a batch, whole on every rank, in the model's structure."""
-        return self._run(PREDICT, batch.inputs, batch.is_share)
+        Returns:
+            The program's results, whole on every rank, in its structure.
+        """
+        values = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
+        return tf.nest.pack_sequence_as(self.captured.program.results, [ranks[0] for ranks in values])
 
-    def _run(self, program: str, leaves: Sequence[Any], is_share: bool, steps: tuple[str, ...] = ()) -> Any:
-        results = tuple((tensor, False) for tensor in self.programs.results(program))
-        writes = () if steps else self.programs.writes(program)
-        feeds = self._feeds(program, leaves, is_share)
-        values = self.execution.engine.run(Fetch(results, steps, writes), feeds)
-        structure = self.programs.captured[program].results
-        return tf.nest.pack_sequence_as(structure, [ranks[0] for ranks in values])
+    @cached_property
+    def _fetch(self) -> Fetch:
+        steps = tuple(self.captured.graph.train_steps)
+        results = tuple((tensor, False) for tensor in self.captured.results)
+        return Fetch(results, steps, () if steps else self.captured.writes)
 
-    def _feeds(self, program: str, leaves: Sequence[Any], is_share: bool) -> dict[Feed, Any]:
+    def _feeds(self, leaves: Sequence[Any], is_share: bool) -> dict[Feed, Any]:
         processes = self.execution.processes
         feeds: dict[Feed, Any] = {}
-        for tensor, value in zip(self.programs.inputs(program), leaves, strict=True):
-            start, end = block_bounds(tensor.shape[0], processes.size, processes.rank) if is_share else (0, tensor.shape[:1])
-            shape = (end - start, *tensor.shape[1:]) if is_share else tensor.shape
+        for tensor, value in zip(self.captured.inputs, leaves, strict=True):
+            shape = tensor.shape
+            if is_share:
+                start, end = block_bounds(shape[0], processes.size, processes.rank)
+                shape = (end - start, *shape[1:])
             feeds[Feed(tensor, is_share)] = fitted(tensor, value, shape)
         return feeds
 
@@ -114,24 +115,29 @@ def _is_number(dtype: str) -> bool:
 @dataclass
 class Runs:
     """Attributes:
-    planned: for the batches of the plan.
-    signature: what these look like.
-    captured: captures the programs for others.
+    planned: the training step that was planned.
+    signature: what its batches look like.
+    capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches that look like a signature.
+    first_values: the whole first value of a variable, by its operator's name, for those that the planned step doesn't have.
     """
 
     planned: Run
     signature: Signature
-    captured: Callable[[Signature], Programs]
-    _others: dict[str, Run] = field(default_factory=dict)
+    capture: Callable[[str, Signature], Captured]
+    first_values: Callable[[Captured], Callable[[str], np.ndarray]]
+    _others: dict[tuple[Any, ...], Run] = field(default_factory=dict)
 
-    def of(self, batch: Batch) -> Run:
-        """The programs for such a batch."""
-        wanted = self.signature.of(batch.n_samples, batch.weights)
-        if wanted == self.signature:
-            return self.planned
-        key = repr(wanted)
+    def of(self, kind: str, batch: Batch) -> Run:
+        """The program for such a batch; one that is new is captured, on all ranks together."""
+        key = (kind, batch.n_samples, batch.weights_key)
         if key not in self._others:
-            programs = self.captured(wanted)
-            model = Model(programs.graph, analyse(programs.graph))
-            self._others[key] = Run(programs, execute_resized(self.planned.execution, model))
+            signature = self.signature.of(batch.n_samples, batch.weights)
+            self._others[key] = self._made(kind, signature)
         return self._others[key]
+
+    def _made(self, kind: str, signature: Signature) -> Run:
+        if kind == TRAIN and signature == self.signature:
+            return self.planned
+        captured = self.capture(kind, signature)
+        model = Model(captured.graph, analyse(captured.graph))
+        return Run(captured, execute_beside(self.planned.execution, model, self.first_values(captured)))

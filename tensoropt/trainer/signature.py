@@ -49,8 +49,12 @@ class Signature:
 
         return Signature(*(None if part is None else sized(part) for part in (self.inputs, self.labels, self.weights)))
 
-    def without_labels(self) -> Signature:
-        return replace(self, labels=None, weights=None)
+    def of(self, batch_size: int, weights: Structure) -> Signature:
+        """The same for batches of a size whose samples have such weights (tensors), or none."""
+        if weights is not None:
+            specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
+            weights = _named(specs, "sample_weight")
+        return replace(self, weights=weights).resized(batch_size)
 
 
 def signature_of(
@@ -129,7 +133,7 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
         return keras.tree.map_structure(lambda result: _labels(loss, result, None), results)
     found = keras.losses.get(loss)
     name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
-    if "sparse" in name:
+    if "sparse" in str(name):
         return tf.TensorSpec(results.shape[:-1], tf.int64)
     return tf.TensorSpec(results.shape, results.dtype)
 

@@ -1,49 +1,83 @@
 """The trainer that :func:`tensoropt.parallelize` gives: a Keras model whose steps run by a plan on all ranks.
 
-``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks; what a step does
-is replaced. Metrics are part of the captured programs: their variables live on the ranks, and are copied into Keras's
-metrics where Keras asks for results.
+``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks. What they iterate
+over is this rank's share of the data, and what a step does is replaced. Metrics are part of the captured programs: their
+variables live on the ranks, and a step gives their results as Keras's own steps do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from ..errors import InputError
 from ..execution import Execution
-from ..ir import Operator
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
+from .batch import Batch
 from .callbacks import on_ranks
-from .data import as_dataset, batch_of, shares
+from .data import Shares, Sharing
 from .objective import KerasObjective
-from .programs import EVALUATE, PREDICT, TRAIN
+from .programs import inner
+from .ranks import Ranks
 from .rate import RunningRate
-from .runs import Leaves, Run, Runs
+from .runs import Runs
+from .saving import Position, Saving, is_keras_format
 
-Logs = dict[str, float]
+logger = logging.getLogger("tensoropt")
+Logs = dict[str, Any]
+# What tells the same batches on all ranks; other sources are a process's own.
+_DETERMINED = (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDatasetAdapter)
+
+
+@dataclass
+class _Progress:
+    """Attributes:
+    position: the epoch that runs, and how many batches of it were taken.
+    resumes: where the next fit begins, after a checkpoint was loaded.
+    opens_at: where the data begins that Keras is about to open.
+    results: the metrics' after the last step; None before there is one.
+    """
+
+    position: Position
+    resumes: Position | None = None
+    opens_at: Position | None = None
+    results: Logs | None = None
 
 
 class Trainer(KerasObjective):
-    """Trains a model by a plan; every rank makes the same calls.
+    """Trains a model by a plan; every rank makes the same calls, but for callbacks, which are rank 0's.
 
     Attributes:
         inner: the user's Keras model; its own variables change only by :meth:`export_to`.
         optimizer: the learning rate and the number of updates as they are on the ranks.
+        ranks: what all ranks do together.
     """
 
-    def start(self, execution: Execution, runs: Runs, seed: int) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
-        self._execution, self._runs, self._seed = execution, runs, seed
-        self._validation: tf.data.Dataset | None = None
-        self._alone_in = ""
-        self.optimizer = RunningRate(execution.engine.optimizers[TRAIN])
+        self._execution = execution
+        self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
+        self._saving = Saving(self, optimizer, self.ranks, self._key_of)
+        self._sharing = Sharing(self.ranks, runs.signature)
+        self._progress = _Progress(Position())
+        self.optimizer = RunningRate(self.ranks)
+        keys = [self._key_of(inner(each)) for metric in self.metrics for each in metric.variables]
+        self.ranks.passing = frozenset(key for key in keys if key is not None)
+
+    def _key_of(self, variable: tf.Variable) -> str | None:
+        op = self.ranks.runs.planned.captured.variable(variable)
+        return None if op is None else op.name
 
     @property
     def plan(self) -> Plan:
@@ -52,17 +86,23 @@ class Trainer(KerasObjective):
 
     @property
     def frontier(self) -> PlanFrontier | None:
-        """All plans that the search found, on the rank that searched."""
+        """All plans that the search found; None on other ranks than 0, which were given the plan alone."""
         return self.plan.frontier
 
     @property
     def batch_size(self) -> int:
         """Samples per step, over all ranks."""
-        return self._runs.batch_size
+        return self.ranks.runs.signature.batch_size
 
     @property
-    def rank(self) -> int:
-        return self._execution.processes.rank
+    def position(self) -> Position:
+        """The epoch that runs, and how many batches of it were taken: what :meth:`save` notes."""
+        return self._progress.position
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        """Those of the user's model."""
+        return self.inner.layers
 
     def explain(self) -> str:
         """The plan as a table, below what it was chosen from."""
@@ -70,172 +110,81 @@ class Trainer(KerasObjective):
 
     # What users call
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        shuffle: bool = True,
-        validation_data: Any = None,
-        validation_batch_size: int | None = None,
-        verbose: Any = "auto",
-        callbacks: Iterable[keras.callbacks.Callback] | None = None,
-        **options: Any,
-    ) -> keras.callbacks.History:
-        """As ``keras.Model.fit``, on all ranks.
+    def fit(self, *arguments: Any, **named: Any) -> keras.callbacks.History:
+        """As ``keras.Model.fit``, on all ranks; ``batch_size`` of arrays is that of the plan if it isn't given.
+
+        After :meth:`load` it goes on with the epoch and the batch at which the checkpoint was saved.
+
+        Raises:
+            InputError: the data isn't what the plan was made for, or there is no such argument.
+        """
+        given = self._arguments("fit", arguments, named)
+        resumes, self._progress.resumes = self._progress.resumes, None
+        if resumes is not None:
+            given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
+        # A dataset shuffles by itself, or doesn't.
+        given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
+        given["callbacks"] = [_Position(self, resumes or Position()), *(on_ranks(given.get("callbacks"), self) or ())]
+        self._progress.opens_at = resumes
+        return super().fit(**given)
+
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        """As ``keras.Model.evaluate``, on all ranks."""
+        given = self._arguments("evaluate", arguments, named)
+        given["callbacks"] = on_ranks(given.get("callbacks"), self)
+        return super().evaluate(**given)
+
+    def predict(self, *arguments: Any, **named: Any) -> Any:
+        """As ``keras.Model.predict``: the results for all samples, on all ranks."""
+        given = self._arguments("predict", arguments, named)
+        given["callbacks"] = on_ranks(given.get("callbacks"), self)
+        return super().predict(**given)
+
+    def save(
+        self, filepath: str | os.PathLike[str], overwrite: bool = True, *, max_to_keep: int | None = None, **options: Any
+    ) -> None:
+        """Save all that a later run needs to go on, as a checkpoint of which each rank writes its pieces.
+
+        A path that ends in ``.keras`` or ``.h5`` is written by rank 0 in Keras's format, as ``keras.Model.save`` does.
 
         Args:
-            x: a ``tf.data.Dataset`` of batches, the same on all ranks, or arrays.
-            callbacks: see ``docs/keras.md`` for which of them are called on rank 0 alone.
-            options: ``epochs``, ``initial_epoch``, ``steps_per_epoch``, ``validation_steps`` and ``validation_freq``.
+            filepath: ``folder/name`` of the checkpoint, or a file of Keras's.
+            overwrite: whether a file of Keras's may be replaced without a question.
+            max_to_keep: of the checkpoints in the folder keep only so many newest.
 
         Raises:
-            InputError: the data isn't what the plan was made for.
+            InputError: the folder can't be written.
+            TensorOptError: writing failed; what was there before is as it was.
         """
-        data = as_dataset(x, y, sample_weight, self.batch_size, self._seed if shuffle else None)
-        if validation_data is not None:
-            parts = validation_data if isinstance(validation_data, (tuple, list)) else (validation_data,)
-            given = as_dataset(*parts, batch_size=validation_batch_size or self.batch_size)
-            self._validation = self._shares(given)
-        try:
-            return super().fit(
-                self._shares(data),
-                shuffle=False,
-                validation_data=self._validation,
-                verbose=self._verbosity(verbose),
-                callbacks=on_ranks(callbacks, self),
-                **options,
-            )
-        finally:
-            self._validation = None
+        path = os.fspath(filepath)
+        if is_keras_format(path):
+            self._saving.write(path, lambda model: model.save(path, overwrite=overwrite, **options))
+        else:
+            self._saving.save(path, self.position, max_to_keep)
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        *,
-        sample_weight: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        **options: Any,
-    ) -> Any:
-        """As ``keras.Model.evaluate``, on all ranks."""
-        if x is None or x is not self._validation:
-            x = self._shares(as_dataset(x, y, sample_weight, batch_size or self.batch_size))
-            callbacks = on_ranks(callbacks, self)
-        return super().evaluate(x, verbose=self._verbosity(verbose), callbacks=callbacks, **options)
+    def load(self, filepath: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint that was saved under whatever plan: the next ``fit`` starts where it was saved.
 
-    def predict(
-        self,
-        x: Any,
-        *,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        **options: Any,
-    ) -> Any:
-        """As ``keras.Model.predict``: the results for all samples, on all ranks."""
-        data = self._shares(as_dataset(x, batch_size=batch_size or self.batch_size))
-        return super().predict(data, verbose=self._verbosity(verbose), callbacks=on_ranks(callbacks, self), **options)
-
-    def _shares(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        n_ranks = 1 if self._execution.is_emulated else self.plan.parallelism
-        return shares(data, self.batch_size, self.rank, n_ranks)
-
-    def _verbosity(self, verbose: Any) -> Any:
-        return verbose if self.rank == 0 else 0
-
-    # What Keras's loops call
-
-    def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
-        """A step over the next element of an iterator over shares."""
-        self.train_function = self._stepping(TRAIN, Run.train)
-        return self.train_function
-
-    def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
-        """An evaluation of the next element of an iterator over shares."""
-        self.test_function = self._stepping(EVALUATE, Run.evaluate)
-        return self.test_function
-
-    def _stepping(self, kind: str, step: Callable[[Run, Leaves, bool], Any]) -> Callable[[Iterator[Any]], Logs]:
-        def function(iterator: Iterator[Any]) -> Logs:
-            batch = batch_of(next(iterator), self.batch_size)
-            step(self._together.of(kind, batch.n_samples), batch.leaves, batch.is_share)
-            return self.get_metrics_result()
-
-        return function
-
-    def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
-        """The results for a list of elements."""
-
-        def function(elements: Sequence[Any]) -> Any:
-            batches = [batch_of(element, self.batch_size) for element in elements]
-            made = [self._together.of(PREDICT, batch.n_samples).predict(batch.leaves, batch.is_share) for batch in batches]
-            return keras.tree.map_structure(lambda *values: np.concatenate(values), *made)
-
-        self.predict_function = function
-        return function
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Nothing is left to build; Keras would make an optimizer's slots for the whole model."""
-
-    def reset_metrics(self) -> None:
-        super().reset_metrics()
-        for op, variable in self._metric_variables():
-            self._run.assign(op, variable.numpy())
-
-    def get_metrics_result(self) -> Logs:
-        """The metrics' results as of the last step, from their variables on the ranks."""
-        if tf.inside_function():  # while a step is captured, which doesn't take results along
-            return super().get_metrics_result()
-        variables = {op.name: variable for op, variable in self._metric_variables()}
-        for op, value in self._run.values([op for op, _ in self._metric_variables()]):
-            variables[op.name].assign(value)
-        return {name: np.asarray(value).item() for name, value in super().get_metrics_result().items()}
-
-    def _metric_variables(self) -> list[tuple[Operator, tf.Variable]]:
-        captured = self._run.captured
-        variables = [each.value for metric in self.metrics for each in metric.variables]
-        pairs = ((captured.variable(variable), variable) for variable in variables)
-        return [(op, variable) for op, variable in pairs if op is not None]
-
-    # What all ranks must do together
-
-    @property
-    def _run(self) -> Run:
-        return self._together.planned
-
-    @property
-    def _together(self) -> Runs:
-        """The programs, which all ranks run together.
+        Args:
+            filepath: of :meth:`save`, or a folder: then its latest checkpoint. Keras's files give weights alone.
 
         Raises:
-            InputError: only rank 0 is here.
+            InputError: there is no such checkpoint, it is damaged, or of another model.
         """
-        if self._alone_in:
-            raise InputError(
-                f"callback {self._alone_in} is called on rank 0 alone, but asks for what all ranks must do together; give "
-                "its class the attribute on_all_ranks = True, and have it write files on rank 0 only"
-            )
-        return self._runs
+        if is_keras_format(filepath):
+            self.load_weights(filepath)
+            return
+        self._progress.position = self._progress.resumes = self._saving.load(os.fspath(filepath))
 
-    @contextmanager
-    def on_first_rank_alone(self, callback: str) -> Iterator[None]:
-        """While this lasts, what all ranks must do together is refused."""
-        self._alone_in = callback
-        try:
-            yield
-        finally:
-            self._alone_in = ""
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
+        """As ``keras.Model.save_weights``, by rank 0."""
+        path = os.fspath(filepath)
+        self._saving.write(path, lambda model: model.save_weights(path, overwrite=overwrite, **options))
 
-    def agree(self) -> None:
-        """Take over from rank 0 whether to stop, and the learning rate; every rank must call it."""
-        decided = self._execution.processes.broadcast((self.stop_training, self.optimizer.settable_rate))
-        self.stop_training, self.optimizer.settable_rate = decided
-
-    # The model's weights, which lie on the ranks
+    def load_weights(self, filepath: str | os.PathLike[str], **options: Any) -> None:
+        """As ``keras.Model.load_weights``, read by rank 0 for all ranks."""
+        path = os.fspath(filepath)
+        self._saving.read(path, lambda model: model.load_weights(path, **options))
 
     def export_to(self, model: keras.Model) -> None:
         """Copy the trained weights, moving averages and seeds into a Keras model of the same structure, on every rank.
@@ -243,47 +192,153 @@ class Trainer(KerasObjective):
         Raises:
             InputError: the model has other variables.
         """
-        check_alike(self.inner, model)
-        for place, value in self._weights():
-            model.variables[place].assign(value)
+        self._saving.export_to(model)
 
     def get_weights(self) -> list[np.ndarray]:
         """The weights of the model in Keras's order, whole, on every rank."""
-        found = dict(self._weights())
-        return [found.get(i, variable.numpy()) for i, variable in enumerate(self.inner.variables)]
+        return self._saving.values_of(self.inner.weights)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Give the ranks these weights, in Keras's order; every rank must give the same."""
-        captured = self._run.captured
-        for variable, value in zip(self.inner.variables, weights, strict=True):
-            op = captured.variable(variable.value)
-            if op is not None:
-                self._run.assign(op, value)
+        self._saving.assign(self.inner.weights, list(weights))
 
-    def _weights(self) -> Iterator[tuple[int, np.ndarray]]:
-        """By place among the model's variables, those that the programs use."""
-        captured = self._run.captured
-        found = ((i, captured.variable(variable.value)) for i, variable in enumerate(self.inner.variables))
-        place = {op: i for i, op in found if op is not None}
-        for op, value in self._run.values(list(place)):
-            yield place[op], value
+    def as_trained(self) -> AbstractContextManager[Any]:
+        """While this lasts, the user's model on a rank 0 that leads has the trained values."""
+        return self._saving.as_trained()
 
+    def _arguments(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        """A call's arguments by name, with what differs here.
 
-def check_alike(model: keras.Model, other: keras.Model) -> None:
-    """Hold another model's variables against those of the model that was trained.
+        Raises:
+            InputError: Keras's method has no such argument.
+        """
+        signature = inspect.signature(getattr(keras.Model, method))
+        known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD and name != "self"]
+        for name in named:
+            if name not in known and not name.startswith("_"):
+                raise InputError(f"{method} has no argument {name!r}; it takes {', '.join(known)}")
+        try:
+            bound = signature.bind(self, *arguments, **named).arguments
+        except TypeError as error:
+            raise InputError(f"{method}: {error}; it takes {', '.join(known)}") from error
+        given = {name: value for name, value in bound.items() if name not in ("self", "kwargs")} | bound.get("kwargs", {})
+        given["batch_size"] = given.get("batch_size") or self.batch_size
+        given["verbose"] = given.get("verbose", "auto") if self.ranks.rank == 0 else 0
+        return given
 
-    Raises:
-        InputError: they differ in number or shape; the message names the first.
-    """
-    ours, theirs = model.variables, other.variables
-    for variable, target in zip(ours, theirs, strict=False):
-        if variable.shape != target.shape:
-            raise InputError(
-                f"model '{other.name}' has variable '{target.path}' of shape {list(target.shape)} where '{model.name}' has "
-                f"'{variable.path}' of shape {list(variable.shape)}; give a model of the same structure"
+    # What Keras's loops call
+
+    @property
+    def distribute_strategy(self) -> Sharing:
+        """Makes of the datasets that Keras's loops go through this rank's shares."""
+        return self._sharing
+
+    def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
+        """A step over the next batch."""
+
+        def step(batch: Batch) -> Any:
+            position = self._progress.position
+            if not position.step:
+                self._look_at_size(batch)
+            self._progress.position = Position(position.epoch, position.step + 1)
+            return self.ranks.train(batch)
+
+        self.train_function = self._stepping(step)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
+        """An evaluation of the next batch."""
+        self.test_function = self._stepping(self.ranks.evaluate)
+        return self.test_function
+
+    def _stepping(self, step: Callable[[Batch], Any]) -> Callable[[Iterator[Any]], Logs]:
+        def function(iterator: Iterator[Any]) -> Logs:
+            _, logs = step(self._batch(next(iterator)))
+            self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
+            return self._progress.results
+
+        return function
+
+    def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
+        """The results for a list of batches."""
+
+        def function(elements: Sequence[Any]) -> Any:
+            made = [self.ranks.predict(self._batch(element)) for element in elements]
+            return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
+
+        self.predict_function = function
+        return function
+
+    def _batch(self, element: Any) -> Batch:
+        return element if isinstance(element, Batch) else self._sharing.whole(element)
+
+    def _look_at_size(self, batch: Batch) -> None:
+        if batch.n_samples != self.batch_size and self.ranks.rank == 0:
+            logger.warning(
+                "batches have %d samples, the plan was made for %d: such steps run by what the plan says of operators where "
+                "they can; give the dataset whole batches, over all ranks, or parallelize with batch_size=%d",
+                batch.n_samples,
+                self.batch_size,
+                batch.n_samples,
             )
-    if len(ours) != len(theirs):
-        raise InputError(
-            f"model '{other.name}' has {len(theirs)} variables, '{model.name}', which was trained, has {len(ours)}; give a "
-            "model of the same structure"
-        )
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Nothing is left to build; it is where Keras shows what it is about to go through."""
+        if iterator is None:
+            return
+        shares = iterator._distributed_dataset
+        if not isinstance(iterator.data_adapter, _DETERMINED):
+            shares.one_reads = True
+        resumes, self._progress.opens_at = self._progress.opens_at, None
+        if resumes is not None:
+            _open_at(resumes, iterator, shares)
+
+    def reset_metrics(self) -> None:
+        """Give the metrics' variables their first values, on the ranks too."""
+        super().reset_metrics()
+        self._progress.results = None
+        for metric in self.metrics:
+            for variable in metric.variables:
+                key = self._key_of(inner(variable))
+                if key is not None:
+                    self.ranks.assign(key, variable.numpy())
+
+    def get_metrics_result(self) -> Logs:
+        """The metrics' results as of the last step."""
+        if tf.inside_function() or self._progress.results is None:
+            return super().get_metrics_result()
+        return self._progress.results
+
+
+class _Position(keras.callbacks.Callback):
+    """Keeps track of the epoch, on every rank and ahead of the user's callbacks."""
+
+    def __init__(self, trainer: Trainer, begin: Position) -> None:
+        super().__init__()
+        self._trainer, self._begin = trainer, begin
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        step = self._begin.step if epoch == self._begin.epoch else 0
+        self._trainer._progress.position = Position(epoch, step)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._trainer._progress.position = Position(epoch + 1, 0)
+
+
+def _open_at(position: Position, iterator: Any, shares: Shares) -> None:
+    """Have a loop's data begin where it was: its first epoch with the steps that are left of it."""
+    n_batches, per_epoch = iterator.data_adapter.num_batches, iterator.steps_per_epoch
+    shares.opened, shares.taken = position.epoch, position.step
+    if per_epoch:  # one pass may last for many epochs
+        taken = position.epoch * per_epoch + position.step
+        shares.opened, shares.taken = divmod(taken, n_batches) if n_batches else (0, taken)
+    steps, left = iterator._enumerate_iterator, position.step
+
+    def steps_left() -> Iterator[Any]:
+        nonlocal left
+        skipped, left = left, 0
+        for number, step in enumerate(steps()):
+            if number >= skipped:
+                yield step
+
+    iterator._enumerate_iterator = steps_left

@@ -1,0 +1,87 @@
+"""Rank 0 reads batches and hands each rank its share, which travels while the step before it runs.
+
+Rank 0 posts the shares of batch k + 1 before it gives batch k to its step; the others post their receives likewise. A
+header goes ahead of each batch and says what comes, or that nothing does. All of it is point to point between steps, so that
+no other message is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..processes import Processes
+from ..reschedule.layout import block_bounds
+from .batch import Batch
+
+_HEADER_TAG, _DATA_TAG = 7301, 7302
+Posted = tuple[Batch, list[Any], list[Any]] | None
+"""A batch, the requests of its messages, and what must be kept until these are complete."""
+
+
+def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterator[Batch]:
+    """This rank's shares, all ranks in step.
+
+    Args:
+        batches: whole; on rank 0, None on the others.
+    """
+    from mpi4py import MPI
+
+    def post() -> Posted:
+        return _receive(processes) if batches is None else _send(next(batches, None), processes)
+
+    posted = post()
+    try:
+        while posted is not None:
+            batch, requests, _ = posted
+            following = post()
+            MPI.Request.Waitall(requests)
+            posted = following
+            yield batch
+    finally:
+        # Whoever stops early has the next batch under way already, on every rank.
+        if posted is not None:
+            MPI.Request.Waitall(posted[1])
+
+
+def _send(batch: Batch | None, processes: Processes) -> Posted:
+    processes.begin_collective()
+    others = range(1, processes.size)
+    if batch is None:
+        for rank in others:
+            processes.comm.send(None, rank, _HEADER_TAG)
+        return None
+    is_share = batch.n_samples >= processes.size
+    leaves = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
+
+    def share(rank: int) -> list[np.ndarray]:
+        start, end = block_bounds(batch.n_samples, processes.size, rank) if is_share else (0, batch.n_samples)
+        return [leaf[start:end] for leaf in leaves]
+
+    requests = []
+    for rank in others:
+        shares = share(rank)
+        like = batch.with_leaves(list(range(len(shares))), is_share)
+        header = like, [(leaf.shape, leaf.dtype) for leaf in shares]
+        requests.append(processes.comm.isend(header, rank, _HEADER_TAG))
+        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in shares]
+    own = batch.with_leaves([tf.convert_to_tensor(leaf) for leaf in share(0)], is_share)
+    return own, requests, leaves
+
+
+def _receive(processes: Processes) -> Posted:
+    processes.begin_collective()
+    header = processes.comm.recv(source=0, tag=_HEADER_TAG)
+    if header is None:
+        return None
+    like, specs = header
+    leaves = [np.empty(shape, dtype) for shape, dtype in specs]
+    requests = [processes.comm.Irecv(_bytes(leaf), 0, _DATA_TAG) for leaf in leaves]
+    return like.with_leaves(leaves, like.is_share), requests, leaves
+
+
+def _bytes(leaf: np.ndarray) -> np.ndarray:
+    return leaf.reshape(-1).view(np.uint8)

@@ -1,0 +1,208 @@
+"""All ranks at one trainer's disposal: what they do together, whoever asks for it.
+
+Normally every rank makes the same calls. Inside of :meth:`Ranks.lead` rank 0 alone runs the user's code, such as a callback
+that saves, predicts or changes the learning rate; whatever of that takes all ranks is announced to the others, which wait
+for it there and join in.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..checkpoint import Objects, restore, save
+from ..checkpoint.parts import holders_of
+from ..errors import TensorOptError
+from ..execution import Execution
+from ..lowering.local import piece_of
+from ..optimizers.keras_running import RunningKeras
+from ..processes import Processes
+from ..state import StateEntry
+from .batch import Batch
+from .programs import EVALUATE, PREDICT, TRAIN
+from .runs import Runs
+
+Value = TypeVar("Value")
+Method = TypeVar("Method", bound=Callable[..., Any])
+_DO, _DONE, _FAILED = "do", "done", "failed"
+
+
+def everywhere(method: Method) -> Method:
+    """Marks what all ranks must do together; called by a rank 0 that leads, the others do it too."""
+
+    @wraps(method)
+    def called(self: Ranks, *arguments: Any) -> Any:
+        if self.leads:
+            self.processes.broadcast((_DO, method.__name__, arguments))
+        return method(self, *arguments)
+
+    return called  # type: ignore[return-value]
+
+
+class Ranks:
+    """Attributes:
+    execution: the plan that runs.
+    runs: the programs by batch.
+    objects: the user's objects as a checkpoint names them.
+    passing: keys of variables that no checkpoint keeps.
+    leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        runs: Runs,
+        objects: Callable[[], Objects | None] = lambda: None,
+    ) -> None:
+        self.execution, self.runs, self.objects = execution, runs, objects
+        self.passing: frozenset[str] = frozenset()
+        self.leads = False
+
+    @property
+    def processes(self) -> Processes:
+        return self.execution.processes
+
+    @property
+    def rank(self) -> int:
+        return self.processes.rank
+
+    @property
+    def n_shares(self) -> int:
+        """In how many shares a batch is fed: one for each process."""
+        return 1 if self.leads else self.processes.size
+
+    @property
+    def optimizer(self) -> RunningKeras:
+        """That of the training step."""
+        running = self.execution.engine.optimizers[TRAIN]
+        assert isinstance(running, RunningKeras)
+        return running
+
+    def lead(self, action: Callable[[], Value]) -> Value:
+        """Have rank 0 run an action; its result (picklable), or its exception, on every rank."""
+        if self.leads or self.processes.size == 1:
+            return action()
+        if self.rank:
+            return self._follow()
+        self.leads = True
+        try:
+            result = action()
+        except Exception as error:
+            self.processes.broadcast((_FAILED, _portable(error), ()))
+            raise
+        finally:
+            self.leads = False
+        self.processes.broadcast((_DONE, result, ()))
+        return result
+
+    def _follow(self) -> Any:
+        while True:
+            message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()))
+            what, which, arguments = message
+            if what == _DONE:
+                return which
+            if what == _FAILED:
+                raise which
+            try:
+                getattr(self, which)(*arguments)
+            except TensorOptError:
+                continue  # rank 0 has the same error; whether it ends the run is up to the user's code there
+
+    # Steps
+
+    @everywhere
+    def train(self, batch: Batch) -> Any:
+        """One training step; what its program returns."""
+        return self.runs.of(TRAIN, batch)(batch.leaves, batch.is_share)
+
+    @everywhere
+    def evaluate(self, batch: Batch) -> Any:
+        """Update the metrics by a batch; what the program returns."""
+        return self.runs.of(EVALUATE, batch)(batch.leaves, batch.is_share)
+
+    @everywhere
+    def predict(self, batch: Batch) -> Any:
+        """The model's results for a batch, whole, in the model's structure."""
+        return self.runs.of(PREDICT, batch)(batch.inputs, batch.is_share)
+
+    @everywhere
+    def set_rate(self, value: Any) -> None:
+        """Train with another learning rate."""
+        self.optimizer.learning_rate = value
+
+    @everywhere
+    def finish_training(self) -> None:
+        """Do what the optimizer does at the end of training: moving averages may take the parameters' place."""
+        self.optimizer.finish()
+
+    # State
+
+    @cached_property
+    def state(self) -> Mapping[str, StateEntry]:
+        """All variables on the ranks, by key."""
+        return {entry.key: entry for entry in self.execution.engine.state()}
+
+    def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Variables' whole values, one after the other, on every rank; if rank 0 leads, there alone."""
+        for key in keys:
+            entry = self.state[key]
+            whole = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
+            assert whole is not None
+            yield key, whole
+
+    @everywhere
+    def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
+        entry, ranks = self.state[key], self.execution.engine.backend.ranks
+        held = {
+            rank: piece.numpy()
+            for rank, piece in zip(ranks, entry.variables, strict=True)
+            if holders_of(entry.layout, rank)[0] == rank
+        }
+        found = self.processes.gather(held) if to_all else self.processes.collect(held, 0)
+        if found is None:
+            return None
+        whole = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
+        for pieces in found:
+            for rank, piece in pieces.items():
+                whole[piece_of(entry.layout, entry.shape, rank)] = piece
+        return whole
+
+    @everywhere
+    def assign(self, key: str, value: np.ndarray) -> None:
+        """Give a variable a whole value, of which each rank takes its piece; every rank must give the same."""
+        entry = self.state[key]
+        for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
+            variable.assign(np.asarray(value)[piece_of(entry.layout, entry.shape, rank)])
+
+    # Checkpoints
+
+    @property
+    def _kept(self) -> list[StateEntry]:
+        """What a checkpoint has: all but the metrics of the running epoch."""
+        return [entry for key, entry in self.state.items() if key not in self.passing]
+
+    @everywhere
+    def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
+        """Save a checkpoint, each rank its pieces, with some JSON beside them."""
+        objects = self.objects() if self.rank == 0 else None
+        ranks = self.execution.engine.backend.ranks
+        save(path, self._kept, ranks, self.processes, content, objects=objects, max_to_keep=max_to_keep)
+
+    @everywhere
+    def restore(self, path: str) -> Mapping[str, Any]:
+        """Give all variables the values of a checkpoint; the JSON that was saved beside them."""
+        ranks = self.execution.engine.backend.ranks
+        return restore(path, self._kept, ranks, self.processes, self.objects()).content
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception as other ranks raise it: itself where it can travel, so that one rank says it for all."""
+    with suppress(Exception):  # whatever pickle makes of a user's exception
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    return TensorOptError(f"rank 0 failed: {type(error).__name__}: {error}")
