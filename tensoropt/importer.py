@@ -7,19 +7,18 @@ left out.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
-from .composite.loops import LIST_MAKERS, LIST_STACK, import_loop
+from .composite.loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .errors import InputError
 from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
+from .operator_attributes import attributes_of
 from .optimizers.protocol import Optimizer
 from .reschedule.layout import Shape
 from .rules.registry import has_rule, static_positions
@@ -41,8 +40,6 @@ _UNSUPPORTED = {
     "Variable": _REFERENCE,
 }
 _LOOKUP = "ResourceGather"
-LOADED = "_tensoropt_loaded"
-"""Marks placeholders of batches of which every rank loads its share."""
 # Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)
 
@@ -120,6 +117,8 @@ class _Importer:
                 self._import_loop(op)
             elif op.type == LIST_STACK:
                 self._import_stack(op)
+            elif op.type == LIST_ITEM:
+                self._import_item(op)
             elif op.type in _ALIASING and not op.control_inputs and op.name not in self.static:
                 self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
             elif op.name in self.static:
@@ -265,7 +264,7 @@ class _Importer:
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
-                op.name, kind, tuple(inputs), outputs, statics, _attributes(op), None, self._controls(op), self.line(op)
+                op.name, kind, tuple(inputs), outputs, statics, attributes_of(op), None, self._controls(op), self.line(op)
             )
         )
 
@@ -309,13 +308,25 @@ class _Importer:
 
     def _import_lookup(self, op: tf.Operation) -> None:
         """An embedding: what tf.gather makes of a variable is a lookup in its value, like any other."""
-        axis = op.get_attr("batch_dims")
-        table = self.tensors[op.inputs[0].name]
+        self._add_lookup(op, self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op), op.get_attr("batch_dims"))
+
+    def _import_item(self, op: tf.Operation) -> None:
+        """One element of a list, outside of a loop, is a lookup in what the list was made from."""
+        made = op.inputs[0].op
+        stack = self.tensors.get(self._canonical(op.inputs[0].name))
+        if made.type == "TensorListFromTensor":
+            stack = self.operand(made.inputs[0])
+        if stack is None:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) reads from a TensorArray that no loop filled; use the value itself"
+            )
+        self._add_lookup(op, stack, Tensor(op.outputs[0].name, stack.shape[1:], stack.dtype), 0)
+
+    def _add_lookup(self, op: tf.Operation, table: Tensor, result: Tensor, axis: int) -> None:
         inputs = (table, self.operand(op.inputs[1]), None)
-        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         attributes = {"batch_dims": axis, ARGUMENTS: (("params", None), ("indices", None), ("axis", None))}
         statics = {2: np.asarray(axis, np.int32)}
-        self._add(Operator(op.name, "GatherV2", inputs, outputs, statics, attributes, source=self.line(op)))
+        self._add(Operator(op.name, "GatherV2", inputs, (result,), statics, attributes, source=self.line(op)))
 
     def _import_update(self, op: tf.Operation) -> None:
         """An assignment, or a read that must come after one."""
@@ -373,30 +384,3 @@ def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
         f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
         "is made for one batch: write the batch size where the shape says None"
     )
-
-
-def _attributes(op: tf.Operation) -> dict[str, Any]:
-    """TensorFlow's attributes, without those that follow from the operands, and without annotations."""
-    inferred: set[str] = set()
-    for argument in op.op_def.input_arg:
-        inferred.update((argument.type_attr, argument.number_attr, argument.type_list_attr))
-    attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}
-    if LOADED in op.node_def.attr:
-        attributes["loaded"] = True
-    if attributes.get("seed", 1) == 0 == attributes.get("seed2", 1):
-        # TensorFlow would seed it by chance, on each rank otherwise; the name is the same on all of them.
-        attributes["seed"] = zlib.crc32(op.name.encode()) or 1
-    return attributes | {ARGUMENTS: tuple(_argument(op, argument) for argument in op.op_def.input_arg)}
-
-
-def _argument(op: tf.Operation, argument: Any) -> tuple[str, int | None]:
-    """An argument's name and, where it is a list, its length."""
-    if argument.number_attr:
-        return argument.name, op.get_attr(argument.number_attr)
-    return argument.name, len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else None
-
-
-def _as_text(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_text(item) for item in value]
-    return value.decode() if isinstance(value, bytes) else value

@@ -56,7 +56,8 @@ class LoopForm:
     """How a loop calls its body.
 
     The operands are stacks, initial states and invariants, in this order; so are the body's inputs, with a slice for each
-    stack. The body's outputs are items and the next states; the results are stacks of the items, and the final states.
+    stack. The body's outputs are items and the next states; the results are stacks of the items, and the final states. Items
+    that are in a stack before the first trip are further operands.
 
     Attributes:
         trips: how often the body runs.
@@ -64,6 +65,7 @@ class LoopForm:
         n_states: the number of states.
         writes: per item, where each trip puts it; of two in one place the later stays.
         lengths: per item, the length of its stack.
+        starts: per further operand, the item whose stack it is in, and its place there.
     """
 
     trips: int
@@ -71,6 +73,7 @@ class LoopForm:
     n_states: int
     writes: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
+    starts: tuple[tuple[int, int], ...]
 
     @property
     def first_invariant(self) -> int:

@@ -97,6 +97,8 @@ class Composition:
             yield Border("operand", i, tensor, int(i < len(form.reads)))
         for j, tensor in enumerate(self.body.outputs):
             yield Border("result", j, tensor, int(j < len(form.writes)))
+        for i, (item, _) in enumerate(form.starts, start=len(self.body.inputs)):
+            yield Border("operand", i, self.body.outputs[item])
 
     @property
     def carried(self) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -289,6 +291,10 @@ class _Course:
         for border in composition.borders:
             if border.side == "result" and self.states[border.inner.name] == WHOLE:
                 return f"{border.inner} would be computed whole on each device"
+        if isinstance(form, LoopForm):
+            for k, _ in form.starts:
+                if self.states[composition.body.outputs[k].name] == PARTIAL:
+                    return f"{composition.body.outputs[k]} would be a sum, unlike what is put beside it before the loop"
         if isinstance(form, GradientForm):
             for i, tensor in zip(form.into, composition.body.outputs, strict=True):
                 if (self.states[tensor.name] == SPLIT) != self._splits_operand(i):

@@ -48,11 +48,13 @@ class Collector:
     """Copies operators of a source graph into a new one.
 
     Attributes:
+        scope: stands in front of names, by which random operators are told apart.
         own: gives the results of operators that are not simply copied, None for all others.
         is_differentiated: whether gradients are taken of the copy.
     """
 
     outside: Surroundings
+    scope: str
     own: Own = lambda op: None
     is_differentiated: bool = True
     graph: tf.Graph = field(default_factory=tf.Graph)
@@ -72,7 +74,7 @@ class Collector:
 
     def copy(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The counterparts of tensors of the source, with all that they need and that isn't there yet."""
-        with self.graph.as_default():
+        with self.graph.as_default(), self.graph.name_scope(self.scope):
             self._copy_missing(self.made, tensors, self.own)
         return [self.made[tensor.name] for tensor in tensors]
 

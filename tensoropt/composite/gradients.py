@@ -37,7 +37,7 @@ def import_custom_gradient(
         return operands.index(found)
 
     passed = [position(op.inputs[k]) for k in kept]
-    collector = Collector(outside, is_differentiated=False)
+    collector = Collector(outside, op.name, is_differentiated=False)
     given = [_stands_for(collector, function.given[k], outside.operand(op.inputs[k])) for k in kept]
     reads = []
     for outer, inner in function.read:

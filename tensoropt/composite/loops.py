@@ -8,7 +8,7 @@ changes from trip to trip.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,8 +23,8 @@ from .body import BODY, FORM, LOOP, Body, LoopForm
 from .copying import Collector, Surroundings
 from .trips import Counters, Trips
 
-LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList")
-LIST_STACK = "TensorListStack"
+LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList", "TensorListSetItem")
+LIST_STACK, LIST_ITEM = "TensorListStack", "TensorListGetItem"
 _LENGTHS = ("TensorListLength",)
 
 
@@ -143,9 +143,14 @@ class _Reader:
         body = collector.body([*self.stacks.values(), *(carried[k] for k in taken)], outputs)
         operands = [*self.stack_operands, *(outside.operand(self.op.inputs[k]) for k in taken)]
         writes = tuple(self._places(write.index) for write in self.writes)
-        lengths = tuple(self._length(write, places) for write, places in zip(self.writes, writes, strict=True))
+        lengths, starts = [], {}
+        for item, (write, places) in enumerate(zip(self.writes, writes, strict=True)):
+            length, put_before = self._begin(write, places)
+            lengths.append(length)
+            starts.update({(item, place): tensor for place, tensor in put_before.items()})
+        operands += [outside.operand(tensor) for tensor in starts.values()]
         reads = tuple(places for _, places in self.stacks)
-        form = LoopForm(self.trips.count, reads, len(self.states), writes, lengths)
+        form = LoopForm(self.trips.count, reads, len(self.states), writes, tuple(lengths), tuple(starts))
         self._check_states(body, form)
         results = self._results(body, lengths)
         attributes = {BODY: body, FORM: form}
@@ -154,9 +159,9 @@ class _Reader:
 
     @cached_property
     def collector(self) -> Collector:
-        return Collector(self.outside, own=self._own)
+        return Collector(self.outside, self.op.name, own=self._own)
 
-    def _results(self, body: Body, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def _results(self, body: Body, lengths: Sequence[int]) -> tuple[Tensor, ...]:
         names = [self.op.outputs[k].name for k in (*(write.variable for write in self.writes), *self.states)]
         shapes = [(length, *item.shape) for length, item in zip(lengths, body.outputs, strict=False)]
         shapes += [state.shape for state in body.outputs[len(lengths) :]]
@@ -240,16 +245,21 @@ class _Reader:
             )
         return _Write(k, made.inputs[2], made.inputs[1])
 
-    def _length(self, write: _Write, places: tuple[int, ...]) -> int:
+    def _begin(self, write: _Write, places: tuple[int, ...]) -> tuple[int, dict[int, tf.Tensor]]:
+        """The length of a list that the trips fill, and what is in it before and stays, by its place."""
         made = self.op.inputs[write.variable].op
+        before: dict[int, tf.Tensor] = {}
+        while made.type == "TensorListSetItem" and (place := self.outside.value(made.inputs[1])) is not None:
+            before.setdefault(int(place), made.inputs[2])
+            made = made.inputs[0].op
         value = self.outside.value(made.inputs[1]) if made.type == "TensorListReserve" else None
         length = 0 if value is None else int(value)
-        if set(places) != set(range(length)):
+        if {*places, *before} != set(range(length)):
             raise InputError(
                 f"{self.where} fills places {short(sorted(set(places)))} of a TensorArray of {length or 'unknown'} elements;"
                 " expected that it fills all: give the TensorArray the size that the loop fills"
             )
-        return length
+        return length, {place: tensor for place, tensor in before.items() if place not in places}
 
     def _check_states(self, body: Body, form: LoopForm) -> None:
         before = body.inputs[len(form.reads) : form.first_invariant]

@@ -78,7 +78,8 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
     form: LoopForm = job.op.attrs[FORM]
     body = local.composition.body
     n_stacks, n_items = len(form.reads), len(form.writes)
-    stacks, states, rest = operands[:n_stacks], operands[n_stacks : form.first_invariant], operands[form.first_invariant :]
+    stacks, states = operands[:n_stacks], operands[n_stacks : form.first_invariant]
+    rest, starts = operands[form.first_invariant : len(body.inputs)], operands[len(body.inputs) :]
     before = [tf.TensorArray(x.dtype, x.shape[0], clear_after_read=False).unstack(x) for x in stacks]
     after = [
         tf.TensorArray(tensor.dtype, length, element_shape=uniform_shape(layout, whole.shape)[1:])
@@ -86,6 +87,8 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
             body.outputs[:n_items], form.lengths, job.interface.results[:n_items], job.op.outputs[:n_items], strict=True
         )
     ]
+    for (k, place), value in zip(form.starts, starts, strict=True):
+        after[k] = after[k].write(place, value)
     # Constants are made outside and captured, so that TensorFlow keeps them once and not for each trip.
     invariants = {tensor.name: value for tensor, value in zip(body.inputs[form.first_invariant :], rest, strict=True)}
     fixed = local.emit(invariants, constants=True)

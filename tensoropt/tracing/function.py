@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import InputError, short
-from ..importer import LOADED
+from ..operator_attributes import LOADED
 from .flatten import Flattener
 
 Structure = Any

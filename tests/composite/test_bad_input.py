@@ -43,9 +43,10 @@ def what_it_wrote(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda t, _: t < 4, step, (0, rows))[1].stack()
 
 
-def what_stood_there_before(x: tf.Tensor) -> tf.Tensor:
-    rows = tf.TensorArray(tf.float64, 4, element_shape=[5]).write(0, x[0])
-    return tf.while_loop(lambda t, _: t < 4, lambda t, r: (t + 1, r.write(t, x[0])), (1, rows))[1].stack()
+def written_afterwards(x: tf.Tensor) -> tf.Tensor:
+    rows = tf.TensorArray(tf.float64, 4, element_shape=[5])
+    rows = tf.while_loop(lambda t, _: t < 4, lambda t, r: (t + 1, r.write(t, x[0])), (0, rows))[1]
+    return rows.write(0, x[1]).stack()
 
 
 def not_all(x: tf.Tensor) -> tf.Tensor:
@@ -78,7 +79,7 @@ def overridden(x: tf.Tensor) -> tf.Tensor:
         (until_small, "runs as often as a computed value says"),
         (where_it_points, "reads or writes a place that depends on what it computes"),
         (what_it_wrote, "must write once to each TensorArray in a trip"),
-        (what_stood_there_before, "works on a TensorArray outside of a loop"),
+        (written_afterwards, "stacks a TensorArray that no loop filled"),
         (not_all, "fills places .0, 1, 2. of a TensorArray of 4 elements"),
         (never, "doesn't run even once"),
         (grows, "from shape .6, 5. to .12, 5."),

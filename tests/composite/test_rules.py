@@ -71,7 +71,7 @@ def test_a_state_that_adds_up_the_batch_keeps_it_whole() -> None:
     (loop,) = composites(build)
     assert list(rule_of(loop).extents.values()) == [UNITS]
     (batch,) = (trial.why_not for trial in Composition(loop).trials.values() if trial.why_not)
-    assert "isn't linear in Sum:0" in batch
+    assert "isn't linear in while/Sum:0" in batch
 
 
 def test_merged_dimensions_divide_evenly() -> None:
