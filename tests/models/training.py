@@ -1,0 +1,197 @@
+"""Two training steps of a model: by plain Keras on one device, and by a strategy on emulated ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from models.catalog import Entry
+
+from tensoropt.backward import analyse
+from tensoropt.deliveries import PlainCosts, Router
+from tensoropt.engine import Engine, Feed, Fetch
+from tensoropt.frontier import Model
+from tensoropt.ir import Graph
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.optimizers.keras_optimizer import KerasOptimizer
+from tensoropt.random_mode import VARIABLE, RandomMode
+from tensoropt.reschedule.simulate import gather
+from tensoropt.strategy import StrategyView
+from tensoropt.trainer.objective import Compilation, KerasObjective
+from tensoropt.trainer.programs import TRAIN, Captured, capture_program
+from tensoropt.trainer.signature import signature_of
+
+N_STEPS = 2
+MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
+State = dict[str, np.ndarray]
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    """After a first step its momentums are the gradients times the learning rate, exactly."""
+    return keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step comes to.
+
+    Attributes:
+        variables: the model's, moving averages and seeds included, after the step.
+        slots: the optimizer's, after the step.
+    """
+
+    loss: float
+    variables: State
+    slots: State
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, captured, and what one device makes of it.
+
+    Attributes:
+        first_values: by the variable operator's name.
+        expected: per step.
+    """
+
+    entry: Entry
+    captured: Captured
+    model: Model
+    first_values: State
+    expected: tuple[Step, ...]
+
+    @property
+    def graph(self) -> Graph:
+        return self.model.graph
+
+
+@contextmanager
+def floats(dtype: str) -> Iterator[None]:
+    """Keras makes models of this type, and random operators draw as on one device, while this lasts."""
+    before, drawing = keras.config.floatx(), os.environ.get(VARIABLE)
+    policy = keras.config.dtype_policy()
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    os.environ[VARIABLE] = RandomMode.ONE_DEVICE.value
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(policy)
+        if drawing is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = drawing
+
+
+def case_of(entry: Entry, make_optimizer: MakeOptimizer = sgd, seed: int = 1) -> Case:
+    """Capture a model, and train it on one device."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    model = entry.make()
+    program = captured(entry, model, make_optimizer)
+    first_values = {name: variable.numpy() for name, variable in program.capture.variables.items()}
+    planned = Model(program.graph, analyse(program.graph))
+    return Case(entry, program, planned, first_values, tuple(on_one_device(entry, model, make_optimizer(), program)))
+
+
+def captured(entry: Entry, model: keras.Model, make_optimizer: MakeOptimizer = sgd) -> Captured:
+    """What ``tensoropt.parallelize`` would capture."""
+    objective = KerasObjective(model, Compilation(entry.loss, None, None, None))
+    signature = signature_of(model, entry.loss, entry.batch_size, None, False, None)
+    return capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(make_optimizer(), variables))
+
+
+def on_one_device(entry: Entry, model: keras.Model, optimizer: Any, program: Captured) -> Iterator[Step]:
+    """Keras's own training step, run on successive batches; the model's variables are trained."""
+    optimizer.build(model.trainable_variables)
+    loss_of = entry.loss
+
+    @tf.function(jit_compile=False)
+    def step(inputs: list[Any], labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = model(inputs if len(inputs) > 1 else inputs[0], training=True)
+            loss = loss_of(labels, predicted)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    names = {id(variable): name for name, variable in program.capture.variables.items()}
+    for number in range(N_STEPS):
+        inputs, labels = entry.batch(number)
+        loss = float(step([tf.constant(value) for value in inputs], tf.constant(labels)))
+        values = {names[id(v.value)]: v.numpy() for v in model.variables if id(v.value) in names}
+        slots = {variable.path.partition("/")[2]: variable.numpy() for variable in optimizer.variables}
+        yield Step(loss, values, slots)
+
+
+def by_strategy(case: Case, view: StrategyView, router: Router | None = None) -> Iterator[Step]:
+    """The same steps by a strategy, all ranks in this process.
+
+    Raises:
+        ValueError: replicas of a variable differ, by a last bit even.
+        AssertionError: ranks have different losses.
+    """
+    mesh = view.strategy.mesh
+    backend = EmulatedBackend(mesh)
+    engine = Engine(view, router or Router(PlainCosts()), backend, lambda name: case.first_values[name])
+    fetch = Fetch(((case.captured.results[0], False),), (TRAIN,))
+    for number in range(N_STEPS):
+        inputs, labels = case.entry.batch(number)
+        given = zip(case.captured.inputs, [*inputs, labels], strict=True)
+        feeds = {Feed(tensor, False): value.astype(tensor.dtype).reshape(tensor.shape) for tensor, value in given}
+        (losses,) = engine.run(fetch, feeds)
+        assert len({loss.tobytes() for loss in losses}) == 1, f"ranks have different losses: {losses}"
+        yield Step(float(losses[0]), *_state(engine))
+
+
+def _state(engine: Engine) -> tuple[State, State]:
+    variables: State = {}
+    slots: State = {}
+    for entry in engine.state():
+        whole = gather([variable.numpy() for variable in entry.variables], entry.layout, entry.shape)
+        if entry.step is None:
+            variables[entry.key] = whole
+        else:
+            slots[entry.key.removeprefix(f"{entry.step}/")] = whole
+    return variables, slots
+
+
+def differences(case: Case, found: Iterator[Step], tolerance: float, but: Mapping[str, Any] | None = None) -> list[str]:
+    """What differs from one device, worst first, as text.
+
+    A tensor may differ by ``tolerance`` times its largest magnitude. What is zero but for rounding (the gradient of a bias
+    ahead of a normalisation) must be that in both.
+
+    Args:
+        but: variables that aren't compared.
+    """
+    off: list[tuple[float, str]] = []
+    for number, (step, expected) in enumerate(zip(found, case.expected, strict=True)):
+        off += _compared(f"step {number}: loss", np.asarray(step.loss), np.asarray(expected.loss), tolerance, 0.0)
+        for kind, ours, theirs in (("", step.variables, expected.variables), ("slot ", step.slots, expected.slots)):
+            missing = set(theirs) - set(ours)
+            assert not missing, f"{sorted(missing)[:3]} aren't among {sorted(ours)[:5]}"
+            scale = max((np.max(np.abs(v)) for v in theirs.values() if v.dtype.kind == "f" and v.size), default=0.0)
+            for name, value in theirs.items():
+                if but is None or name not in but:
+                    off += _compared(f"step {number}: {kind}{name}", ours[name], value, tolerance, float(scale))
+    return [text for _, text in sorted(off, reverse=True)]
+
+
+def _compared(what: str, got: np.ndarray, expected: np.ndarray, tolerance: float, scale: float) -> list[tuple[float, str]]:
+    assert got.shape == expected.shape, f"{what} has shape {got.shape}, not {expected.shape}"
+    if expected.dtype.kind != "f":
+        return [] if np.array_equal(got, expected) else [(np.inf, f"{what} is {got}, not {expected}")]
+    largest = float(np.max(np.abs(expected), initial=0.0))
+    rounding = 1000 * float(np.finfo(expected.dtype).eps) * scale
+    difference = float(np.max(np.abs(got - expected), initial=0.0))
+    if difference <= tolerance * largest or max(difference, largest) <= rounding:
+        return []
+    ratio = difference / largest if largest else np.inf
+    return [(ratio, f"{what} is off by {difference:.2g} of {largest:.2g} ({ratio:.2g} > {tolerance:.2g})")]
