@@ -1,8 +1,9 @@
 """What the backward pass does, asked of TensorFlow itself.
 
-The model is emitted once more as for one device, with a hook at every operand, and TensorFlow derives its gradients. The
-hooks tell to which operands a gradient comes back; the operators of the gradient tell which tensors they read, hence what
-is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Nothing is executed.
+Of each operator TensorFlow derives the gradient once, for the operands that need one: it tells which of them get a gradient,
+and which tensors it reads, hence what is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Operators
+that are alike are asked once. Following the answers from the loss back gives the whole backward pass; nothing is executed.
+:func:`traced` derives the gradients of the whole model at once instead, which says the same and takes longer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from .errors import InputError
-from .ir import CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
+from .ir import ARGUMENTS, CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -45,38 +46,199 @@ NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
 
 
 def analyse(graph: Graph) -> Backward:
-    """What the backward passes of all training steps read and where gradients go."""
-    found = [_Trace(graph).run(step) for step in graph.train_steps.values()]
-    return Backward(
-        frozenset().union(*(b.gradients for b in found)),
-        frozenset().union(*(b.kept_operands for b in found)),
-        frozenset().union(*(b.kept_results for b in found)),
-    )
+    """What the backward passes of all training steps read and where gradients go.
+
+    Raises:
+        InputError: a loss depends on none of the variables that its step trains.
+    """
+    steps = graph.train_steps.values()
+    return _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+
+
+def traced(graph: Graph) -> Backward:
+    """The same by the gradients of the whole model, which TensorFlow derives in one go: the oracle of :func:`analyse`."""
+    steps = graph.train_steps.values()
+    return _union(_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps)
 
 
 def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Backward:
     """The same for a graph inside of an operator, from its outputs back to its inputs."""
-    found = _Trace(graph).derive(graph.ancestors([*inputs, *outputs]), outputs, inputs)
-    return found or NO_BACKWARD
+    return _followed(graph, graph.ancestors([*inputs, *outputs]), outputs, inputs) or NO_BACKWARD
+
+
+def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
+    variables = [graph.operators[name].result for name in step.variables]
+    return graph.ancestors([step.loss], step.variables), [step.loss], variables
+
+
+def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
+    if found is None:
+        loss = graph.producers[step.loss.name].where()
+        raise InputError(
+            f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
+            f"({', '.join(step.variables)}) in a way that has a gradient"
+        )
+    return found
+
+
+def _union(found: Iterable[Backward]) -> Backward:
+    each = list(found)
+    return Backward(
+        frozenset().union(*(one.gradients for one in each)),
+        frozenset().union(*(one.kept_operands for one in each)),
+        frozenset().union(*(one.kept_results for one in each)),
+    )
+
+
+# Operator by operator
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the gradient of one operator does, for some of its results and operands.
+
+    Attributes:
+        gives: places (among the operands) that get a gradient.
+        reads: places that it reads.
+        reads_results: results that it reads.
+    """
+
+    gives: frozenset[int]
+    reads: frozenset[int]
+    reads_results: frozenset[int]
+
+
+@dataclass
+class _Asking:
+    """Asks TensorFlow for the gradients of single operators, of alike ones once."""
+
+    graph: Graph
+    _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
+
+    def answer(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+        """For gradients that come to these results, and operands at these places that need one."""
+        if not results or not places:
+            return _Answer(frozenset(), frozenset(), frozenset())
+        key = (*self._signature(op), results, places)
+        if key not in self._answers:
+            self._answers[key] = self._ask(op, results, places)
+        return self._answers[key]
+
+    def _signature(self, op: Operator) -> tuple[object, ...]:
+        operands = tuple((_pattern(tensor), tensor.dtype, self._written(tensor)) for _, tensor in op.operands)
+        statics = tuple((i, value.shape, value.tobytes()) for i, value in sorted(op.statics.items()))
+        # A body is itself alone; how inputs make up arguments follows from the rest.
+        attrs = tuple(
+            (key, id(value) if key.startswith("_") else repr(value))
+            for key, value in sorted(op.attrs.items())
+            if key != ARGUMENTS
+        )
+        return op.type, operands, statics, attrs, tuple(map(_pattern, op.outputs))
+
+    def _written(self, tensor: Tensor) -> bytes | None:
+        """The value of an operand that is a small constant."""
+        producer = self.graph.producers[tensor.name]
+        is_small = producer.type == CONSTANT and math.prod(tensor.shape) <= _MOST_WRITTEN
+        return producer.statics[0].tobytes() if is_small else None
+
+    def _ask(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+        with tf.Graph().as_default() as asked, warnings.catch_warnings():
+            # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
+            warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+            operands = [self._operand(tensor) for _, tensor in op.operands]
+            outputs = _emitted(op, operands)
+            forward = {made.name for made in asked.get_operations()}
+            ends = [outputs[i] for i in sorted(results)]
+            starts = [operands[place] for place in sorted(places)]
+            given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
+            found = tf.gradients(ends, starts, given)
+            readers = _live(found) - forward
+            return _Answer(
+                frozenset(place for place, each in zip(sorted(places), found, strict=True) if each is not None),
+                frozenset(place for place, tensor in enumerate(operands) if _is_read(tensor, readers)),
+                frozenset(i for i, tensor in enumerate(outputs) if _is_read(tensor, readers)),
+            )
+
+    def _operand(self, tensor: Tensor) -> tf.Tensor:
+        producer = self.graph.producers[tensor.name]
+        if self._written(tensor) is not None:
+            return tf.constant(producer.statics[0], tf.as_dtype(tensor.dtype))
+        return tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
+
+
+def _pattern(tensor: Tensor) -> tuple[int, ...]:
+    """A shape as far as gradients depend on it: which dimensions are empty, are broadcast, or neither."""
+    return tuple(min(extent, 2) for extent in tensor.shape)
+
+
+def _followed(
+    graph: Graph, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
+) -> Backward | None:
+    """The backward pass from results to variables, by what each operator's gradient does; None where there is none."""
+    asking = _Asking(graph)
+    operators = [op for op in graph.operators.values() if op.name in needed and op.updates is None]
+    starts = {tensor.name for tensor in variables}
+    reached, alive = _forward(asking, operators, starts)
+    coming = {tensor.name for tensor in results if tensor.name in reached}
+    gradients: set[tuple[str, int]] = set()
+    kept_operands: set[tuple[str, int]] = set()
+    kept_results: set[str] = set()
+    for op in reversed(operators):
+        arriving = frozenset(i for i, tensor in enumerate(op.outputs) if tensor.name in coming)
+        if op.type in SOURCES or not arriving:
+            continue
+        positions = [position for position, _ in op.operands]
+        tensors = [tensor for _, tensor in op.operands]
+        given = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
+        gradients.update((op.name, positions[place]) for place in given.gives)
+        coming.update(tensors[place].name for place in given.gives)
+        read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
+        kept_operands.update((op.name, positions[place]) for place in read.reads)
+        kept_results.update(op.outputs[i].name for i in read.reads_results)
+    if not coming & starts:
+        return None
+    return Backward(frozenset(gradients), frozenset(kept_operands), frozenset(kept_results))
+
+
+def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -> tuple[set[str], set[str]]:
+    """The tensors that depend on the starts: those by which TensorFlow follows gradients, and those whose gradients count.
+
+    TensorFlow derives the gradient of whatever depends on a variable; some of them lead nowhere (a gradient that is
+    stopped), and what only these read isn't kept.
+    """
+    reached, alive = set(starts), set(starts)
+    for op in operators:
+        if op.type in SOURCES:
+            continue
+        places = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
+        living = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in alive)
+        for i, tensor in enumerate(op.outputs):
+            if places and tf.as_dtype(tensor.dtype).is_floating:
+                reached.add(tensor.name)
+                if living & asking.answer(op, frozenset({i}), living).gives:
+                    alive.add(tensor.name)
+    return reached, alive
+
+
+def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """An operator as on one device."""
+    rule, mesh = rule_of(op), Mesh.of(1)
+    config = Config(mesh, ())
+    job = Job(op, rule, config, interface(rule, config), (0,), _no_delivery)
+    return [values[0] for values in emit(job, [[operand] for operand in operands])]
+
+
+# The whole model at once
 
 
 @dataclass
 class _Trace:
+    """Emits the model with a hook at every operand: they tell to which of them a gradient comes back."""
+
     graph: Graph
     values: dict[str, tf.Tensor] = field(default_factory=dict)
     hooks: list[tuple[tuple[str, int], tf.Tensor]] = field(default_factory=list)
     reached: set[tuple[str, int]] = field(default_factory=set)
-
-    def run(self, step: TrainStep) -> Backward:
-        variables = [self.graph.operators[name].result for name in step.variables]
-        found = self.derive(self.graph.ancestors([step.loss], step.variables), [step.loss], variables)
-        if found is None:
-            loss = self.graph.producers[step.loss.name].where()
-            raise InputError(
-                f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
-                f"({', '.join(step.variables)}) in a way that has a gradient"
-            )
-        return found
 
     def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
         """What the gradients of results with respect to variables do, or None where there are none."""
@@ -113,12 +275,8 @@ class _Trace:
             kind = tf.as_dtype(op.result.dtype)
             self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)
             return
-        rule, mesh = rule_of(op), Mesh.of(1)
-        config = Config(mesh, ())
-        operands = [[self._hook(op, position, tensor)] for position, tensor in op.operands]
-        job = Job(op, rule, config, interface(rule, config), (0,), _no_delivery)
-        for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
-            self.values[tensor.name] = values[0]
+        operands = [self._hook(op, position, tensor) for position, tensor in op.operands]
+        self.values.update(zip((tensor.name for tensor in op.outputs), _emitted(op, operands), strict=True))
 
     def _hook(self, op: Operator, position: int, tensor: Tensor) -> tf.Tensor:
         with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": _TRACE}):
@@ -142,9 +300,10 @@ def _no_delivery(k: int, values: Values) -> Values:
     raise AssertionError("on one device nothing is delivered inside of an operator")
 
 
-def _live(tensors: Iterable[tf.Tensor]) -> set[str]:
-    """The operators that these tensors need."""
-    pending = [tensor.op for tensor in tensors]
+def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
+    """The operators that these gradients need; those of a lookup are slices, with their indices."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    pending = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
     live: set[str] = set()
     while pending:
         op = pending.pop()
