@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -31,6 +31,10 @@ LAUNCHER_VARIABLES = (
     ("PMIX_RANK", "PMIX_SIZE"),
 )
 
+# How many ranks of the job are on this machine, by the same launchers.
+LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
+
 
 def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
     """(rank, size) in the MPI job that this process was started in, size None where it isn't told; None alone."""
@@ -39,6 +43,18 @@ def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | Non
             size = environ.get(size_name)
             return int(environ[rank_name]), int(size) if size is not None else None
     return None
+
+
+def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have TensorFlow take this rank's share of its machine's cores, where mpirun started several ranks there.
+
+    To be called before TensorFlow's runtime starts, as a model's first variable does. A number that the user has set stays.
+    """
+    local_size = next((int(environ[name]) for name in LOCAL_SIZE_VARIABLES if name in environ), 1)
+    if launched_as(environ) is not None and local_size > 1:
+        # A rank that is bound to its share of the cores sees only these.
+        share = min((os.cpu_count() or 1) // local_size, len(usable_cores()))
+        environ.setdefault(THREADS_VARIABLE, str(max(1, share)))
 
 
 def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:

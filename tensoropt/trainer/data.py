@@ -38,8 +38,9 @@ class Sharing:
 
     def whole(self, element: Structure) -> Batch:
         """A batch that every rank has in whole, as ``train_on_batch`` is given."""
-        element = keras.tree.map_structure(tf.convert_to_tensor, element)
-        return _Parts.of(keras.tree.map_structure(tf.type_spec_from_value, element), self._signature).batch(element)
+        element = tuple(part if part is None else keras.tree.map_structure(tf.convert_to_tensor, part) for part in element)
+        specs = tuple(part if part is None else keras.tree.map_structure(tf.TensorSpec.from_tensor, part) for part in element)
+        return _Parts.of(specs, self._signature).batch(element)
 
 
 class Shares:
@@ -98,22 +99,22 @@ class Shares:
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self._parts
 
-        def cut(number: tf.Tensor, *element: Structure) -> tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+        def cut(number: tf.Tensor, *element: Structure) -> tuple[tf.Tensor, ...]:
             leaves = parts.converted(element)
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
-                return tf.constant(b""), n_samples, tuple(leaves)
+                return tf.constant(b""), n_samples, *leaves
             digest = tf.cond(number == 0, lambda: _digest(leaves), lambda: tf.constant(b""))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = n_samples >= n_shares
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
-            return digest, n_samples, tuple(leaf[start:end] for leaf in leaves)
+            return digest, n_samples, *(leaf[start:end] for leaf in leaves)
 
         options = tf.data.Options()
         options.deterministic = True
         data = (self._data.skip(taken) if taken else self._data).enumerate()
         data = data.map(lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE)
-        for digest, n_samples, leaves in data.prefetch(tf.data.AUTOTUNE).with_options(options):
+        for digest, n_samples, *leaves in data.prefetch(tf.data.AUTOTUNE).with_options(options):
             n = int(n_samples)
             yield digest.numpy(), parts.packed(leaves, n, is_share=1 < n_shares <= n)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +31,14 @@ from .runs import Run, Runs
 from .signature import Signature, signature_of
 from .trainer import Trainer
 
+# What a model may override of Keras's steps, and where it can go instead.
+_NOT_CALLED = {
+    "train_step": "put what it computes into call, add_loss and loss=",
+    "test_step": "put what it computes into call and metrics=",
+    "predict_step": "put what it computes into call",
+    "compute_loss": "put what it computes into loss= or add_loss",
+    "compute_metrics": "put what it computes into metrics=",
+}
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
@@ -67,9 +79,18 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
 
     captured = capture(TRAIN, signature)
     model = model_of(captured.graph, surroundings)
-    plan = loaded_plan(wishes.plan) if wishes.plan is not None else _found(model, surroundings, wishes)
+    plan = _given(wishes.plan, surroundings) if wishes.plan is not None else _found(model, surroundings, wishes)
     execution = execute(plan, model, first_values(captured), surroundings.processes, collectives)
     trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
+
+
+def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
+    plan = loaded_plan(wanted)
+    digests = surroundings.processes.gather(hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest())
+    if len(set(digests)) > 1:
+        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        raise InputError(f"ranks 0 and {other} were given different plans; give all ranks the same plan=")
+    return plan
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
@@ -143,3 +164,11 @@ def _check_model(model: Any) -> None:
             f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
             "model.build(shape)"
         )
+    for name, instead in _NOT_CALLED.items():
+        method = getattr(type(model), name)
+        if method is not getattr(keras.Model, name):
+            file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
+            raise InputError(
+                f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which isn't called when a plan "
+                f"runs; {instead}, or capture the whole loss as a function by tensoropt.capture"
+            )

@@ -1,0 +1,63 @@
+"""A small Keras model for the trainer's tests, the data it learns, and what plain Keras makes of them on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tensoropt
+
+BATCH = 8
+CLASSES = 5
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+METRICS = ["accuracy"]
+
+
+def images(n: int = 26, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Images with labels; 26 are three batches of 8 and two samples."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 6, 6, 2)).astype(np.float32), rng.integers(0, CLASSES, n)
+
+
+def batches(n: int = 26, size: int = BATCH) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(images(n)).batch(size)
+
+
+def network(units: int = 8) -> keras.Model:
+    """Convolution, moving averages, dense layers; the same first values each time."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6, 6, 2))
+    x = keras.layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
+    x = keras.layers.BatchNormalization(momentum=0.8)(x)
+    x = keras.layers.Flatten()(keras.layers.Activation("relu")(x))
+    return keras.Model(inputs, keras.layers.Dense(CLASSES)(keras.layers.Dense(units, activation="tanh")(x)))
+
+
+def parallelized(model: keras.Model | None = None, optimizer: Any = None, n_ranks: int = 4, **options: Any) -> Any:
+    """A trainer whose ranks all run in this process."""
+    optimizer = optimizer or keras.optimizers.Adam(1e-2)
+    where = {"collectives": "emulated", "parallelism": n_ranks, "cluster": "v100-1x4"}
+    given = {"loss": LOSS, "metrics": METRICS, "batch_size": BATCH, **where, **options}
+    return tensoropt.parallelize(model or network(), optimizer, **given)
+
+
+def plain(optimizer: Any = None) -> keras.Model:
+    """The same model, to be trained by Keras itself."""
+    model = network()
+    model.compile(optimizer or keras.optimizers.Adam(1e-2), LOSS, metrics=METRICS, jit_compile=False)
+    return model
+
+
+def assert_same_history(got: keras.callbacks.History, expected: keras.callbacks.History, tolerance: float = 1e-5) -> None:
+    assert list(got.history) == list(expected.history)
+    assert got.epoch == expected.epoch
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(got.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def assert_same_weights(got: list[np.ndarray], expected: list[np.ndarray], tolerance: float = 1e-5) -> None:
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,157 @@
+"""Wrong use gets one sentence: what, got, expected, where in the user's code, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainer.models import batches, images, network, parallelized
+
+import tensoropt
+
+pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
+
+
+def refuses(said: str):
+    return pytest.raises(tensoropt.InputError, match=said)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return parallelized(n_ranks=2)
+
+
+# Models
+
+
+class OwnStep(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(5)
+
+    def call(self, x):
+        return self.dense(keras.ops.reshape(x, (-1, 72)))
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Odd(keras.layers.Layer):
+    """A layer that does what a plan can't."""
+
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.what = what
+
+    def call(self, x):
+        return self.what(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def odd(what) -> keras.Model:
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, keras.layers.Dense(5)(Odd(what)(keras.layers.Dense(6)(inputs))))
+
+
+def test_models_that_arent_built_or_have_steps_of_their_own():
+    with refuses("isn't built: its variables don't exist yet; call it on a batch first"):
+        parallelized(keras.Sequential([keras.layers.Dense(3)]))
+    model = OwnStep()
+    model(np.zeros((8, 6, 6, 2)))
+    with refuses(r"has its own train_step \(test_bad_input.py:\d+\), which isn't called when a plan runs; put what"):
+        parallelized(model)
+    with refuses("parallelize takes a keras.Model, or what tensoropt.capture gives, got 3"):
+        parallelized(3)
+    frozen = network()
+    frozen.trainable = False
+    with refuses("the loss depends on no trainable variable; build the model first, and leave its layers trainable"):
+        parallelized(frozen)
+
+
+def python_function(x):
+    return tf.ensure_shape(tf.py_function(lambda y: y * 2, [x], tf.float32), x.shape)
+
+
+@pytest.mark.parametrize(
+    "what, named",
+    [
+        (python_function, "EagerPyFunc"),
+        (lambda x: tf.pad(tf.boolean_mask(x, x[:, 0] > 0), [[0, 1], [0, 0]])[:1] + x, "Where"),
+        (lambda x: x + tf.cast(tf.shape(tf.unique(tf.reshape(x, [-1]))[0])[0], x.dtype), "Unique"),
+    ],
+    ids=["py_function", "boolean_mask", "unique"],
+)
+def test_layers_that_no_plan_can_run(what, named):
+    with refuses(rf"{named}.* \(test_bad_input.py:\d+\)"):
+        parallelized(odd(what))
+
+
+def test_losses_and_optimizers():
+    with refuses(r"the loss must be one floating-point number for the whole batch, got a tensor of shape \(8,\)"):
+        w = tf.Variable(1.0)
+        captured = tensoropt.capture(lambda x: x[:, 0] * w, [tf.TensorSpec([8, 2])])
+        tensoropt.parallelize(captured, keras.optimizers.SGD(0.1), collectives="emulated", parallelism=2, cluster="v100-1x4")
+    with refuses("optimizer takes a Keras optimizer or the name of one, got 'fastest'"):
+        parallelized(optimizer="fastest")
+    with refuses("unknown option 'profiling'; expected one of"):
+        parallelized(option="profiling")
+    with refuses("parallelize takes batch_size="):
+        parallelized(batch_size=None)
+
+
+# Data
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (lambda x, y: (x[:, :4], y), r"a batch has shape \[\?, 4, 6, 2\] for '.*', expected \[\?, 6, 6, 2\], for which"),
+        (lambda x, y: (x, y.astype(str)), r"a batch has type string for 'y?.*', expected int64; convert it"),
+        (lambda x, y: (x, np.stack([y, y], 1)), r"a batch has shape \[\?, 2\] for '.*', expected \[\?\]"),
+        (lambda x, y: ((x, x), y), "x of a batch has 2 tensors, expected 1, for which the plan was made"),
+    ],
+    ids=["shape", "type", "labels", "inputs"],
+)
+def test_batches_that_arent_the_planned_ones(trainer, data, said):
+    dataset = tf.data.Dataset.from_tensor_slices(data(*images(16))).batch(8)
+    with refuses(said):
+        trainer.fit(dataset, verbose=0)
+
+
+def test_calls(trainer):
+    with refuses("fit has no argument 'workers'; it takes x, y, batch_size, epochs"):
+        trainer.fit(batches(), workers=4)
+    with refuses("evaluate has no argument 'epochs'"):
+        trainer.evaluate(batches(), epochs=2)
+    with refuses("callbacks takes objects of keras.callbacks.Callback, got 'best'"):
+        trainer.fit(batches(), callbacks=["best"])
+    with refuses("has 5 variables|of shape"):
+        trainer.export_to(network(units=9))
+    with refuses("export_to takes a keras.Model"):
+        trainer.export_to("model")
+
+
+# Files
+
+
+def test_checkpoints_of_other_models_and_places_that_cant_be_written(trainer, tmp_path: Path):
+    parallelized(network(units=9), n_ranks=2).save(tmp_path / "other")
+    before = trainer.get_weights()
+    with refuses(r"checkpoint '.*other' is of another model: got variable .* as float32\[144, 9\], expected"):
+        trainer.load(tmp_path)
+    with refuses("there is no checkpoint '.*none'"):
+        trainer.load(tmp_path / "none")
+    with refuses("'.*none.keras' can't be loaded into model"):
+        trainer.load(tmp_path / "none.keras")
+    (tmp_path / "file").write_text("")
+    with refuses("checkpoint '.*ckpt' can't be saved: got"):
+        trainer.save(tmp_path / "file" / "ckpt")
+    with pytest.raises(tensoropt.TensorOptError, match=r"'/dev/full/x.weights.h5' can't be saved"):
+        trainer.save_weights("/dev/full/x.weights.h5")
+    for one, other in zip(before, trainer.get_weights(), strict=True):
+        assert np.array_equal(one, other)

@@ -1,0 +1,92 @@
+"""Trainers under mpirun: what they learn, save and load, and how they end when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mpirun import run_ranks
+from trainer.models import LOSS, METRICS, assert_same_weights, batches, images, network, plain
+
+import tensoropt
+
+pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def ran(n_ranks: int, *arguments: object):
+    result = run_ranks(n_ranks, WORKER, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("done") == n_ranks
+    return result
+
+
+def test_ten_steps_on_four_ranks_and_ten_on_two_or_in_plain_keras_are_twenty(tmp_path: Path):
+    steps = batches(40).unbatch().shuffle(40, seed=5).batch(8)
+    expected = plain()
+    expected.fit(steps, epochs=4, verbose=0)
+    ran(4, "save", tmp_path)
+    ran(2, "load", tmp_path)
+    with np.load(tmp_path / "weights.npz") as weights:
+        assert_same_weights(list(weights.values()), expected.get_weights())
+    assert_same_weights(keras.models.load_model(tmp_path / "whole.keras").get_weights(), expected.get_weights())
+
+    model, optimizer = network(), keras.optimizers.Adam(1e-2)
+    tensoropt.load_checkpoint(tmp_path / "ckpt", model, optimizer)
+    model.compile(optimizer, LOSS, metrics=METRICS, jit_compile=False)
+    steps = batches(40).unbatch().shuffle(40, seed=5).batch(8)
+    for _ in range(2):
+        iter(steps)
+    model.fit(steps, epochs=2, verbose=0)
+    assert_same_weights(model.get_weights(), expected.get_weights())
+
+
+def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_callbacks(tmp_path: Path):
+    result = ran(2, "data", tmp_path)
+    assert result.stderr.count("ranks 0 and 1 have different data") == 1
+    told = json.loads((tmp_path / "drawn.json").read_text())
+    x, y = images(40)
+    expected, losses = plain(), []
+    for epoch in range(2):
+        parts = told["drawn"][4 * epoch : 4 * epoch + 4]
+
+        def drawn(parts=parts):
+            for part in parts:
+                yield x[part], y[part]
+
+        specs = (tf.TensorSpec([None, 6, 6, 2], tf.float32), tf.TensorSpec([None], tf.int64))
+        history = expected.fit(tf.data.Dataset.from_generator(drawn, output_signature=specs), verbose=0)
+        losses += history.history["loss"]
+        assert expected.evaluate(x[:5], y[:5], verbose=0)[0] == pytest.approx(told["seen"][epoch][0], rel=1e-5)
+        expected.optimizer.learning_rate = 0.02
+    assert told["history"]["loss"] == pytest.approx(losses, rel=1e-5)
+    assert_same_weights(keras.models.load_model(tmp_path / "2.keras").get_weights(), expected.get_weights())
+    final = plain()
+    final.load_weights(tmp_path / "last.weights.h5")
+    assert_same_weights(final.get_weights(), expected.get_weights())
+
+
+def test_models_that_differ_between_ranks_end_all_with_one_sentence():
+    result = run_ranks(2, WORKER, "models")
+    assert result.returncode == 2
+    assert result.stderr.count("ranks 0 and 1 recorded different models") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_a_callback_that_fails_ends_all_with_its_own_error():
+    result = run_ranks(2, WORKER, "callback")
+    assert result.returncode == 1
+    assert result.stderr.count("ValueError: the user's own mistake") == 1
+
+
+def test_a_model_that_is_made_before_parallelize_takes_its_ranks_share_of_threads():
+    share = max(1, (os.cpu_count() or 1) // 2)
+    result = run_ranks(2, WORKER, "threads", env={"TENSOROPT_BIND": "0"})
+    assert result.stdout.count(f": {share} threads") == 2
+    result = run_ranks(2, WORKER, "threads", env={"TF_NUM_INTRAOP_THREADS": "3"})
+    assert result.stdout.count(": 3 threads") == 2

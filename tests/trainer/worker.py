@@ -1,0 +1,116 @@
+"""One rank of the tests under mpirun.
+
+mpirun -n 4 worker.py save FOLDER       10 steps, then a checkpoint
+mpirun -n 2 worker.py load FOLDER       10 steps more from it, by another plan; the weights into FOLDER/weights.npz
+mpirun -n 2 worker.py data FOLDER       data that each rank would draw differently, and callbacks that rank 0 alone has
+mpirun -n 2 worker.py models            models that differ between the ranks
+mpirun -n 2 worker.py callback          a callback that fails
+mpirun -n 2 worker.py threads           prints how many threads TensorFlow may take
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tensoropt
+
+import keras
+import numpy as np
+import tensorflow as tf
+from trainer.models import BATCH, LOSS, METRICS, batches, images, network
+
+RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
+
+
+def parallelized(model: keras.Model | None = None):
+    cluster = f"v100-1x{os.environ['OMPI_COMM_WORLD_SIZE']}"
+    model = model or network()
+    return tensoropt.parallelize(
+        model, keras.optimizers.Adam(1e-2), LOSS, metrics=METRICS, batch_size=BATCH, cluster=cluster
+    )
+
+
+def steps() -> tf.data.Dataset:
+    return batches(40).unbatch().shuffle(40, seed=5).batch(BATCH)
+
+
+def save(folder: Path) -> None:
+    trainer = parallelized()
+    trainer.fit(steps(), epochs=2, verbose=0)
+    trainer.save(folder / "ckpt")
+
+
+def load(folder: Path) -> None:
+    trainer = parallelized()
+    trainer.load(folder)
+    history = trainer.fit(steps(), epochs=4, verbose=0)
+    weights = trainer.get_weights()
+    trainer.save(folder / "whole.keras")
+    if RANK == 0:
+        assert history.epoch == [2, 3]
+        np.savez(folder / "weights.npz", *weights)
+
+
+def data(folder: Path) -> None:
+    """Every rank draws from a generator of its own; what rank 0 drew is what must have been learnt."""
+    trainer = parallelized()
+    random = np.random.default_rng(RANK)
+    x, y = images(40)
+    drawn = []
+
+    def generated():
+        for size in (BATCH, BATCH, 1, BATCH):
+            drawn.append(random.permutation(len(x))[:size])
+            yield x[drawn[-1]], y[drawn[-1]]
+
+    specs = (tf.TensorSpec([None, 6, 6, 2], tf.float32), tf.TensorSpec([None], tf.int64))
+    seen = []
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((self.model.evaluate(x[:5], y[:5], verbose=0)[0], len(self.model.get_weights())))
+            self.model.optimizer.learning_rate = 0.02
+            self.model.stop_training = epoch == 1
+
+    callbacks = [Own(), keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")] if RANK == 0 else []
+    history = trainer.fit(
+        tf.data.Dataset.from_generator(generated, output_signature=specs), epochs=5, verbose=0, callbacks=callbacks
+    )
+    assert len(history.epoch) == 2
+    assert float(trainer.optimizer.learning_rate) == np.float32(0.02)
+    trainer.save_weights(folder / "last.weights.h5")
+    everyone = trainer.ranks.processes.gather([float(np.sum(weight)) for weight in trainer.get_weights()])
+    assert everyone[0] == everyone[1]
+    if RANK == 0:
+        assert len(seen) == 2
+        # One generator was opened to see that ranks differ: its epoch began anew.
+        learnt = [[int(i) for i in part] for part in drawn[-8:]]
+        (folder / "drawn.json").write_text(json.dumps({"drawn": learnt, "history": history.history, "seen": seen}))
+
+
+def main() -> None:
+    what, *rest = sys.argv[1:]
+    if what == "models":
+        parallelized(network(units=8 + RANK))
+    elif what == "callback":
+
+        def fail(epoch: int, logs: object) -> None:
+            raise ValueError("the user's own mistake")
+
+        parallelized().fit(batches(8), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=fail)])
+    elif what == "threads":
+        # Whatever starts the runtime ahead of parallelize.
+        tf.Variable(0.0)
+        print(f"rank {RANK}: {os.environ['TF_NUM_INTRAOP_THREADS']} threads")
+    else:
+        {"save": save, "load": load, "data": data}[what](*map(Path, rest))
+    print(f"rank {RANK} done")
+
+
+if __name__ == "__main__":
+    main()
