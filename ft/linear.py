@@ -18,29 +18,29 @@ import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 from .elimination import TableGraph
 
 
-def components(graph: TableGraph) -> list[tuple[int, ...]]:
-    """The variables of each connected part of the graph, in topological order."""
-    found = (tuple(sorted(part)) for part in nx.connected_components(_neighbourhood(graph)))
-    return sorted(found)
-
-
 def cut_vertices(graph: TableGraph) -> set[int]:
     """Variables without which their part of the graph falls apart."""
     return set(nx.articulation_points(_neighbourhood(graph)))
 
 
-def linear_graph(graph: TableGraph, component: tuple[int, ...]) -> tuple[int, ...]:
-    """The marked variables of one connected part, first to last."""
-    first, last = component[0], component[-1]
+def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
+    """The marked variables of each connected part, first to last; parts in topological order.
+
+    All at once, since parts are many: the path from a part's first variable to its last among its blocks and cut vertices.
+    """
+    neighbourhood = _neighbourhood(graph)
+    parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
+    marks = {variable for part in parts for variable in (part[0], part[-1])} | set(nx.articulation_points(neighbourhood))
+    tree = nx.Graph()
+    for index, block in enumerate(nx.biconnected_components(neighbourhood)):
+        tree.add_edges_from((("block", index), variable) for variable in block & marks)
+    return [_path(tree, part[0], part[-1]) for part in parts]
+
+
+def _path(tree: nx.Graph, first: int, last: int) -> tuple[int, ...]:
     if first == last:
         return (first,)
-    part = _neighbourhood(graph).subgraph(component)
-    cuts = set(nx.articulation_points(part))
-    tree = nx.Graph()
-    for index, block in enumerate(nx.biconnected_components(part)):
-        tree.add_edges_from((("block", index), variable) for variable in block & (cuts | {first, last}))
-    path = nx.shortest_path(tree, first, last)
-    return tuple(variable for variable in path if isinstance(variable, int))
+    return tuple(variable for variable in nx.shortest_path(tree, first, last) if isinstance(variable, int))
 
 
 def _neighbourhood(graph: TableGraph) -> nx.Graph:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .elimination import Effort, TableGraph, TooLargeError
 from .ldp import linear_dynamic_programming
-from .linear import components, cut_vertices, linear_graph
+from .linear import cut_vertices, linear_graphs
 from .problem import InfeasibleError
 
 Report = Callable[[TableGraph], None]
@@ -79,8 +79,7 @@ class Solver:
 
     def _finished(self, graph: TableGraph) -> TableGraph:
         if self.use_ldp:
-            for component in components(graph):
-                line = linear_graph(graph, component)
+            for line in linear_graphs(graph):
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
         return graph
 
@@ -107,7 +106,7 @@ class Solver:
     def _marked(self, graph: TableGraph) -> set[int]:
         if not self.use_ldp:
             return set()
-        return {variable for component in components(graph) for variable in linear_graph(graph, component)}
+        return {variable for line in linear_graphs(graph) for variable in line}
 
     def _eliminate_among(self, graph: TableGraph, free: set[int]) -> Effort | None:
         while free:
