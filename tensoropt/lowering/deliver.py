@@ -1,7 +1,8 @@
 """Deliveries in the graph: a path of steps forward, and the path between the gradient layouts backward.
 
 A whole path is one callback. All callbacks are chained in the order in which they were created, which is the same on every
-rank: no deadlock, by construction. A path without communication is made of TensorFlow's own operators instead.
+rank: no deadlock, by construction. The chain is of data, a number that each callback takes from the one before: TensorFlow's
+graph optimizer removes control dependencies. A path without communication is made of TensorFlow's own operators instead.
 
 The gradient is attached by a registered gradient of ``IdentityN``, found by a number among the deliveries of the graph
 being built; ``tf.custom_gradient`` would add to a global registry with each delivery.
@@ -29,6 +30,7 @@ from .operators import Values
 
 Arrays = Sequence[np.ndarray]
 GRADIENT_TYPE, NUMBER = "TensorOptDelivery", "_tensoropt_delivery"
+_TURN = np.zeros((), np.int32)
 
 
 class Backend(Protocol):
@@ -71,7 +73,7 @@ class Deliverer:
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
-    _last: tf.Operation | None = None
+    _turn: tf.Tensor | None = None
     _backward: list[Callable[[Values], Values]] = field(default_factory=list)
 
     def deliver(self, delivery: Delivery, route: Route, values: Values, operator: str) -> Values:
@@ -99,9 +101,14 @@ class Deliverer:
                 axes = axes_text(step.group_axes)
                 self.log.append(Collective(step.kind, axes, path.shape, dtype.name, operator))
         runner = self.backend.runner(path) if reduction == "sum" else self.backend.maximum(path)
-        with tf.control_dependencies([self._last] if self._last is not None else []):
-            results = tf.numpy_function(runner, values, [dtype] * len(values), stateful=True, name="collective")
-        self._last = results[0].op
+
+        def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> list[np.ndarray]:
+            return [_TURN, *runner(*pieces)]
+
+        turn = tf.constant(_TURN) if self._turn is None else self._turn
+        types = [tf.int32, *[dtype] * len(values)]
+        self._turn, *results = tf.numpy_function(in_turn, [turn, *values], types, stateful=True, name="collective")
+        self._turn.set_shape([])
         for result in results:
             result.set_shape(_shape_after(path.steps[-1], path.shape))
         return list(results)

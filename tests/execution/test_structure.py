@@ -5,6 +5,7 @@ Every rank's graph is built in one process, with a communicator that is never ca
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -60,3 +61,14 @@ def test_digests_tell_structures_apart() -> None:
         for seed in range(3)
     ]
     assert len(set(by_seed)) == 3
+
+
+def test_collectives_are_chained_by_data() -> None:
+    """Control dependencies would not do: TensorFlow's graph optimizer drops some, and ranks would go apart."""
+    model, mesh = zoo.record(zoo.mlp, "momentum"), Mesh.of(2)
+    engine = engine_of(model, random_strategy(model, mesh, 1), Router(Link()), CommunicatingBackend(mesh, 0, Nobody()))
+    built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
+    callbacks = [op for op in built.call.graph.get_operations() if op.type == "PyFunc"]
+    assert len(callbacks) > 5
+    for before, callback in pairwise(callbacks):
+        assert callback.inputs[0] is before.outputs[0]
