@@ -51,7 +51,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from .search_report import Asked, draw, introduction
     from .usable import check_usable
 
-    recorded = record_named(arguments.model, arguments.optimizer)
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     check_usable(recorded.model.graph, hardware, count)
     asked = Asked(recorded, hardware, "compare", "ft-ldp")
     print(introduction(asked), flush=True)

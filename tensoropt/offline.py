@@ -32,6 +32,8 @@ from .session import standing_in
 
 OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
 SEED = 0
+# Samples per step of a Keras model, which leaves that open.
+KERAS_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,24 @@ class _Recorder:
         raise InputError(f"a model function only records: {name} is for a script of its own, after tensoropt.init()")
 
 
-def record_named(name: str, optimizer: str = "sgd") -> Recorded:
-    """Record ``zoo:NAME`` or ``FILE.py:FUNCTION``.
+def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATCH) -> Recorded:
+    """Record ``zoo:NAME``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
+
+    Args:
+        batch_size: samples per step of a ``FILE.keras``; the others say themselves.
 
     Raises:
         InputError: there is no such model, or it can't be recorded: the message says where it failed.
     """
+    if name.endswith(".keras"):
+        if not Path(name).is_file():
+            raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
+        from .trainer.offline import record_keras
+
+        return record_keras(Path(name), name, optimizer, batch_size)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
-        raise InputError(f"model {name!r}: expected zoo:NAME or FILE.py:FUNCTION, such as zoo:vgg16 or train.py:model")
+        raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
     if where == "zoo":
         return record(zoo.find(what), name, optimizer)
     path = Path(where)

@@ -67,7 +67,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the hardware, and what a search may take: the arguments that commands share."""
     # So that an amount such as -1GB is a value, to be refused in words, and no option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
-    parser.add_argument("model", metavar="MODEL", help="zoo:NAME, or FILE.py:FUNCTION, which records and returns a loss")
+    parser.add_argument("model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
     where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")
@@ -78,6 +78,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         default=OPTIMIZERS[0],
         help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
     )
+    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
     parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
     parser.add_argument(
         "--seconds", metavar="S", help=f"for refining what is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}"
@@ -133,7 +134,7 @@ def _search(arguments: argparse.Namespace) -> None:
     from .search_report import Asked, introduction, plot, result_json, result_text
     from .usable import check_usable
 
-    recorded = record_named(arguments.model, arguments.optimizer)
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     for count in counts:
         check_usable(recorded.model.graph, hardware, count)
     asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)

@@ -13,7 +13,10 @@ from trainer.models import assert_same_history, assert_same_weights, batches, im
 
 import tensoropt
 
-pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
+]
 
 
 @pytest.fixture(scope="module")

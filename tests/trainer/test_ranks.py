@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mpirun import run_ranks
-from trainer.models import LOSS, METRICS, assert_same_weights, batches, images, network, plain
+from trainer.models import LOSS, METRICS, assert_same_weights, images, network, plain, shuffled
 
 import tensoropt
 
-pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras reads its files so
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),  # of a generator that doesn't tell its length
+]
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -27,7 +31,7 @@ def ran(n_ranks: int, *arguments: object):
 
 
 def test_ten_steps_on_four_ranks_and_ten_on_two_or_in_plain_keras_are_twenty(tmp_path: Path):
-    steps = batches(40).unbatch().shuffle(40, seed=5).batch(8)
+    steps = shuffled()
     expected = plain()
     expected.fit(steps, epochs=4, verbose=0)
     ran(4, "save", tmp_path)
@@ -39,7 +43,7 @@ def test_ten_steps_on_four_ranks_and_ten_on_two_or_in_plain_keras_are_twenty(tmp
     model, optimizer = network(), keras.optimizers.Adam(1e-2)
     tensoropt.load_checkpoint(tmp_path / "ckpt", model, optimizer)
     model.compile(optimizer, LOSS, metrics=METRICS, jit_compile=False)
-    steps = batches(40).unbatch().shuffle(40, seed=5).batch(8)
+    steps = shuffled()
     for _ in range(2):
         iter(steps)
     model.fit(steps, epochs=2, verbose=0)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import tensoropt
-
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.models import BATCH, LOSS, METRICS, batches, images, network
+from trainer.models import BATCH, LOSS, METRICS, batches, images, network, shuffled
+
+import tensoropt
 
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
 
@@ -35,20 +35,16 @@ def parallelized(model: keras.Model | None = None):
     )
 
 
-def steps() -> tf.data.Dataset:
-    return batches(40).unbatch().shuffle(40, seed=5).batch(BATCH)
-
-
 def save(folder: Path) -> None:
     trainer = parallelized()
-    trainer.fit(steps(), epochs=2, verbose=0)
+    trainer.fit(shuffled(), epochs=2, verbose=0)
     trainer.save(folder / "ckpt")
 
 
 def load(folder: Path) -> None:
     trainer = parallelized()
     trainer.load(folder)
-    history = trainer.fit(steps(), epochs=4, verbose=0)
+    history = trainer.fit(shuffled(), epochs=4, verbose=0)
     weights = trainer.get_weights()
     trainer.save(folder / "whole.keras")
     if RANK == 0:

@@ -1,0 +1,64 @@
+"""A Keras model in a file, recorded for a search without ranks: the training step that it would have."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from ..backward import analyse
+from ..dump import dump
+from ..errors import InputError
+from ..frontier import Model
+from ..offline import Recorded
+from ..optimizers.keras_optimizer import KerasOptimizer
+from .objective import Compilation, KerasObjective
+from .programs import TRAIN, capture_program
+from .signature import signature_of
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(),
+    "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(),
+}
+# Of a model that says none: what a loss costs is next to nothing.
+LOSS = "mean_squared_error"
+
+
+def record_keras(file: Path, name: str, optimizer: str, batch_size: int) -> Recorded:
+    """Record a model that ``model.save("FILE.keras")`` wrote, with the loss, metrics and optimizer it was compiled with.
+
+    Args:
+        name: of the model, for messages.
+        optimizer: of a model that wasn't compiled (``sgd``, ``momentum``, ``adam``), which gets a mean squared error too.
+        batch_size: samples per step, over all devices.
+
+    Raises:
+        InputError: the file can't be loaded, or the model can't be captured.
+    """
+    started = time.perf_counter()
+    try:
+        model = keras.models.load_model(file)
+    except Exception as error:  # custom layers fail in any way
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"model {name!r} can't be loaded: {reason}; expected a file that model.save wrote") from error
+    compilation, chosen = _compiled(model, optimizer)
+    signature = signature_of(model, compilation.loss, batch_size, None, False, None)
+    objective = KerasObjective(model, compilation)
+    captured = capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(chosen, variables))
+    recorded = time.perf_counter()
+    result = Model(captured.graph, analyse(captured.graph))
+    dump("model", captured.graph)
+    seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
+    return Recorded(name, result, (chosen.name,), seconds)
+
+
+def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:
+    config = model.get_compile_config() if model.compiled else None
+    if not config or model.optimizer is None:
+        return Compilation(LOSS, None, None, None), OPTIMIZERS[optimizer]()
+    loss = getattr(model, "loss", None) or LOSS
+    given = {key: keras.saving.deserialize_keras_object(config.get(key)) for key in ("metrics", "weighted_metrics")}
+    return Compilation(loss, config.get("loss_weights"), **given), model.optimizer

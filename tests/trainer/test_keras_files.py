@@ -1,0 +1,42 @@
+"""``tensoropt search FILE.keras``: plans for a saved Keras model, on hardware that isn't there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import pytest
+from trainer.models import network, parallelized, plain
+
+import tensoropt
+from tensoropt.cli import main
+from tensoropt.offline import record_named
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")
+
+
+def test_a_search_over_a_compiled_model(tmp_path: Path, capsys):
+    plain().save(tmp_path / "model.keras")
+    arguments = [str(tmp_path / "model.keras"), "--cluster", "v100-1x4", "--batch", "64", "--json", str(tmp_path / "out.json")]
+    assert main(["search", *arguments]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["optimizer"] == "adam"
+    assert found["devices"] == 4
+    assert found["points"]
+
+
+def test_what_is_recorded_is_what_parallelize_would_run(tmp_path: Path):
+    network().save(tmp_path / "model.keras")
+    recorded = record_named(str(tmp_path / "model.keras"), "momentum", 8)
+    trained = parallelized(optimizer=keras.optimizers.SGD(momentum=0.9), loss="mean_squared_error", metrics=None)
+    planned = trained.ranks.runs.planned.captured.graph
+    assert [op.type for op in recorded.model.graph.operators.values()] == [op.type for op in planned.operators.values()]
+
+
+def test_files_that_are_none(tmp_path: Path):
+    with pytest.raises(tensoropt.InputError, match=r"file '.*none.keras' isn't there; expected what model.save"):
+        record_named(str(tmp_path / "none.keras"))
+    (tmp_path / "bad.keras").write_text("no model")
+    with pytest.raises(tensoropt.InputError, match=r"model '.*bad.keras' can't be loaded"):
+        record_named(str(tmp_path / "bad.keras"))
