@@ -24,7 +24,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=128, help="samples per step (default %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.2, help="rate (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the training log")
-    parser.add_argument("--checkpoint", metavar="PREFIX", help="save a checkpoint at the end, and go on from one that is there")
+    parser.add_argument("--checkpoint", metavar="PREFIX", help="go on from this checkpoint if it is there; save it")
     arguments = parser.parse_args()
     if arguments.epochs < 1 or arguments.batch < 1:
         parser.error(f"--epochs and --batch must be at least 1, got {arguments.epochs} and {arguments.batch}")

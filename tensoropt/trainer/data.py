@@ -8,7 +8,7 @@ after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,13 @@ class Sharing:
 
     def whole(self, element: Structure) -> Batch:
         """A batch that every rank has in whole, as ``train_on_batch`` is given."""
-        element = tuple(part if part is None else keras.tree.map_structure(tf.convert_to_tensor, part) for part in element)
-        specs = tuple(part if part is None else keras.tree.map_structure(tf.TensorSpec.from_tensor, part) for part in element)
+        element = _each(tf.convert_to_tensor, element)
+        specs = _each(tf.TensorSpec.from_tensor, element)
         return _Parts.of(specs, self._signature).batch(element)
+
+
+def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
+    return tuple(part if part is None else keras.tree.map_structure(change, part) for part in element)
 
 
 class Shares:
@@ -48,40 +52,58 @@ class Shares:
 
     Attributes:
         one_reads: whether rank 0 reads for all.
-        opened: how often the dataset was gone through before, by a run that goes on now.
-        taken: how many batches that run took of the present epoch.
+        opened: how often the dataset was opened: one that shuffles anew each time counts that.
+        taken: how many batches were taken since it was opened last.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: Ranks, signature: Signature) -> None:
         self._data, self._ranks = data, ranks
         self._parts = _Parts.of(data.element_spec, signature)
+        self._begin = 0
         self.one_reads, self.opened, self.taken = False, 0, 0
 
-    def __iter__(self) -> Iterator[Batch]:
-        opened, taken, self.opened, self.taken = self.opened, self.taken, 0, 0
+    def go_on(self, opened: int, taken: int) -> None:
+        """Be as after so many openings, of which the last is yet to come, and so many batches."""
         for _ in range(opened):
-            iter(self._data)  # a dataset that shuffles anew each epoch counts its iterators
-        return self._batches(taken)
+            iter(self._data)
+        self.opened, self._begin = opened, taken
 
-    def _batches(self, taken: int) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:
+        self.opened += 1
+        self.taken, self._begin = self._begin, 0
+        # Opened here and now, as Keras's loops expect it, and read when the first batch is asked for.
         if self._ranks.n_shares == 1:
-            for _, batch in self._read(1, taken):
-                yield batch
-            return
-        if not self.one_reads:
-            batches = self._read(self._ranks.n_shares, taken)
-            digest, first = next(batches, (None, None))
-            digests = self._ranks.processes.gather(digest)
-            if len(set(digests)) == 1:
-                if first is not None:
-                    yield first
-                for _, batch in batches:
-                    yield batch
-                return
+            return self._counted(self._alone(self._open(1)))
+        if self.one_reads:
+            return self._counted(handed_out(self._whole(), self._ranks.processes))
+        return self._counted(self._agreed(self._open(self._ranks.n_shares)))
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.taken += 1
+            yield batch
+
+    def _alone(self, elements: Iterator[Any]) -> Iterator[Batch]:
+        return (batch for _, batch in self._read(elements, 1))
+
+    def _whole(self) -> Iterator[Batch] | None:
+        """Whole batches on rank 0."""
+        return self._alone(self._open(1)) if self._ranks.rank == 0 else None
+
+    def _agreed(self, elements: Iterator[Any]) -> Iterator[Batch]:
+        """This rank's shares, once the ranks' first batches are found to be the same; else what rank 0 reads."""
+        batches = self._read(elements, self._ranks.n_shares)
+        digest, first = next(batches, (None, None))
+        digests = self._ranks.processes.gather(digest)
+        if len(set(digests)) > 1:
             self._let_one_read(digests)
-            del batches
-        whole = (batch for _, batch in self._read(1, taken)) if self._ranks.rank == 0 else None
-        yield from handed_out(whole, self._ranks.processes)
+            del batches, elements
+            yield from handed_out(self._whole(), self._ranks.processes)
+            return
+        if first is not None:
+            yield first
+        for _, batch in batches:
+            yield batch
 
     def _let_one_read(self, digests: Sequence[bytes | None]) -> None:
         self.one_reads = True
@@ -94,8 +116,8 @@ class Shares:
                 other,
             )
 
-    def _read(self, n_shares: int, taken: int) -> Iterator[tuple[bytes, Batch]]:
-        """This rank's share of each batch, and of the first batch a digest, whole."""
+    def _open(self, n_shares: int) -> Iterator[Any]:
+        """Of each batch a digest (of the first one), the number of samples, and this rank's share of the leaves."""
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self._parts
 
@@ -112,11 +134,14 @@ class Shares:
 
         options = tf.data.Options()
         options.deterministic = True
-        data = (self._data.skip(taken) if taken else self._data).enumerate()
+        data = (self._data.skip(self.taken) if self.taken else self._data).enumerate()
         data = data.map(lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE)
-        for digest, n_samples, *leaves in data.prefetch(tf.data.AUTOTUNE).with_options(options):
+        return iter(data.prefetch(tf.data.AUTOTUNE).with_options(options))
+
+    def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
+        for digest, n_samples, *leaves in elements:
             n = int(n_samples)
-            yield digest.numpy(), parts.packed(leaves, n, is_share=1 < n_shares <= n)
+            yield digest.numpy(), self._parts.packed(leaves, n, is_share=1 < n_shares <= n)
 
 
 def _digest(leaves: Sequence[tf.Tensor]) -> tf.Tensor:

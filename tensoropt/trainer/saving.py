@@ -26,10 +26,19 @@ Pairs = list[tuple[keras.Variable, StateEntry]]
 
 @dataclass(frozen=True)
 class Position:
-    """Where in its dataset a run is: the epoch, and the batches that were taken of it."""
+    """Where a run is.
+
+    Attributes:
+        epoch: the one that runs, from 0.
+        step: how many batches of it were taken.
+        opened: how often the dataset was opened before the opening that goes on, or the next one.
+        taken: how many batches of that were taken.
+    """
 
     epoch: int = 0
     step: int = 0
+    opened: int = 0
+    taken: int = 0
 
 
 def is_keras_format(path: str | os.PathLike[str]) -> bool:

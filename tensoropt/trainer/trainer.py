@@ -8,6 +8,7 @@ variables live on the ranks, and a step gives their results as Keras's own steps
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -43,16 +44,30 @@ _DETERMINED = (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDataset
 @dataclass
 class _Progress:
     """Attributes:
-    position: the epoch that runs, and how many batches of it were taken.
+    epoch: the one that runs.
+    step: how many batches of it were taken.
     resumes: where the next fit begins, after a checkpoint was loaded.
-    opens_at: where the data begins that Keras is about to open.
+    opens: where the data begins that fit is about to open; None once that is open.
+    shares: the data that fit goes through.
+    lasts: whether one opening of it lasts for several epochs.
     results: the metrics' after the last step; None before there is one.
     """
 
-    position: Position
+    epoch: int = 0
+    step: int = 0
     resumes: Position | None = None
-    opens_at: Position | None = None
+    opens: Position | None = None
+    shares: Shares | None = None
+    lasts: bool = False
     results: Logs | None = None
+
+    @property
+    def position(self) -> Position:
+        if self.shares is None:
+            return self.resumes or Position(self.epoch, self.step)
+        if self.step or self.lasts:
+            return Position(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
+        return Position(self.epoch, 0, self.shares.opened, 0)
 
 
 class Trainer(KerasObjective):
@@ -70,7 +85,7 @@ class Trainer(KerasObjective):
         self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
         self._saving = Saving(self, optimizer, self.ranks, self._key_of)
         self._sharing = Sharing(self.ranks, runs.signature)
-        self._progress = _Progress(Position())
+        self._progress = _Progress()
         self.optimizer = RunningRate(self.ranks)
         keys = [self._key_of(inner(each)) for metric in self.metrics for each in metric.variables]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
@@ -96,7 +111,7 @@ class Trainer(KerasObjective):
 
     @property
     def position(self) -> Position:
-        """The epoch that runs, and how many batches of it were taken: what :meth:`save` notes."""
+        """Where the run is, in its epochs and in its data: what :meth:`save` notes."""
         return self._progress.position
 
     @property
@@ -124,8 +139,9 @@ class Trainer(KerasObjective):
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset shuffles by itself, or doesn't.
         given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
-        given["callbacks"] = [_Position(self, resumes or Position()), *(on_ranks(given.get("callbacks"), self) or ())]
-        self._progress.opens_at = resumes
+        position = _Position(self._progress, resumes or Position())
+        given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
+        self._progress.opens = resumes or Position()
         return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
@@ -174,7 +190,8 @@ class Trainer(KerasObjective):
         if is_keras_format(filepath):
             self.load_weights(filepath)
             return
-        self._progress.position = self._progress.resumes = self._saving.load(os.fspath(filepath))
+        self._progress.shares = None
+        self._progress.resumes = self._saving.load(os.fspath(filepath))
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
         """As ``keras.Model.save_weights``, by rank 0."""
@@ -237,10 +254,9 @@ class Trainer(KerasObjective):
         """A step over the next batch."""
 
         def step(batch: Batch) -> Any:
-            position = self._progress.position
-            if not position.step:
+            if not self._progress.step:
                 self._look_at_size(batch)
-            self._progress.position = Position(position.epoch, position.step + 1)
+            self._progress.step += 1
             return self.ranks.train(batch)
 
         self.train_function = self._stepping(step)
@@ -289,9 +305,11 @@ class Trainer(KerasObjective):
         shares = iterator._distributed_dataset
         if not isinstance(iterator.data_adapter, _DETERMINED):
             shares.one_reads = True
-        resumes, self._progress.opens_at = self._progress.opens_at, None
-        if resumes is not None:
-            _open_at(resumes, iterator, shares)
+        opens, self._progress.opens = self._progress.opens, None
+        if opens is not None:
+            self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)
+            shares.go_on(opens.opened, opens.taken)
+            _skip_steps(iterator, opens.step)
 
     def reset_metrics(self) -> None:
         """Give the metrics' variables their first values, on the ranks too."""
@@ -313,32 +331,25 @@ class Trainer(KerasObjective):
 class _Position(keras.callbacks.Callback):
     """Keeps track of the epoch, on every rank and ahead of the user's callbacks."""
 
-    def __init__(self, trainer: Trainer, begin: Position) -> None:
+    def __init__(self, progress: _Progress, begin: Position) -> None:
         super().__init__()
-        self._trainer, self._begin = trainer, begin
+        self._progress, self._begin = progress, begin
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        step = self._begin.step if epoch == self._begin.epoch else 0
-        self._trainer._progress.position = Position(epoch, step)
+        self._progress.epoch = epoch
+        self._progress.step = self._begin.step if epoch == self._begin.epoch else 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._trainer._progress.position = Position(epoch + 1, 0)
+        self._progress.epoch, self._progress.step = epoch + 1, 0
 
 
-def _open_at(position: Position, iterator: Any, shares: Shares) -> None:
-    """Have a loop's data begin where it was: its first epoch with the steps that are left of it."""
-    n_batches, per_epoch = iterator.data_adapter.num_batches, iterator.steps_per_epoch
-    shares.opened, shares.taken = position.epoch, position.step
-    if per_epoch:  # one pass may last for many epochs
-        taken = position.epoch * per_epoch + position.step
-        shares.opened, shares.taken = divmod(taken, n_batches) if n_batches else (0, taken)
-    steps, left = iterator._enumerate_iterator, position.step
+def _skip_steps(iterator: Any, n_steps: int) -> None:
+    """Have a loop's first epoch begin after so many steps, which are numbered as if they had been."""
+    steps = iterator._enumerate_iterator
 
     def steps_left() -> Iterator[Any]:
-        nonlocal left
-        skipped, left = left, 0
-        for number, step in enumerate(steps()):
-            if number >= skipped:
-                yield step
+        nonlocal n_steps
+        skipped, n_steps = n_steps, 0
+        return itertools.islice(steps(), skipped, None)
 
     iterator._enumerate_iterator = steps_left

@@ -12,8 +12,11 @@ import tensoropt
 
 BATCH = 8
 CLASSES = 5
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 METRICS = ["accuracy"]
+
+
+def loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def images(n: int = 26, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -45,14 +48,14 @@ def parallelized(model: keras.Model | None = None, optimizer: Any = None, n_rank
     """A trainer whose ranks all run in this process."""
     optimizer = optimizer or keras.optimizers.Adam(1e-2)
     where = {"collectives": "emulated", "parallelism": n_ranks, "cluster": "v100-1x4"}
-    given = {"loss": LOSS, "metrics": METRICS, "batch_size": BATCH, **where, **options}
+    given = {"loss": loss(), "metrics": METRICS, "batch_size": BATCH, **where, **options}
     return tensoropt.parallelize(model or network(), optimizer, **given)
 
 
 def plain(optimizer: Any = None) -> keras.Model:
     """The same model, to be trained by Keras itself."""
     model = network()
-    model.compile(optimizer or keras.optimizers.Adam(1e-2), LOSS, metrics=METRICS, jit_compile=False)
+    model.compile(optimizer or keras.optimizers.Adam(1e-2), loss(), metrics=METRICS, jit_compile=False)
     return model
 
 

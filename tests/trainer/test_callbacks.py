@@ -79,13 +79,14 @@ def test_files(fresh, tmp_path: Path):
     got, plain_files = tmp_path / "got", tmp_path / "expected"
     names = sorted(str(file.relative_to(plain_files)) for file in plain_files.rglob("*"))
     assert sorted(str(file.relative_to(got)) for file in got.rglob("*")) == names
-    rows = [list(csv.reader((folder / "log.csv").open())) for folder in (got, plain_files)]
+    rows = [list(csv.reader((folder / "log.csv").read_text().splitlines())) for folder in (got, plain_files)]
     assert rows[0][0] == rows[1][0]
     assert len(rows[0]) == len(rows[1]) == 3
     for name in ("best.keras", "2.weights.h5"):
         ours, keras_own = (load(folder / name) for folder in (got, plain_files))
         assert_same_weights(ours.get_weights(), keras_own.get_weights())
-        assert_same_weights([v.numpy() for v in ours.optimizer.variables], [v.numpy() for v in keras_own.optimizer.variables])
+        slots = [[variable.numpy() for variable in model.optimizer.variables] for model in (ours, keras_own)]
+        assert_same_weights(*slots)
     assert load(got / "best.keras").evaluate(batches(16), verbose=0) == pytest.approx(
         expected.evaluate(batches(16), verbose=0), rel=1e-4
     )

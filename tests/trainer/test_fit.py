@@ -62,12 +62,17 @@ def generated():
             yield images(BATCH, seed=index)
 
 
+def arrays():
+    x, y = images()
+    return {"x": x, "y": y, "shuffle": False, "batch_size": BATCH}
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        lambda: {"x": images()[0], "y": images()[1], "shuffle": False, "batch_size": BATCH},
-        lambda: {"x": images()[0], "y": images()[1], "shuffle": False, "batch_size": BATCH, "validation_split": 0.4},
-        lambda: {"x": images()[0], "y": images()[1], "shuffle": False, "batch_size": BATCH, "sample_weight": images()[1] + 0.5},
+        lambda: arrays(),
+        lambda: {**arrays(), "validation_split": 0.4},
+        lambda: {**arrays(), "sample_weight": images()[1] + 0.5},
         lambda: {"x": Pairs(), "shuffle": False, "class_weight": {label: label + 1.0 for label in range(CLASSES)}},
         lambda: {"x": generated(), "steps_per_epoch": 2, "shuffle": False},
         lambda: {"x": batches().repeat(), "steps_per_epoch": 3, "validation_data": images(8), "validation_freq": 2},

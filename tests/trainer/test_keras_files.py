@@ -16,11 +16,12 @@ from tensoropt.offline import record_named
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")
 
 
-def test_a_search_over_a_compiled_model(tmp_path: Path, capsys):
+def test_a_search_over_a_compiled_model(tmp_path: Path):
     plain().save(tmp_path / "model.keras")
-    arguments = [str(tmp_path / "model.keras"), "--cluster", "v100-1x4", "--batch", "64", "--json", str(tmp_path / "out.json")]
+    out = tmp_path / "out.json"
+    arguments = [str(tmp_path / "model.keras"), "--cluster", "v100-1x4", "--batch", "64", "--json", str(out)]
     assert main(["search", *arguments]) == 0
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = json.loads(out.read_text())
     assert found["optimizer"] == "adam"
     assert found["devices"] == 4
     assert found["points"]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.models import BATCH, LOSS, METRICS, batches, images, network, shuffled
+from trainer.models import BATCH, METRICS, batches, images, loss, network, shuffled
 
 import tensoropt
 
@@ -31,7 +31,7 @@ def parallelized(model: keras.Model | None = None):
     cluster = f"v100-1x{os.environ['OMPI_COMM_WORLD_SIZE']}"
     model = model or network()
     return tensoropt.parallelize(
-        model, keras.optimizers.Adam(1e-2), LOSS, metrics=METRICS, batch_size=BATCH, cluster=cluster
+        model, keras.optimizers.Adam(1e-2), loss(), metrics=METRICS, batch_size=BATCH, cluster=cluster
     )
 
 
@@ -91,6 +91,8 @@ def data(folder: Path) -> None:
 
 def main() -> None:
     what, *rest = sys.argv[1:]
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     if what == "models":
         parallelized(network(units=8 + RANK))
     elif what == "callback":
