@@ -91,6 +91,13 @@ class TableGraph:
     work: float = 0.0
     _efforts: dict[int, Effort] = field(default_factory=dict)
     _neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _scopes: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
+    _orders: dict[int, tuple[int, int, bool, float, int]] = field(default_factory=dict)
+    _ordered: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        for scope in self.tables:
+            self._file(scope)
 
     def copy(self) -> TableGraph:
         tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
@@ -117,7 +124,7 @@ class TableGraph:
     def neighbours(self, variable: int) -> tuple[int, ...]:
         known = self._neighbours.get(variable)
         if known is None:
-            scopes = (scope for scope in self.tables if variable in scope)
+            scopes = self._scopes.get(variable, ())
             known = self._neighbours[variable] = tuple(sorted({other for scope in scopes for other in scope} - {variable}))
         return known
 
@@ -135,6 +142,7 @@ class TableGraph:
             names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
             raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
         self.tables[table.scope] = self.thinning.apply(table)
+        self._file(table.scope)
         self._forget(table.scope)
 
     def effort(self, variable: int) -> Effort:
@@ -163,24 +171,33 @@ class TableGraph:
         A table made by an elimination has no interfaces to save work by (see :mod:`.interface`) and long frontiers, so
         between tables of one magnitude the order keeps such tables from meeting in a variable that is yet to be
         eliminated, and leads those there are through the graph before it starts others.
+
+        Args:
+            among: the variables to choose from; the same object from call to call while it only shrinks.
         """
-        made: dict[int, list[tuple[int, ...]]] = {}
-        for scope, table in self.tables.items():
-            if table.trace is not None and len(scope) > 1:
-                for variable in scope:
-                    made.setdefault(variable, []).append(scope)
+        if among is not self._ordered:
+            self._ordered = among
+            self._orders.clear()
+        for variable in among:
+            if variable not in self._orders:
+                self._orders[variable] = self._order(variable, among)
+        chosen = min(among, key=self._orders.__getitem__, default=None)
+        return None if chosen is None else self.effort(chosen)
 
-        def order(effort: Effort) -> tuple[int, int, bool, float, int]:
-            scopes = made.get(effort.variable, [])
-            result = set(self.neighbours(effort.variable))
-            meeting = sum(
-                any(effort.variable not in scope and not result.issuperset(scope) for scope in made.get(other, []))
-                for other in result.intersection(among)
-            )
-            collisions = max(len(scopes) - 1, 0) + meeting
-            return effort.magnitude, collisions, not scopes, effort.joined, effort.variable
+    def _order(self, variable: int, among: Collection[int]) -> tuple[int, int, bool, float, int]:
+        effort, scopes = self.effort(variable), self._made(variable)
+        result = set(self.neighbours(variable))
+        meeting = sum(
+            any(variable not in scope and not result.issuperset(scope) for scope in self._made(other))
+            for other in result.intersection(among)
+        )
+        collisions = max(len(scopes) - 1, 0) + meeting
+        return effort.magnitude, collisions, not scopes, effort.joined, variable
 
-        return min((self.effort(variable) for variable in among), key=order, default=None)
+    def _made(self, variable: int) -> list[tuple[int, ...]]:
+        """The scopes of a variable's tables that eliminations made."""
+        scopes = self._scopes.get(variable, ())
+        return [scope for scope in scopes if len(scope) > 1 and self.tables[scope].trace is not None]
 
     def eliminate(self, variable: int) -> None:
         """Sum a variable out, exactly (Eq. 4, Eq. 6).
@@ -294,7 +311,7 @@ class TableGraph:
         return tuple(possible[np.argsort(ranks.min(axis=1), kind="stable")].tolist())
 
     def _tables_of(self, variable: int) -> list[Table]:
-        return [table for scope, table in self.tables.items() if variable in scope]
+        return [self.tables[scope] for scope in self._scopes.get(variable, ())]
 
     def _pop_tables_of(self, variable: int) -> list[Table]:
         tables = self._tables_of(variable)
@@ -304,11 +321,23 @@ class TableGraph:
 
     def _pop(self, scope: tuple[int, ...]) -> Table | None:
         self._forget(scope)
+        if scope in self.tables:
+            for variable in scope:
+                del self._scopes[variable][scope]
         return self.tables.pop(scope, None)
 
-    def _forget(self, scope: tuple[int, ...]) -> None:
+    def _file(self, scope: tuple[int, ...]) -> None:
         for variable in scope:
+            self._scopes.setdefault(variable, {})[scope] = None
+
+    def _forget(self, scope: tuple[int, ...]) -> None:
+        """What was worked out for these variables is no longer so; the order of their neighbours depends on them too."""
+        for variable in scope:
+            for other in self.neighbours(variable):
+                self._orders.pop(other, None)
+            self._orders.pop(variable, None)
             self._efforts.pop(variable, None)
+        for variable in scope:
             self._neighbours.pop(variable, None)
 
 
