@@ -37,8 +37,6 @@ from .saving import Position, Saving, is_keras_format
 
 logger = logging.getLogger("tensoropt")
 Logs = dict[str, Any]
-# What tells the same batches on all ranks; other sources are a process's own.
-_DETERMINED = (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDatasetAdapter)
 
 
 @dataclass
@@ -303,8 +301,7 @@ class Trainer(KerasObjective):
         if iterator is None:
             return
         shares = iterator._distributed_dataset
-        if not isinstance(iterator.data_adapter, _DETERMINED):
-            shares.one_reads = True
+        shares.one_reads = not _is_determined(iterator.data_adapter)
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
             self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)
@@ -341,6 +338,13 @@ class _Position(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.epoch, self._progress.step = epoch + 1, 0
+
+
+def _is_determined(source: Any) -> bool:
+    """Whether a source of Keras's may well give the same batches on all ranks; what Python draws is a process's own."""
+    if isinstance(source, array_data_adapter.ArrayDataAdapter):
+        return not source._shuffle
+    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
 
 
 def _skip_steps(iterator: Any, n_steps: int) -> None:
