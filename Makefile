@@ -12,9 +12,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-# The long tests that start no ranks run two at a time; the others have the cores to themselves.
-ONE_PROCESS_TESTS := tests/rules tests/ft tests/reschedule tests/zoo_models tests/execution/test_random_strategies.py
-
 ifeq ($(shell id -u),0)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -43,8 +40,9 @@ demo: install ## train on handwritten digits with NP=2 ranks
 	$(BIN)/mpirun -n $(NP) $(BIN)/python examples/train_digits.py
 
 test: install ## all tests, those on several ranks too
-	$(BIN)/python -m pytest -n 2 $(ONE_PROCESS_TESTS)
-	$(BIN)/python -m pytest tests $(ONE_PROCESS_TESTS:%=--ignore=%)
+	@# Those that start no ranks run two at a time; the others have the cores to themselves.
+	$(BIN)/python -m pytest -n 2 -m "not ranks"
+	$(BIN)/python -m pytest -m ranks
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # TensorFlow's notices about its build would hide what a test prints.
@@ -10,3 +11,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Other work on the machine must not fail a property.
 settings.register_profile("tensoropt", deadline=None)
 settings.load_profile("tensoropt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-models", action="store_true", help="hold every model of tests/models, at full depth: an hour")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that start ranks are marked: their tests need the cores for themselves."""
+    for item in items:
+        module = getattr(item, "module", None)
+        if hasattr(module, "run_ranks") or hasattr(module, "run_command"):
+            item.add_marker(pytest.mark.ranks)

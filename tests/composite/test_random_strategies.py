@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 import zoo
@@ -17,7 +16,6 @@ from execution.strategies import (
     random_strategy,
     train_and_check,
 )
-from mpirun import run_ranks
 
 from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
@@ -42,8 +40,3 @@ def test_four_devices_give_one_device_numbers(function: str, seed: int) -> None:
     train_and_check(engine, model)
     assert_variables(model, view, pieces_here(engine))
     evaluate_and_check(engine, model)
-
-
-def test_two_processes_give_one_device_numbers() -> None:
-    done = run_ranks(2, "-m", "mpi4py", Path(__file__).with_name("worker.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
