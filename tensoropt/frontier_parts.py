@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from .deliveries import Router
 from .frontier import ModelFrontier
 from .ir import Graph, Operator
+from .optimizers.protocol import ParameterUpdate
 from .plan import PlannedDelivery, PlannedOperator
 from .plan_frontier import Progress
 from .planning import Charge, charges, complete
@@ -136,7 +138,17 @@ def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class _Neighbourhood(Graph):
-    """Some operators of a graph, all of them run by its training steps."""
+    """Some operators of a graph, all of them run by its training steps; what these update how is seen on the whole graph."""
+
+    whole: Graph
+
+    @cached_property
+    def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
+        return self.whole.updates
+
+    @cached_property
+    def lookups(self) -> dict[str, tuple[str, ...]]:
+        return self.whole.lookups
 
     @property
     def step_operators(self) -> tuple[Operator, ...]:
@@ -236,7 +248,7 @@ class _Parts:
         takers = [taker for tensor in op.outputs for taker in self._takers.get(tensor.name, ())]
         names = {name for taker in takers for name in (taker.name, taker.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
-        return _Neighbourhood({each.name: each for each in members}, self.graph.train_steps, {})
+        return _Neighbourhood({each.name: each for each in members}, self.graph.train_steps, {}, self.graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]
