@@ -42,9 +42,7 @@ EVEN = "right only where a block happens to end between two windows or strides, 
 REASONS = {
     "StridedSlice/every second": EVEN,
     "MaxPool/over channels": "windows over batch or channels run whole: no model was seen to have them",
-    "Einsum/ellipsis": "an ellipsis runs whole: its dimensions would have to be given letters",
     "Einsum/trace": "an equation that repeats a letter within a term runs whole",
-    "GatherV2/within a batch": "a lookup within a batch runs whole",
     "SoftmaxCrossEntropyWithLogits/broadcast": "TensorFlow has no gradient for labels that are broadcast",
     "PadV2/nothing": "linear only where nothing is padded at all",
     **dict.fromkeys(("Xdivy", "Xdivy/extents of 1", "Xdivy/missing dimension"), "not linear where both operands are 0"),
@@ -97,10 +95,12 @@ def _text(layout: Layout) -> str:
 
 def missing(case: Case, n: int) -> list[Split]:
     """Right splits into n blocks that the rule doesn't offer."""
-    again = replace(case, label=f"{case.label} again")
-    right = [list(_Blocks(drawn, n).right()) for drawn in (case, again)]
     known = offered(case, n)
-    return [split for split in right[0] if split in right[1] and split not in known]
+    found = [split for split in _Blocks(case, n).right() if split not in known]
+    if not found:
+        return []
+    again = set(_Blocks(replace(case, label=f"{case.label} again"), n).right())
+    return [split for split in found if split in again]
 
 
 @dataclass
@@ -128,14 +128,25 @@ class _Blocks:
                 op, [statics[i] if t is None else next(remaining) for i, t in enumerate(op.inputs)]
             )
             for way, shape in product(list(product(*self.ways))[1:], self._targets()):
+                per_block = self._values(way)
+                if not all(self._hold_a_window(values) for values in per_block):
+                    continue
                 try:
                     blocks = [
                         running.run(results, {target: shape, **dict(zip(operands, values, strict=True))})
-                        for values in self._values(way)
+                        for values in per_block
                     ]
                 except (tf.errors.OpError, ValueError):
                     continue
                 yield from self._outcomes(way, blocks, truth)
+
+    def _hold_a_window(self, operands: list[np.ndarray]) -> bool:
+        """Whether a pool without padding has a result: TensorFlow's kernel for three dimensions divides by its extents."""
+        attrs = self.case.op.attrs
+        if "ksize" not in attrs or attrs.get("padding") != "VALID":
+            return True
+        image = operands[0]
+        return all(extent >= size for extent, size in zip(image.shape, attrs["ksize"], strict=False))
 
     def _targets(self) -> list[tuple[int, ...]]:
         """The shapes that a block of the result may have, where the operator is told."""
