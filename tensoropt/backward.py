@@ -67,7 +67,9 @@ def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tenso
 
 
 def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
-    variables = [graph.operators[name].result for name in step.variables]
+    # Of a variable that is updated by rows the gradient is that of what its lookups find.
+    starts = [name for variable in step.variables for name in graph.lookups.get(variable, (variable,))]
+    variables = [graph.operators[name].result for name in starts]
     return graph.ancestors([step.loss], step.variables), [step.loss], variables
 
 

@@ -26,6 +26,7 @@ from .composite.costing import BodyCosting
 from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
+from .optimizers.rows import row_deliveries
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
@@ -93,6 +94,9 @@ class OperatorCosting:
                 total += piece + self._update_bytes(op, layout)
             elif op.type == CONSTANT or tensor.name in self.kept:
                 total += piece
+        if op.name in self.graph.lookup_operators:
+            # The indices and the gradient of what was found, whole on every device.
+            total += op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
         if op.type in COMPOSITES:
             total += self._body(op).kept_bytes(config)
         if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
@@ -124,8 +128,11 @@ class OperatorCosting:
         return sum(update.copies(op.result, layout, piece) for update in self.graph.updates.get(op.name, ()))
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Delivery]:
-        updates = self.graph.updates.get(op.name)
-        return update_deliveries(updates, op.result, interface(rule, config).results[0]) if updates else ()
+        """The deliveries of a variable's update, and of a lookup what its table's update takes."""
+        if op.name in self.graph.lookup_operators:
+            return row_deliveries(op, rule, config)
+        updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
+        return update_deliveries(updates, op.result, interface(rule, config).results[0], by_rows) if updates else ()
 
     def _bytes_moved(self, op: Operator, seen: Interface) -> int:
         pieces: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))

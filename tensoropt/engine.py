@@ -23,6 +23,7 @@ from .lowering.local import piece_of, uniform_shape
 from .lowering.model import LocalModel
 from .lowering.operators import Values
 from .optimizers.protocol import Emission, RunningOptimizer, Shards
+from .optimizers.rows import Lookup, row_deliveries
 from .reschedule.layout import Layout
 from .rules.rule import Demand
 from .state import StateEntry, local_variables
@@ -54,8 +55,13 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class BuiltFunction:
+    """Attributes:
+    layouts: per feed, where its pieces are.
+    """
+
     call: Callable[..., Any]
     log: tuple[Collective, ...]
+    layouts: tuple[Layout, ...]
 
 
 @dataclass
@@ -148,8 +154,7 @@ class Engine:
         """
         built = self.function(fetch, tuple(feeds))
         arguments = []
-        for feed, value in feeds.items():
-            layout = self._fed_layout(feed)
+        for (feed, value), layout in zip(feeds.items(), built.layouts, strict=True):
             for rank in self.backend.ranks:
                 if isinstance(value, tf.Tensor) and (feed.is_local or layout.is_replicated):
                     arguments.append(value)
@@ -200,7 +205,7 @@ class Engine:
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         self.agree(structure_digest(function.graph, deliverer.log), deliverer.log)
-        return BuiltFunction(function, tuple(deliverer.log))
+        return BuiltFunction(function, tuple(deliverer.log), tuple(map(self._fed_layout, feeds)))
 
     def _emit(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
@@ -246,7 +251,14 @@ class Engine:
         def deliver(delivery: Delivery, values: Values) -> Values:
             return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name)
 
-        emission = Emission(reads, deliver, lambda tensor: model.replicated(tensor, step.name))
+        def looked_up(name: str) -> Lookup:
+            op, config = self.graph.operators[name], self.view.strategy.configs[name]
+            of_indices, of_gradient = row_deliveries(op, self.view.rules[name], config)
+            found, indices = model.looked_up(name)
+            return Lookup(found, deliver(of_indices, indices), of_gradient)
+
+        lookups = [[looked_up(lookup) for lookup in self.graph.lookups.get(name, ())] for name in step.variables]
+        emission = Emission(reads, lookups, deliver, lambda tensor: model.replicated(tensor, step.name))
         self.optimizers[step.name].train(losses, emission)
         if step.step_counter is not None:
             for variable in self.variables[step.step_counter]:

@@ -85,6 +85,15 @@ class Operator:
     def result(self) -> Tensor:
         return self.outputs[0]
 
+    def takes(self, tensor: Tensor) -> bool:
+        return any(operand.name == tensor.name for _, operand in self.operands)
+
+    def looks_up(self, tensor: Tensor) -> bool:
+        """Whether it finds rows (of the first dimension) of a tensor, and takes it for nothing else."""
+        if self.type != "GatherV2" or self.statics[2] != 0 or self.attrs["batch_dims"]:
+            return False
+        return [position for position, operand in self.operands if operand.name == tensor.name] == [0]
+
     @property
     def is_trainable(self) -> bool:
         return self.type == VARIABLE and bool(self.attrs["trainable"])
@@ -163,6 +172,26 @@ class Graph:
             for name, update in zip(step.variables, step.optimizer.updates(tensors), strict=True):
                 found[name] = (*found.get(name, ()), update)
         return found
+
+    @cached_property
+    def lookups(self) -> dict[str, tuple[str, ...]]:
+        """By trained variable that is updated by rows, the lookups in it: one step trains it, and takes nothing else."""
+        found: dict[str, tuple[str, ...]] = {}
+        for step in self.train_steps.values():
+            if not step.optimizer.takes_rows:
+                continue
+            needed = self.ancestors([step.loss])
+            for name in step.variables:
+                tensor = self.operators[name].result
+                takers = [op for op in self.operators.values() if op.name in needed and op.takes(tensor)]
+                if takers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in takers):
+                    found[name] = tuple(op.name for op in takers)
+        return found
+
+    @cached_property
+    def lookup_operators(self) -> frozenset[str]:
+        """The lookups of all variables that are updated by rows."""
+        return frozenset(name for names in self.lookups.values() for name in names)
 
     @property
     def parameter_bytes(self) -> int:

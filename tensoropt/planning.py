@@ -11,6 +11,7 @@ from .errors import InputError
 from .frontier import Model, ModelFrontier
 from .ir import Operator
 from .optimizers.deliveries import update_deliveries
+from .optimizers.rows import row_deliveries
 from .plan import Plan, PlannedDelivery, PlannedOperator
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
@@ -42,7 +43,11 @@ def charges(view: StrategyView) -> Iterator[Charge]:
         for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
             yield Charge(op.name, (op.name,), delivery, False)
         if op.name in graph.updates:
-            for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result)):
+            by_rows = op.name in graph.lookups
+            for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
+                yield Charge(op.name, (op.name,), delivery, False)
+        if op.name in graph.lookup_operators:
+            for delivery in row_deliveries(op, view.rules[op.name], config):
                 yield Charge(op.name, (op.name,), delivery, False)
         for tensor in op.outputs:
             those = takers.get(tensor.name, [])

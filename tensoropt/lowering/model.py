@@ -39,6 +39,7 @@ class LocalModel:
     _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
     _whole: dict[str, Values] = field(default_factory=dict)
+    _indices: dict[str, Values] = field(default_factory=dict)
 
     def emit(self, names: set[str]) -> None:
         """Emit operators (with all that they need among them) in program order."""
@@ -84,6 +85,10 @@ class LocalModel:
             self._whole[tensor.name] = self.delivered(tensor, demand, operator)
         return self._whole[tensor.name]
 
+    def looked_up(self, lookup: str) -> tuple[Values, Values]:
+        """Of a lookup in a table that is updated by rows: what it found, and the local indices that it took."""
+        return self.value(self.view.graph.operators[lookup].result), self._indices[lookup]
+
     def without_sums(self, tensor: Tensor, operator: str) -> Values:
         """A tensor's pieces as they lie, with pending sums completed."""
         return self.delivered(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
@@ -94,6 +99,8 @@ class LocalModel:
             return
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
+        if self.training and op.name in self.view.graph.lookup_operators:
+            self._indices[op.name] = operands[1]
         # Whether the inner deliveries carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.training else frozenset()
         inner = inner_deliveries(op, rule, config, differentiated)

@@ -36,6 +36,10 @@ class Classic:
         return tuple(value for _, value in self.hyperparameters if isinstance(value, Tensor))
 
     @property
+    def takes_rows(self) -> bool:
+        return False
+
+    @property
     def structure(self) -> str:
         shown = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
         return f"{self.kind} {shown}"

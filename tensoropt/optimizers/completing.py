@@ -20,9 +20,10 @@ from .copies import OnRank
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnPieces, ratio_of
 from .protocol import Emission
+from .rows import Gradient, over_values, values_of
 from .sums import Sums, square_sum
 
-Gradients = Sequence[tf.Tensor | None]
+Gradients = Sequence[Gradient | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ class Completing:
 
     def _local(self, values: Gradients, measure: Callable[..., tf.Tensor], rank: int) -> tf.Tensor:
         dtype = self.sums.dtype
-        return self.sums.local([None if value is None else measure(value, dtype) for value in values], rank)
+        return self.sums.local([None if value is None else measure(values_of(value), dtype) for value in values], rank)
 
     @contextmanager
     def _replaced(self, on: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
@@ -100,18 +101,22 @@ class Completing:
             on.inner.ratios = {place: ratio_of(totals[place], totals[n + place]) for place in range(n)}
 
 
-def _as_clipped(on: OnRank, gradients: Gradients) -> list[tf.Tensor | None]:
+def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
     """Gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
     inner = on.inner
     scale = inner.loss_scale_factor if on.copy is inner else on.copy.dynamic_scale
     steps, seen = inner.gradient_accumulation_steps, []
     for place, gradient in enumerate(gradients):
         if gradient is not None and scale is not None:
-            gradient = gradient / tf.cast(scale, gradient.dtype)
+            gradient = over_values(partial(_unscaled, scale=scale), gradient)
         if gradient is not None and steps:
-            gradient = (gradient + inner._accumulated_gradients[place].value) / steps
+            gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[place].value) / steps
         seen.append(gradient)
     return seen
+
+
+def _unscaled(value: tf.Tensor, scale: Any) -> tf.Tensor:
+    return value / tf.cast(scale, value.dtype)
 
 
 def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

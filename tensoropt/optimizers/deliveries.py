@@ -30,14 +30,21 @@ def piece_delivery(tensor: Tensor, layout: Layout) -> Delivery:
     return Delivery(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
 
 
-def update_deliveries(updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout) -> Iterator[Delivery]:
-    """The deliveries of a parameter's updates, one for each training step that trains it."""
+def update_deliveries(
+    updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout, by_rows: bool
+) -> Iterator[Delivery]:
+    """The deliveries of a parameter's updates, one for each training step that trains it.
+
+    Args:
+        by_rows: whether the gradient comes as rows, which every device has.
+    """
     mesh = layout.mesh
     for update in updates:
         if mesh.n_devices > 1:
             yield from (sum_delivery(mesh, length, item_bytes) for length, item_bytes in update.sums)
         if update.is_whole and not layout.is_replicated:
             # The gradient, the parameter, and the parameter's piece on the way back.
-            yield whole_delivery(tensor, layout)
+            if not by_rows:
+                yield whole_delivery(tensor, layout)
             yield whole_delivery(tensor, layout)
             yield piece_delivery(tensor, layout)

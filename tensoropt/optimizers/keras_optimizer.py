@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tensoropt")
 _ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
+# Muon fails on rows, LAMB takes norms of a direction that rows give otherwise, the last hands parameters to others.
+_DENSE = (keras.optimizers.Muon, keras.optimizers.Lamb, keras.optimizers.MultiOptimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +90,16 @@ class KerasOptimizer:
     def tensors(self) -> tuple[Tensor, ...]:
         return ()
 
+    @property
+    def takes_rows(self) -> bool:
+        """Keras's own do, but for those of its updates that fail on rows, and LAMB."""
+        is_keras = type(self.inner).__module__.startswith("keras.")
+        return is_keras and not isinstance(self.inner, _DENSE) and self.inner.loss_scale_factor is None
+
     @cached_property
     def structure(self) -> str:
-        return f"{type(self.source).__qualname__} {self._slots} {self.is_whole} {self.sum_lengths}"
+        kept = f"{self._slots} {self.is_whole} {self.sum_lengths} {self.takes_rows}"
+        return f"{type(self.source).__qualname__} {kept}"
 
     @property
     def numbers(self) -> str:

@@ -29,6 +29,7 @@ from .deliveries import piece_delivery, whole_delivery
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnPieces
 from .protocol import Emission, Shards
+from .rows import Gradient, slices_of
 from .sums import Sums
 
 
@@ -130,21 +131,38 @@ class RunningKeras:
 
     def train(self, losses: Values, emission: Emission) -> None:
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
-        found = gradients_of(scaled, list(emission.reads))
-        self._read_whole(emission)
-        moved = [
-            emission.deliver(whole_delivery(tensor, layout), gradients) if is_moved and gradients is not None else gradients
-            for gradients, tensor, layout, is_moved in zip(
-                found, self._shards.tensors, self._shards.layouts, self._is_moved, strict=True
-            )
+        sources = [
+            [lookup.found for lookup in lookups] or [values]
+            for values, lookups in zip(emission.reads, emission.lookups, strict=True)
         ]
-        by_rank = [[group and group[i] for group in moved] for i in range(len(self._on))]
+        found = iter(gradients_of(scaled, [values for each in sources for values in each]))
+        self._read_whole(emission)
+        moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
+        by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]
         completing = Completing(self._optimizer, self._on, self._sums, emission)
         with completing.completed(by_rank) if self._completes else nullcontext():
             for on, gradients in zip(self._on, by_rank, strict=True):
                 pairs = [(g, piece) for g, piece in zip(gradients, on.updated, strict=True) if g is not None]
                 on.copy.apply(*map(list, zip(*pairs, strict=True)))
         self._write_pieces(emission)
+
+    def _gradients(self, n: int, found: list[Values | None], emission: Emission) -> Sequence[Gradient] | None:
+        """Per rank the gradient of a parameter: as it lies, whole, or as rows."""
+        tensor, lookups = self._shards.tensors[n], emission.lookups[n]
+        if lookups:
+            pairs = [
+                (emission.deliver(lookup.delivery, gradients), lookup.indices)
+                for lookup, gradients in zip(lookups, found, strict=True)
+                if gradients is not None
+            ]
+            return pairs and [
+                slices_of([(g[i], indices[i]) for g, indices in pairs], self._layouts[n], tensor.shape, rank)
+                for i, rank in enumerate(self._shards.ranks)
+            ]
+        (gradients,) = found
+        if gradients is not None and self._is_moved[n]:
+            return emission.deliver(whole_delivery(tensor, self._shards.layouts[n]), gradients)
+        return gradients
 
     def _read_whole(self, emission: Emission) -> None:
         for n, values in enumerate(emission.reads):

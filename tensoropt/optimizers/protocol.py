@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..ir import Tensor
     from ..lowering.operators import Values
     from ..state import StateEntry
+    from .rows import Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,13 @@ class Emission:
 
     Attributes:
         reads: per parameter the local values that the loss was computed from.
+        lookups: per parameter that is updated by rows, what its lookups found; empty for others.
         deliver: brings local values along a delivery.
         replicated: a recorded tensor, whole on every rank.
     """
 
     reads: Sequence[Values]
+    lookups: Sequence[Sequence[Lookup]]
     deliver: Callable[[Delivery, Values], Values]
     replicated: Callable[[Tensor], Values]
 
@@ -114,6 +117,11 @@ class Optimizer(Protocol):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The recorded scalars that an update takes."""
+        ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the gradient of a variable that is only looked up is rows (``IndexedSlices``)."""
         ...
 
     @property

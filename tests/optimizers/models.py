@@ -22,10 +22,31 @@ from tensoropt.lowering.deliver import Backend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
+from tensoropt.rules.rule import Config
 from tensoropt.state import StateEntry
 
 N_STEPS = 4
-MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention)}
+
+
+def lookups(api: Any = tf.compat.v1) -> zoo.Built:
+    """Two tables that are only looked up, one of them twice; words occur several times in a batch, some of them never."""
+    batch, length, vocabulary, width = 3, 5, 11, 6
+    words = api.placeholder(api.int64, [batch, length], name="words")
+    nexts = api.placeholder(api.int64, [batch, length], name="nexts")
+    table = api.get_variable("table", [vocabulary, width], api.float64)
+    kinds = api.get_variable("kinds", [4, width], api.float64)
+    w = api.get_variable("w", [width, vocabulary], api.float64)
+    x = api.gather(table, words) + api.tanh(api.gather(table, nexts)) * api.gather(kinds, api.minimum(words, 3))
+    logits = api.matmul(api.reshape(x, [batch * length, width]), w)
+    wanted = api.reshape(nexts, [batch * length])
+    losses = api.nn.sparse_softmax_cross_entropy_with_logits(labels=wanted, logits=logits)
+    loss = api.reduce_mean(losses)
+    rng = np.random.default_rng(1)
+    drawn = {each: rng.integers(0, 8, (zoo.N_BATCHES, batch, length)) for each in (words, nexts)}
+    return zoo.Built(loss, drawn, ())
+
+
+MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, lookups)}
 Batch = Mapping[str, np.ndarray]
 MakeOptimizer = Callable[[list[Any]], Any]
 """Makes an optimizer for trained variables, which it may exclude from weight decay."""
@@ -81,11 +102,18 @@ class Plain:
     def batch(self, step: int) -> Batch:
         return {key.name: values[step % zoo.N_BATCHES] for key, values in self.built.inputs.items()}
 
-    def step(self, values: dict[str, np.ndarray], batch: Batch) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Loss and gradients for these values of variables; ``values`` of moving averages are brought up to date."""
+    def step(self, values: dict[str, np.ndarray], batch: Batch) -> tuple[np.ndarray, list[Any]]:
+        """Loss and gradients (``IndexedSlices`` where TensorFlow has them) for these values of variables.
+
+        ``values`` of moving averages are brought up to date.
+        """
         initializers = {name: variable.initializer for name, variable in self.variables.items()}
         self.session.run(initializers, {initializers[name].inputs[1]: values[name] for name in initializers})
         loss, gradients, _ = self.session.run([self.built.loss, self.gradients, self.built.updates], batch)
+        gradients = [
+            tf.IndexedSlices(*map(tf.constant, gradient)) if isinstance(gradient, tuple) else tf.constant(gradient)
+            for gradient in gradients
+        ]
         moved = {name: variable for name, variable in self.variables.items() if name not in self.trained}
         values.update(self.session.run(moved))
         return loss, gradients
@@ -96,7 +124,7 @@ def plain(name: str) -> Plain:
     recorded = _recorded(name)
     with recorded.graph.as_default():
         trained = [recorded.variables[name] for name in recorded.trained]
-        gradients = tuple(tf.convert_to_tensor(g) for g in tf.gradients(recorded.built.loss, trained))
+        gradients = tuple(tf.gradients(recorded.built.loss, trained))
     session = tf.compat.v1.Session(graph=recorded.graph)
     session.run([variable.initializer for variable in recorded.variables.values()])
     return Plain(recorded, session, gradients, session.run(dict(recorded.variables)))
@@ -131,8 +159,8 @@ def on_one_device(model: Plain, make: MakeOptimizer, batches: list[Batch], const
     values, losses = dict(model.first_values), []
     for batch in batches:
         loss, gradients = model.step(values, batch)
-        scale = np.asarray(optimizer.scale_loss(tf.ones([], tf.float64)))
-        optimizer.apply([tf.constant(scale * gradient) for gradient in gradients], variables)
+        scale = optimizer.scale_loss(tf.ones([], tf.float64))
+        optimizer.apply([keras.ops.multiply(gradient, scale) for gradient in gradients], variables)
         values.update({name: np.asarray(variable) for name, variable in zip(model.trained, variables, strict=True)})
         losses.append(loss)
     kept = tuple((variable.path, np.asarray(variable)) for variable in optimizer.variables)
@@ -150,9 +178,9 @@ class Case:
     batches: tuple[Batch, ...]
     expected: Trained
 
-    def engine(self, mesh: Mesh, seed: int, backend: Backend) -> Engine:
+    def engine(self, mesh: Mesh, seed: int, backend: Backend, prefers: Callable[[Config], bool] | None = None) -> Engine:
         """An engine for a random strategy over random paths."""
-        view = random_strategy(self, mesh, seed)
+        view = random_strategy(self, mesh, seed, prefers)
         return Engine(view, random_router(seed), backend, lambda name: self.first_values[name])
 
     @property
@@ -185,13 +213,20 @@ def case_of(
     return Case(Model(graph, analyse(graph)), optimizer, loss, model.first_values, tuple(batches), expected)
 
 
-def check(case: Case, mesh: Mesh, seed: int, backend: Backend, tolerance: float = 1e-10) -> Engine:
+def check(
+    case: Case,
+    mesh: Mesh,
+    seed: int,
+    backend: Backend,
+    tolerance: float = 1e-10,
+    prefers: Callable[[Config], bool] | None = None,
+) -> Engine:
     """Train by a random strategy: losses, variables, and all that the optimizer keeps are one device's.
 
     Raises:
         AssertionError: they aren't, or other collectives were executed than charged.
     """
-    engine = case.engine(mesh, seed, backend)
+    engine = case.engine(mesh, seed, backend, prefers)
     fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
     for step, (batch, expected) in enumerate(zip(case.batches, case.expected.losses, strict=True)):
         (losses,) = engine.run(fetch, feeds_of(case.graph, batch))
