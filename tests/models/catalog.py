@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from models import sequences
+from models import sequences, shallow
 from models.sequences import Size
 
 CLASSES = 5
@@ -50,11 +50,13 @@ def images(make: Callable[[], keras.Model], size: int, batch_size: int, classes:
     return Entry(make, batch, batch_size)
 
 
-def application(constructor: str, size: int, batch_size: int = 4, classes: int = CLASSES, **options: Any) -> Entry:
-    """A model of ``keras.applications`` with random weights."""
+def application(
+    constructor: str | Callable[..., keras.Model], size: int, batch_size: int = 4, classes: int = CLASSES, **options: Any
+) -> Entry:
+    """A model of ``keras.applications``, or of a constructor that takes the same, with random weights."""
 
     def make() -> keras.Model:
-        made = getattr(keras.applications, constructor)
+        made = getattr(keras.applications, constructor) if isinstance(constructor, str) else constructor
         return made(weights=None, input_shape=(size, size, 3), classes=classes, classifier_activation=None, **options)
 
     return images(make, size, batch_size, classes)
@@ -86,7 +88,17 @@ def segments(make: Callable[[Size], keras.Model], size: Size, batch_size: int) -
 
 
 TINY = Size(length=6, vocabulary=11, width=8, depth=2, heads=4)
-SMALL: dict[str, Entry] = {
+SHALLOW: dict[str, Entry] = {
+    "resnet": application(shallow.resnet_v1, 32),
+    "resnet_v2": application(shallow.resnet_v2, 32),
+    "densenet": application(shallow.densenet_121, 32),
+    "mobilenet_v3": application(shallow.mobilenet_v3_small, 32),
+    "efficientnet": application(shallow.efficientnet_b0, 32),
+    "efficientnet_v2": application(shallow.efficientnet_v2_b0, 32),
+    "nasnet": application(shallow.nasnet_mobile, 32),
+    "convnext": application(shallow.convnext_tiny, 32),
+}
+APPLICATIONS: dict[str, Entry] = {
     "VGG16": application("VGG16", 32),
     "ResNet50": application("ResNet50", 32),
     "ResNet50V2": application("ResNet50V2", 32),
@@ -101,6 +113,8 @@ SMALL: dict[str, Entry] = {
     "EfficientNetV2B0": application("EfficientNetV2B0", 32),
     "NASNetMobile": application("NASNetMobile", 32),
     "ConvNeXtTiny": application("ConvNeXtTiny", 32),
+}
+SEQUENCES: dict[str, Entry] = {
     "bert": segments(sequences.bert, TINY, 4),
     "gpt": words(sequences.gpt, TINY, 4),
     "gpt_untied": words(partial(sequences.gpt, tied=False), TINY, 4),
@@ -110,3 +124,4 @@ SMALL: dict[str, Entry] = {
     "gru": words(sequences.gru, TINY, 4),
     "gru_unrolled": words(partial(sequences.gru, unroll=True), TINY, 4),
 }
+SMALL = {**SHALLOW, **APPLICATIONS, **SEQUENCES}

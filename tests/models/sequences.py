@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras import layers, ops
+from keras import layers
 
 DROPPED = 0.1
 
@@ -31,6 +31,8 @@ class Size:
 
 class Places(layers.Layer):
     """Adds a trained vector for each place of a sequence."""
+
+    supports_masking = True
 
     def build(self, input_shape: Any) -> None:
         self.table = self.add_weight(shape=input_shape[1:], initializer="normal", name="table")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from tensoropt.trainer.programs import TRAIN, Captured, capture_program
 from tensoropt.trainer.signature import signature_of
 
 N_STEPS = 2
+ROUNDING = 1e-12
 MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
 State = dict[str, np.ndarray]
 
@@ -150,6 +151,18 @@ def by_strategy(case: Case, view: StrategyView, router: Router | None = None) ->
         yield Step(float(losses[0]), *_state(engine))
 
 
+def without_gradient(case: Case) -> set[str]:
+    """Variables whose gradient is zero but for rounding, and the optimizer's that belong to them.
+
+    Of what an optimizer divides by its own magnitude, as Adam does, only rounding is left: one device has no better number.
+    """
+    slots = {name: value for name, value in case.expected[0].slots.items() if name.endswith("_momentum")}
+    scale = max(np.max(np.abs(value)) for value in slots.values())
+    zero = {name.removesuffix("_momentum") for name, v in slots.items() if np.max(np.abs(v)) <= ROUNDING * scale}
+    variables = {name for name in case.first_values if name.replace("/", "_") in zero}
+    return variables | {name for name in case.expected[0].slots if name.rpartition("_")[0] in zero}
+
+
 def _state(engine: Engine) -> tuple[State, State]:
     variables: State = {}
     slots: State = {}
@@ -162,7 +175,7 @@ def _state(engine: Engine) -> tuple[State, State]:
     return variables, slots
 
 
-def differences(case: Case, found: Iterator[Step], tolerance: float, but: Mapping[str, Any] | None = None) -> list[str]:
+def differences(case: Case, found: Iterator[Step], tolerance: float, but: Container[str] = ()) -> list[str]:
     """What differs from one device, worst first, as text.
 
     A tensor may differ by ``tolerance`` times its largest magnitude. What is zero but for rounding (the gradient of a bias
@@ -179,7 +192,7 @@ def differences(case: Case, found: Iterator[Step], tolerance: float, but: Mappin
             assert not missing, f"{sorted(missing)[:3]} aren't among {sorted(ours)[:5]}"
             scale = max((np.max(np.abs(v)) for v in theirs.values() if v.dtype.kind == "f" and v.size), default=0.0)
             for name, value in theirs.items():
-                if but is None or name not in but:
+                if name not in but:
                     off += _compared(f"step {number}: {kind}{name}", ours[name], value, tolerance, float(scale))
     return [text for _, text in sorted(off, reverse=True)]
 
@@ -189,7 +202,7 @@ def _compared(what: str, got: np.ndarray, expected: np.ndarray, tolerance: float
     if expected.dtype.kind != "f":
         return [] if np.array_equal(got, expected) else [(np.inf, f"{what} is {got}, not {expected}")]
     largest = float(np.max(np.abs(expected), initial=0.0))
-    rounding = 1000 * float(np.finfo(expected.dtype).eps) * scale
+    rounding = ROUNDING * float(np.finfo(expected.dtype).eps / np.finfo(np.float64).eps) * scale
     difference = float(np.max(np.abs(got - expected), initial=0.0))
     if difference <= tolerance * largest or max(difference, largest) <= rounding:
         return []

@@ -1,0 +1,1 @@
+"""Models of users, held to plain Keras."""
