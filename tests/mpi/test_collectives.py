@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mpirun import run_ranks
 
 from tensoropt.collectives.buffers import ALIGNMENT, Scratch, aligned_empty
 from tensoropt.collectives.single import SingleCommunicator
@@ -19,17 +20,7 @@ ROOT = WORKER.parents[2]
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_ranks_agree_with_the_simulation(n_ranks: int) -> None:
-    mpirun = Path(sys.executable).with_name("mpirun")
-    environment = dict(
-        os.environ,
-        PYTHONPATH=str(ROOT),
-        OMPI_ALLOW_RUN_AS_ROOT="1",
-        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-        PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
-        OMPI_MCA_mpi_yield_when_idle="1",
-    )
-    command = [mpirun, "-n", str(n_ranks), sys.executable, "-m", "mpi4py", WORKER]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=120)
+    done = run_ranks(n_ranks, "-m", "mpi4py", WORKER)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"all collectives agree on {n_ranks} ranks"]
 
