@@ -17,10 +17,10 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test test-all lint bench clean
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 install: $(INSTALLED) ## make .venv with all that TensorOpt needs (PYTHON=python3.12, TENSORFLOW=gpu)
 
@@ -43,6 +43,10 @@ test: install ## all tests, those on several ranks too
 	@# Those that start no ranks run two at a time; the others have the cores to themselves.
 	$(BIN)/python -m pytest -n 2 -m "not ranks"
 	$(BIN)/python -m pytest -m ranks
+
+test-all: install ## every Keras model at full depth against plain Keras, too
+	$(BIN)/python -m pytest -n 2 tests/models/test_models.py --all-models
+	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+
 from models import sequences, shallow
 from models.sequences import Size
 
@@ -95,7 +96,6 @@ SHALLOW: dict[str, Entry] = {
     "mobilenet_v3": application(shallow.mobilenet_v3_small, 32),
     "efficientnet": application(shallow.efficientnet_b0, 32),
     "efficientnet_v2": application(shallow.efficientnet_v2_b0, 32),
-    "nasnet": application(shallow.nasnet_mobile, 32),
     "convnext": application(shallow.convnext_tiny, 32),
 }
 APPLICATIONS: dict[str, Entry] = {

@@ -51,7 +51,7 @@ def _embedded(words: Any, size: Size, **options: Any) -> Any:
 
 
 def bert(size: Size) -> keras.Model:
-    """An encoder as in BERT: words of two kinds of segments, padding masked, one class for a sequence (of its first word)."""
+    """An encoder as in BERT: words of two kinds of segments, padding masked, one class for a sequence by its first word."""
     words = keras.Input((size.length,), dtype="int32", name="words")
     segments = keras.Input((size.length,), dtype="int32", name="segments")
     x = _embedded(words, size, mask_zero=True) + layers.Embedding(2, size.width)(segments)

@@ -1,6 +1,6 @@
 """The families of ``keras.applications`` with fewer and narrower blocks, by the constructors that Keras makes its own with.
 
-Every kind of block is there, so every kind of operator is.
+Every kind of block is there, so every kind of operator is. NASNet's cells can't be made smaller.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.applications import convnext, densenet, efficientnet, efficientnet_v2, mobilenet_v3, nasnet, resnet
+from keras.src.applications import convnext, densenet, efficientnet, efficientnet_v2, mobilenet_v3, resnet
 
 Make = Callable[..., keras.Model]
 """Takes what all applications take: ``weights``, ``input_shape``, ``classes``, ``classifier_activation``."""
@@ -51,12 +51,6 @@ def efficientnet_b0(**options: Any) -> keras.Model:
 def efficientnet_v2_b0(**options: Any) -> keras.Model:
     kinds = efficientnet_v2.DEFAULT_BLOCKS_ARGS["efficientnetv2-b0"]
     return efficientnet_v2.EfficientNetV2(0.25, 0.5, 32, blocks_args=[kinds[1], kinds[3]], **options)
-
-
-def nasnet_mobile(**options: Any) -> keras.Model:
-    return nasnet.NASNet(
-        penultimate_filters=96, num_blocks=1, stem_block_filters=8, skip_reduction=False, default_size=32, **options
-    )
 
 
 def convnext_tiny(**options: Any) -> keras.Model:

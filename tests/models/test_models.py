@@ -19,9 +19,9 @@ import keras
 import pytest
 import tensorflow as tf
 from execution.strategies import random_router, random_strategy
-from models.catalog import APPLICATIONS, SEQUENCES, SHALLOW, SMALL
-from models.training import Case, by_strategy, case_of, differences, floats, sgd, without_gradient
 
+from models.catalog import APPLICATIONS, SEQUENCES, SMALL
+from models.training import Case, by_strategy, case_of, differences, floats, sgd, without_gradient
 from tensoropt.deliveries import PlainCosts
 from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
@@ -40,7 +40,6 @@ FAST = {
     "mobilenet_v3": "0",
     "efficientnet": "1",
     "efficientnet_v2": "smallest",
-    "nasnet": "0",
     "convnext": "1",
     "bert": "0",
     "gpt": "1",

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from models.catalog import Entry
 
+from models.catalog import Entry
 from tensoropt.backward import analyse
 from tensoropt.deliveries import PlainCosts, Router
 from tensoropt.engine import Engine, Feed, Fetch

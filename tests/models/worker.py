@@ -1,4 +1,4 @@
-"""What each rank does in ``test_ranks.py``: train models by ``tensoropt.parallelize``, and hold the losses to plain Keras."""
+"""What each rank does in ``test_ranks.py``: models trained by ``tensoropt.parallelize``, held to plain Keras."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np
-from models.catalog import SMALL
-from models.training import floats
 
 import tensoropt
+from models.catalog import SMALL
+from models.training import floats
 
 N_STEPS = 20
 TOLERANCE = 1e-9
