@@ -25,7 +25,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def ran(n_ranks: int, *arguments: object):
-    result = run_ranks(n_ranks, WORKER, *arguments)
+    result = run_ranks(n_ranks, WORKER, *arguments, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("done") == n_ranks
     return result
