@@ -178,7 +178,14 @@ def traced(loss):
     return tensoropt.function(lambda value: value * 2)(loss)
 
 
-@pytest.mark.parametrize(("make", "kind"), [(condition, "If"), (loop, "While"), (traced, "PartitionedCall")])
+def test_a_loop_whose_trips_are_computed():
+    begin()
+    tensoropt.GradientDescentOptimizer().minimize(loop(network(trained=False).loss))
+    with refuses(r"loop 'while' \(test_bad_input.py:\d+\) runs as often as a computed value says"):
+        tensoropt.find_strategy()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(condition, "If"), (traced, "PartitionedCall")])
 def test_operators_that_call_functions(make, kind):
     begin()
     tensoropt.GradientDescentOptimizer().minimize(make(network(trained=False).loss))
