@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
@@ -150,6 +151,20 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
     for name, length in op.attrs[ARGUMENTS]:
         arguments[name] = next(remaining) if length is None else [next(remaining) for _ in range(length)]
     attributes = {key: value for key, value in op.attrs.items() if not key.startswith("_")}
-    # tf.raw_ops would rename some arguments; this is what it calls, with the names of the operator's definition.
-    made = op_def_library.apply_op(op.type, name=op.name, **arguments, **attributes)
+
+    def make(**arguments: object) -> Any:
+        # tf.raw_ops would rename some arguments; this is what it calls, with the names of the operator's definition.
+        return op_def_library.apply_op(op.type, name=op.name, **arguments, **attributes)
+
+    if _is_convolution_in_groups(op):
+        # TensorFlow has no gradients of these on CPUs, XLA has: so Keras compiles them too.
+        make = tf.function(make, jit_compile=True, autograph=False)
+    made = make(**arguments)
     return tf.nest.flatten(made) if not isinstance(made, tf.Operation) else []
+
+
+def _is_convolution_in_groups(op: Operator) -> bool:
+    if op.type not in ("Conv2D", "Conv3D"):
+        return False
+    image, kernel = (tensor.shape for _, tensor in op.operands)
+    return image[op.attrs["data_format"].index("C")] != kernel[-2]
