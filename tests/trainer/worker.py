@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.models import BATCH, METRICS, batches, images, loss, network, shuffled
+from trainer.models import BATCH, METRICS, batches, images, loss, network
 
 import tensoropt
 
@@ -37,14 +37,14 @@ def parallelized(model: keras.Model | None = None):
 
 def save(folder: Path) -> None:
     trainer = parallelized()
-    trainer.fit(shuffled(), epochs=2, verbose=0)
+    trainer.fit(batches(40), epochs=2, verbose=0)
     trainer.save(folder / "ckpt")
 
 
 def load(folder: Path) -> None:
     trainer = parallelized()
     trainer.load(folder)
-    history = trainer.fit(shuffled(), epochs=4, verbose=0)
+    history = trainer.fit(batches(40), epochs=4, verbose=0)
     weights = trainer.get_weights()
     trainer.save(folder / "whole.keras")
     if RANK == 0:
