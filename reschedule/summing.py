@@ -1,7 +1,8 @@
 """Elementwise reduction of a group's pieces, always in the group's order.
 
 One order everywhere, in simulation and under MPI, whatever way the pieces travelled: every device gets the same bits,
-so replicas stay equal. Types of 16 bits and less are summed in float32 and rounded once.
+so replicas stay equal. Types of 16 bits and less are summed in float32 and rounded once. What overflows becomes infinite
+without a warning, as in TensorFlow: a scaled loss is meant to overflow now and then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Array = npt.NDArray[Any]
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
     """``((pieces[0] op pieces[1]) op pieces[2]) ...``, into ``out`` where given; never into a piece.
 

@@ -69,6 +69,8 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
         )
     surroundings = Surroundings(wishes.cluster, None)
     chosen = _optimizer(optimizer)
+    if isinstance(trainer, Trainer):
+        chosen = _scaling(chosen, trainer.inner)
     objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
     def capture(kind: str, at: Signature) -> Captured:
@@ -108,6 +110,13 @@ def _optimizer(given: Any) -> keras.optimizers.Optimizer:
         raise InputError(
             f"optimizer takes a Keras optimizer or the name of one, got {short(given)}; such as keras.optimizers.AdamW(1e-3)"
         ) from error
+
+
+def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
+    """As ``keras.Model.compile`` takes it: small gradients would vanish in float16, so the loss is scaled."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def test_low_precision_is_summed_in_float32() -> None:
         pieces = [np.array([one_more], dtype), np.array([1], dtype), np.array([1], dtype)]
         assert pieces[0] + pieces[1] == pieces[0], "one by one the small summands would be lost"
         assert float(reduce_in_order(pieces)[0]) == one_more + 2
+    assert reduce_in_order([np.full(2, 6e4, np.float16)] * 2).tolist() == [np.inf, np.inf], "without a warning"
     assert reduce_in_order([np.array([True]), np.array([True])]).tolist() == [True]
     with pytest.raises(ValueError, match="unknown reduction 'mean'; expected one of sum, max, min"):
         reduce_in_order([np.ones(1)], "mean")

@@ -1,0 +1,31 @@
+"""Mixed precision is plain Keras's: scaled losses, skipped steps, and numbers as near as rounding lets them be."""
+
+from __future__ import annotations
+
+import pytest
+from mpirun import run_ranks
+from trainer import mixed
+from trainer.mixed import WEIGHTS, OneDevice, by_plan
+
+EMULATED = {"collectives": "emulated", "cluster": "v100-1x4", "parallelism": 2}
+# The batch is split; all inner sums are; channels and features are.
+FORCED = ({"Conv2D": {"n": 2}, "MatMul": {"m": 2}}, {"Conv2D": {"i": 2}, "MatMul": {"k": 2}}, {"MatMul": {"n": 2}})
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_training_in_16_bits(name: str) -> None:
+    one_device = OneDevice.of(name)
+    assert 0 < one_device.rounding < 0.05
+    for force in FORCED:
+        one_device.check(by_plan(name, WEIGHTS[name], force=force, **EMULATED))
+    if name == "mixed_float16":
+        assert [step.scaling["iteration"] for step in one_device.steps] == [0, 1, 2], "the first step is to overflow"
+        assert one_device.steps[-1].scaling["dynamic_scale"] == 2.0**14
+    else:
+        assert not one_device.steps[0].scaling
+
+
+def test_training_in_float16_on_ranks() -> None:
+    result = run_ranks(2, mixed.__file__, "mixed_float16")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("done") == 2
