@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from mpirun import run_ranks
 
 WORKER = Path(__file__).with_name("worker.py")
-NAMES = ("lamb-clipped", "adamw", "nadam", "adafactor", "sgd-ema")
+NAMES = ("lamb-clipped", "adafactor", "rows")
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_optimizers_between_processes_give_one_device_numbers(n_ranks: int) -> None:
-    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, *NAMES, timeout=240)
+def test_optimizers_between_processes_give_one_device_numbers() -> None:
+    """On three, so that pieces differ in size."""
+    result = run_ranks(3, "-m", "mpi4py", WORKER, *NAMES, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(NAMES)} optimizers on {n_ranks} ranks" in result.stdout
+    assert f"{len(NAMES)} optimizers on 3 ranks" in result.stdout

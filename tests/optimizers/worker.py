@@ -17,6 +17,7 @@ import tensorflow as tf
 from execution.strategies import assert_close, feeds_of
 from optimizers.models import case_of
 from optimizers.test_keras import CASES
+from optimizers.test_rows import CASES as ROWS
 
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.engine import Fetch
@@ -25,8 +26,14 @@ from tensoropt.lowering.deliver import Collective
 from tensoropt.profiling.measure import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
+from tensoropt.rules.rule import Config
 
 COMM = MPI.COMM_WORLD
+
+
+def _split_by_rows(config: Config) -> bool:
+    """A table, or a lookup in it."""
+    return not {"d0", "rows"}.isdisjoint(config.assignment)
 
 
 def check(name: str, mesh: Mesh, communicator: MpiCommunicator) -> None:
@@ -35,8 +42,13 @@ def check(name: str, mesh: Mesh, communicator: MpiCommunicator) -> None:
     def agree(digest: str, log: Sequence[Collective]) -> None:
         digests.append(digest)
 
-    case = case_of(*CASES[name])
-    engine = case.engine(mesh, len(name), CommunicatingBackend(mesh, COMM.rank, communicator))
+    by_rows = name == "rows"
+    case = case_of("lookups", ROWS["adam-clipnorm"]) if by_rows else case_of(*CASES[name])
+    backend = CommunicatingBackend(mesh, COMM.rank, communicator)
+    engine = case.engine(mesh, len(name), backend, _split_by_rows if by_rows else None)
+    if by_rows:
+        layout = next(entry.layout for entry in engine.state() if entry.key == "table")
+        assert layout.splits[0], "the table isn't split by rows"
     engine.agree = agree
     fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
     for batch, expected in zip(case.batches, case.expected.losses, strict=True):
