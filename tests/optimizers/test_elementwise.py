@@ -13,7 +13,7 @@ from tensoropt.errors import InputError
 from tensoropt.optimizers import elementwise
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 
-PARTWISE = "SGD RMSprop AdamW Nadam Ftrl Lion ScheduleFreeAdamW".split()
+PARTWISE = "RMSprop AdamW Ftrl Lion ScheduleFreeAdamW".split()
 
 
 def experiment(optimizer: Any) -> str:
