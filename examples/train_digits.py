@@ -23,6 +23,9 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=120, help="training steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="samples per step (default %(default)s)")
     parser.add_argument("--memory", help="limit per device, such as 500kB; default: what is free")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64"], default="float32", help="of the numbers (default %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the training log")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")
     parser.add_argument("--save-plan", metavar="FILE", help="write the plan")
@@ -38,13 +41,13 @@ def create_model(images, labels):
     """Two convolutions and two dense layers; returns the mean loss and the predicted classes."""
 
     def dense(x, name, n_in, n_out):
-        weights = tensoropt.get_variable(f"{name}/weights", [n_in, n_out])
-        bias = tensoropt.get_variable(f"{name}/bias", [n_out], initializer=tensoropt.zeros_initializer())
+        weights = tensoropt.get_variable(f"{name}/weights", [n_in, n_out], x.dtype)
+        bias = tensoropt.get_variable(f"{name}/bias", [n_out], x.dtype, initializer=tensoropt.zeros_initializer())
         return tensoropt.nn.bias_add(tensoropt.matmul(x, weights), bias)
 
     def convolution(x, name, n_in, n_out):
-        kernel = tensoropt.get_variable(f"{name}/kernel", [3, 3, n_in, n_out])
-        bias = tensoropt.get_variable(f"{name}/bias", [n_out], initializer=tensoropt.zeros_initializer())
+        kernel = tensoropt.get_variable(f"{name}/kernel", [3, 3, n_in, n_out], x.dtype)
+        bias = tensoropt.get_variable(f"{name}/bias", [n_out], x.dtype, initializer=tensoropt.zeros_initializer())
         return tensoropt.nn.relu(tensoropt.nn.bias_add(tensoropt.nn.conv2d(x, kernel, 1, "SAME"), bias))
 
     x = convolution(images, "conv1", 1, 32)
@@ -62,7 +65,7 @@ def accuracy(predictions, images, images_fed, labels):
     n_right = 0
     for start in range(0, len(labels), batch):
         chunk = images_fed[start : start + batch]
-        padded = np.zeros(images.shape, np.float32)
+        padded = np.zeros(images.shape, images_fed.dtype)
         padded[: len(chunk)] = chunk
         (classes,) = tensoropt.run([predictions], feed_dict={images: padded})
         n_right += int((classes[: len(chunk)] == labels[start : start + batch]).sum())
@@ -72,12 +75,12 @@ def accuracy(predictions, images, images_fed, labels):
 def main():
     arguments = parse_arguments()
     digits, classes = load_digits(return_X_y=True)
-    pixels = (digits / 16).reshape(-1, 8, 8, 1).astype(np.float32)
+    pixels = (digits / 16).reshape(-1, 8, 8, 1).astype(arguments.dtype)
     train_x, test_x, train_y, test_y = train_test_split(pixels, classes, test_size=0.2, random_state=0)
 
     session = tensoropt.init(seed=1)
     talks = session.processes.rank == 0
-    images = tensoropt.placeholder(tensoropt.float32, [arguments.batch, 8, 8, 1], name="images")
+    images = tensoropt.placeholder(arguments.dtype, [arguments.batch, 8, 8, 1], name="images")
     labels = tensoropt.placeholder(tensoropt.int64, [arguments.batch], name="labels")
     loss, predictions = create_model(images, labels)
     train_op = tensoropt.MomentumOptimizer(0.05, 0.9).minimize(loss)
