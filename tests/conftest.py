@@ -1,6 +1,8 @@
 """What all tests share."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Other work on the machine must not fail a property.
 settings.register_profile("tensoropt", deadline=None)
 settings.load_profile("tensoropt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_recording_stays_open() -> Iterator[None]:
+    """A session that a module leaves unbuilt would leave its graph the default one for the next."""
+    yield
+    session = sys.modules.get("tensoropt.session")
+    if session is not None and session._current is not None:
+        session._current._recording.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
