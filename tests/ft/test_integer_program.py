@@ -124,7 +124,7 @@ def attention_block(api: Any = tf.compat.v1) -> Built:
 
 @pytest.mark.parametrize("function", [mlp, cnn, attention_block], ids=lambda function: function.__name__)
 def test_recorded_models(function: Callable[[], Built]) -> None:
-    assert assert_judged(problem_of(function, 2))
+    assert assert_judged(problem_of(function, 2), Budget(seconds=60.0))
 
 
 def test_what_is_not_exact_lies_between_its_bounds() -> None:
