@@ -67,7 +67,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the hardware, and what a search may take: the arguments that commands share."""
     # So that an amount such as -1GB is a value, to be refused in words, and no option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
-    parser.add_argument("model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras")
+    parser.add_argument(
+        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
+    )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
     where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")
