@@ -1,0 +1,18 @@
+"""Where measurements are kept between runs: ``$TENSOROPT_CACHE``, else ``tensoropt`` in the user's folder of caches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE, OFF = "TENSOROPT_CACHE", "off"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder, which may not be there yet; None where ``TENSOROPT_CACHE=off`` says that nothing is kept or found."""
+    given = environ.get(VARIABLE)
+    if given is not None:
+        return None if given == OFF else Path(given).expanduser()
+    caches = environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path("~/.cache").expanduser()) / "tensoropt"

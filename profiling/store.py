@@ -1,0 +1,159 @@
+"""Measured operators, kept on disk: each is measured once for a machine and a release of TensorFlow.
+
+One SQLite file for all runs of a user. Ranks and runs write at the same time (write-ahead logging, and patience with each
+other's locks). A measurement is filed under its environment (device, TensorFlow, threads, how many ranks compute at once)
+and the key of its work. What can't be used never stops a run: a broken file is set aside and a new one begun; of one that
+can't be written what is there is read; one that can't be opened is done without. Each is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from .work import Measured, Work
+
+VERSION = 1
+FILE = "operators.sqlite"
+PATIENCE_S = 5.0
+"""How long another's lock is waited for."""
+
+_COLUMNS = "type dtype flops n_bytes n_gradients forward_us backward_us spread".split()
+_SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
+    environment TEXT NOT NULL, key TEXT NOT NULL, type TEXT NOT NULL, dtype TEXT NOT NULL,
+    flops INTEGER NOT NULL, n_bytes INTEGER NOT NULL, n_gradients INTEGER NOT NULL,
+    forward_us REAL NOT NULL, backward_us REAL NOT NULL, spread REAL NOT NULL, measured TEXT NOT NULL,
+    PRIMARY KEY (environment, key)) WITHOUT ROWID;
+PRAGMA user_version = {VERSION}"""
+_READ = f"SELECT key, {', '.join(_COLUMNS)} FROM operators WHERE environment = ?"
+_WRITE = (
+    f"INSERT OR REPLACE INTO operators (environment, key, {', '.join(_COLUMNS)}, measured) "
+    f"VALUES (?, ?, {', '.join('?' * len(_COLUMNS))}, datetime('now'))"
+)
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(sentence: str) -> None:
+    print(f"tensoropt: {sentence}", file=sys.stderr, flush=True)
+
+
+class Store:
+    """What was measured in one environment; what is added is there for later runs too, where that can be.
+
+    Args:
+        path: of the file, whose folder is made; None to keep nothing beyond this process.
+        environment: what measurements depend on beside the work.
+        say: is told what went wrong, in a sentence.
+    """
+
+    def __init__(
+        self, path: Path | None, environment: str, say: Say = say_on_stderr, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.environment = environment
+        self._path, self._say, self._patience_s = path, say, patience_s
+        self._measured: dict[str, Measured] = {}
+        self._connection: sqlite3.Connection | None = None
+        self._connection = self._opened()
+
+    @property
+    def measured(self) -> Mapping[str, Measured]:
+        """By the key of the work."""
+        return self._measured
+
+    def add(self, found: Iterable[Measured]) -> None:
+        """Keep measurements; one of an equal work is replaced."""
+        added = {each.work.key: each for each in found}
+        self._measured.update(added)
+        if self._connection is None or not added:
+            return
+        rows = [(self.environment, key, *_row(each)) for key, each in added.items()]
+        try:
+            with self._connection:
+                self._connection.executemany(_WRITE, rows)
+        except sqlite3.Error as error:
+            self._do_without(error)
+
+    def close(self) -> None:
+        """Let go of the file; what was measured stays known."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _opened(self) -> sqlite3.Connection | None:
+        if self._path is None:
+            return None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._connected(self._path)
+        except sqlite3.OperationalError as error:  # locked, read-only, not to be opened
+            self._do_without(error)
+            self._read_only(self._path)
+        except sqlite3.DatabaseError as error:
+            return self._begun_anew(self._path, error)
+        except OSError as error:
+            self._do_without(error)
+        return None
+
+    def _connected(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=self._patience_s)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"it is of version {version}, expected {VERSION}")
+            (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_SCHEMA)
+            self._read(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _read(self, connection: sqlite3.Connection) -> None:
+        for key, *values in connection.execute(_READ, (self.environment,)):
+            work = Work(*values[:5], key=key)
+            self._measured[key] = Measured(work, *values[5:])
+
+    def _read_only(self, path: Path) -> None:
+        """Whatever can be read of a file that can't be written."""
+        with contextlib.suppress(sqlite3.Error):
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=self._patience_s)
+            with contextlib.closing(connection):
+                self._read(connection)
+
+    def _begun_anew(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
+        aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        self._measured.clear()
+        try:
+            with contextlib.suppress(FileNotFoundError):  # another rank was first
+                path.replace(aside)
+            for belonging in ("-wal", "-shm"):
+                path.with_name(path.name + belonging).unlink(missing_ok=True)
+            connection = self._connected(path)
+        except (OSError, sqlite3.Error) as another:
+            self._do_without(another)
+            return None
+        self._say(
+            f"the store of measured operators '{path}' is broken ({error}); it is now '{aside.name}', and a new one begun"
+        )
+        return connection
+
+    def _do_without(self, error: Exception) -> None:
+        reason = error.strerror if isinstance(error, OSError) else error
+        self._say(f"what is measured isn't kept for later runs: the store '{self._path}' can't be used ({reason})")
+        self.close()
+
+
+def _row(each: Measured) -> tuple[object, ...]:
+    work = each.work
+    of_work = (work.type, work.dtype, work.flops, work.n_bytes, work.n_gradients)
+    return (*of_work, each.forward_us, each.backward_us, each.spread)

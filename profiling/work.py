@@ -1,0 +1,52 @@
+"""What one operator does on one device: what a measurement is filed under, and what a prediction goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One operator at the local shapes of the device that has the largest pieces.
+
+    Attributes:
+        type: TensorFlow's name of the operator type; ``Variable`` is an optimizer's update of one.
+        dtype: TensorFlow's name of the type it computes in.
+        flops: floating-point operations of the forward pass, a multiply-add as two.
+        n_bytes: read plus written by the forward pass.
+        n_gradients: operands to which a gradient comes back; 0 without a backward pass.
+        key: type, attributes and local shapes as text: works of equal keys cost the same. Empty where the operator can't
+            be run by itself, so that nothing can be filed under it.
+    """
+
+    type: str
+    dtype: str
+    flops: int
+    n_bytes: int
+    n_gradients: int = 0
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.flops < 0 or self.n_bytes < 0:
+            raise ValueError(
+                f"an operator of {self.flops} operations and {self.n_bytes} bytes: expected at least 0 of each"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A work that was timed.
+
+    Attributes:
+        forward_us, backward_us: medians of the slowest rank; ``backward_us`` is 0 without a backward pass.
+        spread: from the lower to the upper quartile of the repeats, over their median; of the wider of both ways.
+    """
+
+    work: Work
+    forward_us: float
+    backward_us: float
+    spread: float
+
+    @property
+    def time_us(self) -> float:
+        return self.forward_us + self.backward_us

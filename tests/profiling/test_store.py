@@ -1,0 +1,143 @@
+"""The store of measured operators: kept between runs, shared by ranks, and never in the way when it can't be used."""
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpirun import child_environment
+
+from tensoropt.profiling.cache import cache_folder
+from tensoropt.profiling.store import FILE, Store
+from tensoropt.profiling.work import Measured, Work
+
+HERE = "a device, TensorFlow 2.21"
+
+
+def measured(key: str, forward_us: float = 3.0) -> Measured:
+    return Measured(Work("MatMul", "float32", 2 * 8**3, 768, 2, key), forward_us, 2 * forward_us, 0.1)
+
+
+def opened(path: Path, said: list[str], environment: str = HERE, patience_s: float = 0.05) -> Store:
+    return Store(path, environment, said.append, patience_s)
+
+
+def test_what_was_measured_is_there_in_the_next_run(tmp_path):
+    said: list[str] = []
+    path = tmp_path / "caches" / FILE
+    with closing(opened(path, said)) as store:
+        store.add([measured("a"), measured("b")])
+        store.add([measured("a", 4.0)])
+        assert store.measured == {"a": measured("a", 4.0), "b": measured("b")}
+    with closing(opened(path, said)) as store:
+        assert store.measured == {"a": measured("a", 4.0), "b": measured("b")}
+    with closing(opened(path, said, "a device, TensorFlow 2.22")) as store:
+        assert store.measured == {}
+    assert said == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e9))))
+def test_the_last_measurement_of_a_key_counts(added):
+    store = Store(None, HERE)
+    for key, forward_us in added:
+        store.add([measured(key, forward_us)])
+    assert {key: each.forward_us for key, each in store.measured.items()} == dict(added)
+
+
+def test_ranks_write_at_the_same_time(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from tensoropt.profiling.store import Store; "
+        "from tensoropt.profiling.work import Measured, Work\n"
+        "store = Store(Path(sys.argv[1]), 'here')\n"
+        "for i in range(40): store.add([Measured(Work('Relu', 'float32', 1, 2, 0, f'{sys.argv[2]} {i}'), 1.0, 0.0, 0.0)])"
+    )
+    path, env = tmp_path / FILE, child_environment()
+    ranks = [subprocess.Popen([sys.executable, "-c", code, path, str(rank)], env=env, stderr=subprocess.PIPE, text=True)
+             for rank in range(3)]
+    assert [rank.communicate(timeout=60)[1] for rank in ranks] == [""] * 3
+    with closing(Store(path, "here")) as store:
+        assert len(store.measured) == 3 * 40
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def scribbled(path: Path) -> None:
+    path.write_text("no database at all, but long enough to be taken for one" * 20)
+
+
+def another_version(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 7")
+
+
+@pytest.mark.parametrize(("harm", "why"), [(cut, "malformed|not a database"), (scribbled, "not a database"),
+                                           (another_version, "version 7, expected 1")])
+def test_a_broken_store_is_set_aside_and_rebuilt(tmp_path, harm, why):
+    said: list[str] = []
+    path = tmp_path / FILE
+    with closing(opened(path, said)) as store:
+        store.add([measured(str(i)) for i in range(2_000)])
+    harm(path)
+    with closing(opened(path, said)) as store:
+        assert len(said) == 1
+        assert re.search(why, said[0])
+        assert "is broken" in said[0] and "a new one begun" in said[0]
+        assert store.measured == {}
+        store.add([measured("a")])
+    with closing(opened(path, said)) as store:
+        assert list(store.measured) == ["a"]
+    assert len(said) == 1
+    assert len(list(tmp_path.glob(f"{FILE}.broken-*"))) == 1
+
+
+def test_a_locked_store_is_done_without_and_said_so_once(tmp_path):
+    said: list[str] = []
+    path = tmp_path / FILE
+    with closing(opened(path, said)) as store:
+        store.add([measured("a")])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            store.add([measured("b")])
+            store.add([measured("c")])
+    assert set(store.measured) == {"a", "b", "c"}
+    assert len(said) == 1 and "isn't kept for later runs" in said[0] and "locked" in said[0]
+    with closing(opened(path, said)) as store:
+        assert set(store.measured) == {"a"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_store_is_read(tmp_path):
+    said: list[str] = []
+    path = tmp_path / FILE
+    with closing(opened(path, said)) as store:
+        store.add([measured("a")])
+    path.chmod(0o400)
+    tmp_path.chmod(0o500)
+    with closing(opened(path, said)) as store:
+        store.add([measured("b")])
+        assert set(store.measured) == {"a", "b"}
+    assert len(said) == 1 and "can't be used" in said[0]
+
+
+def test_a_folder_that_cannot_be_made_is_done_without(tmp_path):
+    said: list[str] = []
+    (tmp_path / "file").write_text("")
+    store = opened(tmp_path / "file" / FILE, said)
+    store.add([measured("a")])
+    assert set(store.measured) == {"a"}
+    assert len(said) == 1 and "can't be used (" in said[0]
+
+
+def test_where_it_is():
+    assert cache_folder({"TENSOROPT_CACHE": "off"}) is None
+    assert cache_folder({"TENSOROPT_CACHE": "/data", "XDG_CACHE_HOME": "/x"}) == Path("/data")
+    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/tensoropt")
+    assert cache_folder({}) == Path.home() / ".cache" / "tensoropt"
