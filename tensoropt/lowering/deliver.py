@@ -177,7 +177,12 @@ def _local_step(step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Ten
         return tf.slice(value, opaque(before, tf.int32), opaque(extents, tf.int32))
     if step.kind == "pad":
         before, _, behind = _relative(step.source, step.target, shape, rank)
-        return tf.pad(value, opaque(np.stack([before, behind], axis=1), tf.int32))
+        # Not Pad: with oneDNN TensorFlow merges it into a convolution that follows, which then pads rows and columns only.
+        return tf.raw_ops.PadV2(
+            input=value,
+            paddings=opaque(np.stack([before, behind], axis=1), tf.int32),
+            constant_values=tf.zeros((), value.dtype),
+        )
     # By selection and not by multiplication: infinity times zero is not a number.
     keeps = opaque(int(step.source.mesh.index_along(step.axes, rank) == 0), tf.int32)
     return tf.where(tf.equal(keeps, 1), value, tf.zeros_like(value))
