@@ -117,12 +117,14 @@ class HaloStep:
     @cached_property
     def axes(self) -> Axes:
         """The axes along which something is exchanged."""
-        return tuple(
-            axis
+        sliding = [
+            (axes, _shares(window, self.layout.mesh.size_of(axes)))
             for axes, window in zip(self.layout.splits, self.windows, strict=True)
-            if window is not None and _exchanges(window, self.layout.mesh.size_of(axes))
-            for axis in axes
-        )
+            if window is not None
+        ]
+        if any(not any(needed) for _, (_, needed, _) in sliding):
+            return ()  # all windows lie in the padding
+        return tuple(axis for axes, (_, needed, kept) in sliding if needed != kept for axis in axes)
 
     @property
     def group_axes(self) -> Axes:
