@@ -24,7 +24,7 @@ Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_
     all_reduce      ``2 (g-1) a + 2 c n (g-1)/g / B``          :func:`modelled`
     all_to_all      ``(g-1) a + d n (g-1)/g / B``              :func:`modelled`
     local           ``2 n / memory_bytes_per_s``               :func:`modelled`
-    operator        ``overhead + max(flops/rate, bytes/bw)``   :class:`OperatorCosts`
+    operator        in :class:`OperatorCosts`                  :class:`OperatorCosts`
     ==============  =========================================  ==================
 
 Levels follow each other, inner ones first for sums, last for gathers, so their times add, and outside of a machine a
@@ -40,12 +40,15 @@ O(log sizes); answers are kept.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from ..reschedule.mesh import Mesh
-from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware
+from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
+from .operator_model import FEWEST_TO_FIT, WAYS, Key, amounts, class_of, fitted, samples_of, scaled
+from .work import Measured, Work
 
 KINDS = (*COMMUNICATING_KINDS, "local")
 
@@ -181,32 +184,63 @@ class CollectiveCosts:
 
 
 class OperatorCosts:
-    """Times of operators on one device: a roofline, ``overhead + max(flops / rate, bytes / bandwidth)``.
+    """Times of operators on one device: measured where they were, else predicted, from the nearest that is known:
+
+    1. a model fitted to the measured operators of its class, where there are enough of them;
+    2. else the hardware's own rates of the class (``Hardware.operators``), or else the roofline ``overhead + max(flops /
+       rate, bytes / bandwidth)``, times what the few measured operators of the class took over that.
 
     A dtype without a rate of its own takes: ``float64`` and other 8-byte numbers half of ``float32``'s; ``float16`` and
     ``bfloat16`` each other's; everything else ``float32``'s. Of integers and the like the bytes decide nearly always.
+
+    Args:
+        measured: by the key of the work.
     """
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, measured: Mapping[str, Measured] | None = None) -> None:
         self.hardware = hardware
+        self.measured: Mapping[str, Measured] = measured or {}
+        self._samples = samples_of(self.measured.values())
         self._rate = lru_cache(maxsize=None)(self._flops_per_s)
+        self._model = lru_cache(maxsize=None)(self._fitted)
 
-    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int:
-        """The time of one operator.
+    def time_ns(self, work: Work) -> int:
+        """The time of one operator, forward and, where gradients come back, backward."""
+        known = self.measured.get(work.key) if work.key else None
+        if known is not None:
+            return round(known.time_us * 1e3)
+        ways = WAYS if work.n_gradients else WAYS[:1]
+        return round(sum(self.predicted_us(work, way) for way in ways) * 1e3)
+
+    def predicted_us(self, work: Work, way: str) -> float:
+        """One way of an operator, as if it had not been measured."""
+        rate, scale = self._model((class_of(work.type), work.dtype, way))
+        flops, n_bytes = amounts(work, way)
+        unscaled = rate.time_us(flops, n_bytes) if rate is not None else self.roofline_us(flops, n_bytes, work.dtype)
+        return scale * unscaled
+
+    def roofline_us(self, flops: float, n_bytes: float, dtype: str) -> float:
+        """What the device's rates say, whatever the operator.
 
         Args:
             flops: floating-point operations, a multiply-add as two.
             n_bytes: read plus written.
             dtype: TensorFlow's name of the type it computes in.
-
-        Raises:
-            ValueError: fewer than 0 operations or bytes.
         """
-        if flops < 0 or n_bytes < 0:
-            raise ValueError(f"an operator of {flops} operations and {n_bytes} bytes: expected at least 0 of each")
         device = self.hardware.device
         roofline_s = max(flops / self._rate(dtype), n_bytes / device.memory_bytes_per_s)
-        return round(device.operator_overhead_us * 1e3 + roofline_s * 1e9)
+        return device.operator_overhead_us + roofline_s * 1e6
+
+    def _fitted(self, key: Key) -> tuple[OperatorRate | None, float]:
+        """The model of a class, dtype and way (None for the roofline), and the factor for what it says."""
+        samples = self._samples.get(key, [])
+        if len(samples) >= FEWEST_TO_FIT:
+            return fitted(samples), 1.0
+        of_class, dtype, way = key
+        rate = self.hardware.operators.get(of_class, {}).get(dtype, {}).get(way)
+        if rate is not None:
+            return rate, scaled(samples, [rate.time_us(sample.flops, sample.n_bytes) for sample in samples])
+        return None, scaled(samples, [self.roofline_us(sample.flops, sample.n_bytes, dtype) for sample in samples])
 
     def _flops_per_s(self, dtype: str) -> float:
         rates = self.hardware.device.flops_per_s

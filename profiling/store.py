@@ -124,11 +124,13 @@ class Store:
             self._measured[key] = Measured(work, *values[5:])
 
     def _read_only(self, path: Path) -> None:
-        """Whatever can be read of a file that can't be written."""
-        with contextlib.suppress(sqlite3.Error):
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=self._patience_s)
-            with contextlib.closing(connection):
-                self._read(connection)
+        """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""
+        for how in ("mode=ro", "immutable=1"):
+            with contextlib.suppress(sqlite3.Error):
+                connection = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, timeout=self._patience_s)
+                with contextlib.closing(connection):
+                    self._read(connection)
+                    return
 
     def _begun_anew(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
         aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")

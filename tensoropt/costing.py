@@ -27,10 +27,12 @@ from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
 from .optimizers.rows import row_deliveries
+from .profiling.work import Work
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
 from .rules.rule import Config, Demand, Interface, Rule, interface, local_points
+from .works import work_of
 
 # These results are other views of their operand's memory.
 ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
@@ -39,7 +41,7 @@ ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot P
 class ComputeCosts(Protocol):
     """What computing costs: the interface at which operator models plug in."""
 
-    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int: ...
+    def time_ns(self, work: Work) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,18 @@ class OperatorCosting:
             return 0
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
-        dtype = op.result.dtype if op.outputs else "float32"
+        work = self.work(op, rule, config, seen)
+        return self.compute.time_ns(work) if op.type != VARIABLE or work.n_bytes else 0
+
+    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work:
+        """What an operator, which is no composite one, does: forward and backward, or for a variable its update."""
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
             # An update reads the gradient, and reads and writes the value and each slot.
             written = self._update_bytes(op, seen.results[0])
-            return self.compute.time_ns(0, 2 * written + moved, dtype) if written else 0
+            return Work(op.type, op.result.dtype, 0, 2 * written + moved if written else 0)
         flops = round(rule.flops_per_point * local_points(rule, config))
-        n_gradients = sum((op.name, position) in self.backward.gradients for position, _ in op.operands)
-        time_ns = self.compute.time_ns(flops, moved, dtype)
-        return time_ns + (self.compute.time_ns(flops * n_gradients, moved * n_gradients, dtype) if n_gradients else 0)
+        return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Gradients and slots of a trained variable, and whole copies where its update needs them."""

@@ -22,6 +22,7 @@ from .reschedule.mesh import Mesh
 from .rules.rule import Config, Demand, Interface, Rule, interface
 from .space import Assignments
 from .takers import Taker, taker_demand
+from .works import attributes_key
 
 Ints = np.ndarray
 Value = TypeVar("Value", Layout, Demand)
@@ -115,6 +116,7 @@ class Evaluation:
             (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
             (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
             tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
+            attributes_key(op),
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.costing.kept) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),

@@ -3,6 +3,7 @@
 from .catalogue import named, resolve, shipped
 from .checks import HardwareError
 from .description import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
+from .rates import OperatorRate, Origin, Rates
 
 __all__ = [
     "COMMUNICATING_KINDS",
@@ -11,6 +12,9 @@ __all__ = [
     "Hardware",
     "HardwareError",
     "LinkLevel",
+    "OperatorRate",
+    "Origin",
+    "Rates",
     "named",
     "resolve",
     "shipped",

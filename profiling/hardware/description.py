@@ -15,7 +15,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from ...reschedule.layout import axes_text, parse_axes
 from ...reschedule.mesh import Level, Mesh
 from . import checks
 from .checks import HardwareError
-from .frozen import FrozenMapping, freeze, thaw
+from .frozen import FrozenMapping, freeze
+from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, rates_to_json
 
 FORMAT = "tensoropt/hardware"
 VERSION = 1
@@ -105,10 +106,12 @@ class CollectiveTable:
     """Measured times of one kind of collective over one device partition, all groups at once.
 
     ``n_bytes`` is ascending, ``time_us[i]`` belongs to ``n_bytes[i]``; ``costs.py`` says which bytes are meant.
+    ``spread[i]``, where it is known, is from the lower to the upper quartile of its repeats, over their median.
     """
 
     n_bytes: tuple[int, ...]
     time_us: tuple[float, ...]
+    spread: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = checks.sequence(self.n_bytes, "bytes", "a list of sizes")
@@ -119,8 +122,13 @@ class CollectiveTable:
             raise checks.fail("bytes", list(sizes), "at least two sizes, each larger than the one before")
         if len(times) != len(sizes):
             raise checks.fail("time_us", list(times), f"one time for each of the {len(sizes)} sizes")
+        spreads = checks.sequence(self.spread, "spread", "a list of relative spreads")
+        spreads = tuple(checks.number(spread, "spread", "numbers of at least 0", least=0) for spread in spreads)
+        if spreads and len(spreads) != len(sizes):
+            raise checks.fail("spread", list(spreads), f"one for each of the {len(sizes)} sizes, or none")
         object.__setattr__(self, "n_bytes", sizes)
         object.__setattr__(self, "time_us", times)
+        object.__setattr__(self, "spread", spreads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,8 @@ class Hardware:
         levels: outermost (between machines) to innermost (between the devices of a machine).
         collectives: by kind, then by the axes of the whole mesh as text (``"ab"``), the measured table.
         provenance: where each number comes from, by field.
-        operators: measurements of single operators, kept as they are given.
+        operators: what classes of operators take, by class, dtype and way; what isn't there goes by the device's rates.
+        measured: what it was measured under; None of what wasn't.
     """
 
     name: str
@@ -141,7 +150,8 @@ class Hardware:
     levels: tuple[LinkLevel, ...]
     collectives: Mapping[str, Mapping[str, CollectiveTable]] = field(default_factory=lambda: _EMPTY)
     provenance: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    operators: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    operators: Rates = NO_RATES
+    measured: Origin | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
@@ -244,9 +254,9 @@ class Hardware:
             for lv in self.levels
         ]
         collectives = {
-            kind: {axes: {"bytes": list(t.n_bytes), "time_us": list(t.time_us)} for axes, t in tables.items()}
-            for kind, tables in self.collectives.items()
+            kind: {axes: _table_json(table) for axes, table in tables.items()} for kind, tables in self.collectives.items()
         }
+        measured = {} if self.measured is None else {"measured": asdict(self.measured)}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -254,8 +264,9 @@ class Hardware:
             "device": device,
             "levels": levels,
             "collectives": collectives,
-            "operators": thaw(self.operators),
+            "operators": rates_to_json(self.operators),
             "provenance": dict(self.provenance),
+            **measured,
         }
 
     @classmethod
@@ -267,7 +278,10 @@ class Hardware:
         """
         _check_format(value)
         top = checks.fields(
-            value, "", ("format", "version", "name", "device", "levels"), ("collectives", "operators", "provenance")
+            value,
+            "",
+            ("format", "version", "name", "device", "levels"),
+            ("collectives", "operators", "provenance", "measured"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us",))
@@ -285,7 +299,8 @@ class Hardware:
             ),
             collectives={kind: _tables(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"],
-            operators=optional["operators"],
+            operators=rates_from_json(optional["operators"]),
+            measured=origin_from_json(top["measured"]) if "measured" in top else None,
         )
 
     @classmethod
@@ -325,13 +340,18 @@ def _check_format(value: object) -> None:
         )
 
 
+def _table_json(table: CollectiveTable) -> dict[str, Any]:
+    spread = {"spread": list(table.spread)} if table.spread else {}
+    return {"bytes": list(table.n_bytes), "time_us": list(table.time_us), **spread}
+
+
 def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:
     result = {}
     for axes, given in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
         where = f"collectives.{kind}.{axes}"
-        table = checks.fields(given, where, ("bytes", "time_us"))
+        table = checks.fields(given, where, ("bytes", "time_us"), ("spread",))
         try:
-            result[axes] = CollectiveTable(table["bytes"], table["time_us"])
+            result[axes] = CollectiveTable(table["bytes"], table["time_us"], table.get("spread", ()))
         except HardwareError as error:
             raise HardwareError(f"{where}.{error}") from None
     return result

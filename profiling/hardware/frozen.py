@@ -39,12 +39,3 @@ def freeze(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(freeze(item) for item in value)
     return value
-
-
-def thaw(value: Any) -> Any:
-    """The inverse of :func:`freeze`: plain dictionaries and lists, as ``json.dump`` takes them."""
-    if isinstance(value, Mapping):
-        return {key: thaw(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [thaw(item) for item in value]
-    return value

@@ -9,6 +9,7 @@ from composite.models import BATCH, UNITS
 from tensoropt.backward import analyse_body
 from tensoropt.costing import DeliveryCosting, OperatorCosting
 from tensoropt.ir import Operator
+from tensoropt.profiling.work import Work
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
@@ -20,8 +21,8 @@ DOUBLE = 8  # bytes
 class Flops:
     """One nanosecond an operation."""
 
-    def time_ns(self, flops: int, n_bytes: int, dtype: str) -> int:
-        return flops
+    def time_ns(self, work: Work) -> int:
+        return work.flops * (1 + work.n_gradients)
 
 
 def costing_of(model: zoo.Recorded) -> OperatorCosting:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensoropt.profiling.costs import KINDS, CollectiveCosts, Curve, OperatorCosts
 from tensoropt.profiling.hardware import CollectiveTable, Device, Hardware, LinkLevel, named
+from tensoropt.profiling.work import Work
 from tensoropt.reschedule.mesh import Mesh
 
 DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
@@ -155,13 +156,18 @@ def test_times_are_whole_and_monotone_in_bytes_and_contention(kind, axes, first,
 
 def test_the_operator_roofline():
     costs = OperatorCosts(HARDWARE)
-    assert costs.time_ns(0, 0, "float32") == 2_000
-    assert costs.time_ns(10**9, 0, "float32") == 2_000 + 1_000_000
-    assert costs.time_ns(10**9, 10**8, "float32") == 2_000 + 1_000_000  # compute and bytes take as long
-    assert costs.time_ns(10**9, 2 * 10**8, "float32") == 2_000 + 2_000_000
+    for flops, n_bytes, expected_ns in [
+        (0, 0, 2_000),
+        (10**9, 0, 2_000 + 1_000_000),
+        (10**9, 10**8, 2_000 + 1_000_000),  # compute and bytes take as long
+        (10**9, 2 * 10**8, 2_000 + 2_000_000),
+    ]:
+        assert costs.time_ns(Work("Relu", "float32", flops, n_bytes)) == expected_ns
+    # the backward pass of two gradients is one more operator of twice the work
+    assert costs.time_ns(Work("Mul", "float32", 10**9, 0, 2)) == 2_000 + 1_000_000 + 2_000 + 2_000_000
     for flops, n_bytes in ((-1, 0), (0, -1)):
         with pytest.raises(ValueError, match="at least 0"):
-            costs.time_ns(flops, n_bytes, "float32")
+            Work("Relu", "float32", flops, n_bytes)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_the_operator_roofline():
 def test_a_dtype_without_a_rate_takes_its_nearest(rates, dtype, rate):
     device = replace(DEVICE, flops_per_s={"float32": 1e12, **rates}, operator_overhead_us=0)
     costs = OperatorCosts(replace(HARDWARE, device=device))
-    assert costs.time_ns(10**12, 0, dtype) == round(10**12 / rate * 1e9)
+    assert costs.time_ns(Work("MatMul", dtype, 10**12, 0)) == round(10**12 / rate * 1e9)
 
 
 def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():

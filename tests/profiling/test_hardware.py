@@ -28,14 +28,23 @@ GOOD = {
     "collectives": {
         "all_reduce": {
             "abc": {"bytes": [1, 2, 4], "time_us": [10, 10, 11]},
-            "bc": {"bytes": [1, 8], "time_us": [1, 2]},
+            "bc": {"bytes": [1, 8], "time_us": [1, 2], "spread": [0.5, 0]},
         },
         "all_gather": {"c": {"bytes": [1024, 4096], "time_us": [1.5, 2.5]}},
     },
-    "operators": {"MatMul": [{"shape": [1, 2], "time_us": 3.0}]},
+    "operators": {
+        "matrix product": {
+            "float32": {
+                "forward": {"overhead_us": 2, "us_per_gflop": 30.5, "us_per_gb": 0, "spread": 0.1, "samples": 12},
+                "backward": {"overhead_us": 0, "us_per_gflop": 31, "us_per_gb": 5, "spread": 0.2, "samples": 12},
+            }
+        }
+    },
     "provenance": {"flops_per_s": "somewhere"},
+    "measured": {"date": "2026-11-21", "tensorflow": "2.21.0", "threads": 1, "is_complete": False, "is_quick": False},
 }
 MISSING = object()
+RATE = ("operators", "matrix product", "float32", "forward")
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -103,7 +112,19 @@ FAULTS = [
     (("collectives", "all_reduce", "bc", "time_us"), MISSING, ["collectives.all_reduce.bc.time_us: missing"]),
     (("provenance",), "me", ["provenance: got 'me'"]),
     (("provenance", "levels"), "", ["provenance.levels: got ''"]),
+    (("collectives", "all_reduce", "bc", "spread"), [0.1], ["all_reduce.bc.spread: got [0.1]", "2 sizes"]),
+    (("collectives", "all_reduce", "bc", "spread"), [0.1, -1], ["all_reduce.bc.spread: got -1"]),
     (("operators",), 1, ["operators: got 1"]),
+    ((*RATE, "us_per_gflop"), -1.0, ["operators.matrix product.float32.forward.us_per_gflop: got -1.0", "at least 0"]),
+    ((*RATE, "us_per_gb"), NAN, ["operators.matrix product.float32.forward.us_per_gb: got nan"]),
+    ((*RATE, "overhead_us"), MISSING, ["operators.matrix product.float32.forward.overhead_us: missing"]),
+    ((*RATE, "samples"), 0, ["operators.matrix product.float32.forward.samples: got 0"]),
+    (RATE, {"overhead_us": 0, "us_per_gflop": 0, "us_per_gb": 0}, ["forward.overhead_us, us_per", "takes no time"]),
+    ((*RATE[:-1], "sideways"), {}, ["operators.matrix product.float32.sideways: unknown field"]),
+    (("measured", "date"), "yesterday", ["measured.date: got 'yesterday'", "2026-11-21"]),
+    (("measured", "date"), MISSING, ["measured.date: missing"]),
+    (("measured", "threads"), -1, ["measured.threads: got -1"]),
+    (("measured", "is_complete"), 1, ["measured.is_complete: got 1"]),
 ]
 
 

@@ -1,0 +1,125 @@
+"""What a measured hardware file holds beside its device and links: rates of operators, and what they were measured under."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import checks
+from .frozen import FrozenMapping
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRate:
+    """The time of one way of a class of operators: ``overhead_us`` and what each 10^9 flops and 10^9 bytes add.
+
+    Attributes:
+        spread: the median relative error of the model at what it was fitted to.
+        samples: how many that were.
+    """
+
+    overhead_us: float
+    us_per_gflop: float
+    us_per_gb: float
+    spread: float = 0.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("overhead_us", "us_per_gflop", "us_per_gb", "spread"):
+            value = checks.number(getattr(self, name), name, "a number of at least 0", least=0)
+            object.__setattr__(self, name, value)
+        if not self.overhead_us + self.us_per_gflop + self.us_per_gb > 0:
+            raise checks.fail("overhead_us, us_per_gflop, us_per_gb", 0, "at least one above 0: nothing takes no time")
+        object.__setattr__(self, "samples", checks.whole(self.samples, "samples", "a positive whole number"))
+
+    def time_us(self, flops: float, n_bytes: float) -> float:
+        return self.overhead_us + (self.us_per_gflop * flops + self.us_per_gb * n_bytes) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a hardware was measured under.
+
+    Attributes:
+        date: of the measurement, ``2026-11-21``.
+        tensorflow: its version; empty where it computed nothing.
+        threads: of TensorFlow within an operator; 0 for as many as there are cores.
+        is_complete: whether all of it was measured, and not only what an interruption left.
+        is_quick: whether it was measured in seconds.
+    """
+
+    date: str
+    tensorflow: str
+    threads: int
+    is_complete: bool = True
+    is_quick: bool = False
+
+    def __post_init__(self) -> None:
+        checks.text(self.date, "measured.date")
+        try:
+            datetime.date.fromisoformat(self.date)
+        except ValueError:
+            raise checks.fail("measured.date", self.date, "a date such as 2026-11-21") from None
+        if not isinstance(self.tensorflow, str):
+            raise checks.fail("measured.tensorflow", self.tensorflow, "a version, empty if it computed nothing")
+        checks.number(self.threads, "measured.threads", "a number of threads, 0 for all", least=0)
+        for name in ("is_complete", "is_quick"):
+            if not isinstance(getattr(self, name), bool):
+                raise checks.fail(f"measured.{name}", getattr(self, name), "true or false")
+
+    def age_days(self, today: datetime.date) -> int:
+        return (today - datetime.date.fromisoformat(self.date)).days
+
+
+Rates = Mapping[str, Mapping[str, Mapping[str, OperatorRate]]]
+"""By class of operators, dtype, and way (``forward``, ``backward``)."""
+
+NO_RATES: Rates = FrozenMapping({})
+_WAYS = ("forward", "backward")
+_NUMBERS = ("overhead_us", "us_per_gflop", "us_per_gb")
+
+
+def rates_from_json(value: object) -> Rates:
+    """Read what :func:`rates_to_json` gave.
+
+    Raises:
+        HardwareError: a field is missing, unknown, negative or impossible.
+    """
+
+    def of_ways(given: object, where: str) -> FrozenMapping[OperatorRate]:
+        ways = checks.fields(given, where, (), _WAYS)
+        return FrozenMapping({way: _rate(ways[way], f"{where}.{way}") for way in ways})
+
+    def of_dtypes(given: object, where: str) -> FrozenMapping[FrozenMapping[OperatorRate]]:
+        dtypes = checks.mapping(given, where, "an object from dtype to ways")
+        return FrozenMapping({dtype: of_ways(ways, f"{where}.{dtype}") for dtype, ways in dtypes.items()})
+
+    classes = checks.mapping(value, "operators", "an object from classes of operators to dtypes")
+    return FrozenMapping({name: of_dtypes(dtypes, f"operators.{name}") for name, dtypes in classes.items()})
+
+
+def _rate(value: object, where: str) -> OperatorRate:
+    given = checks.fields(value, where, _NUMBERS, ("spread", "samples"))
+    try:
+        return OperatorRate(**given)
+    except checks.HardwareError as error:
+        raise checks.HardwareError(f"{where}.{error}") from None
+
+
+def rates_to_json(rates: Rates) -> dict[str, Any]:
+    """As a hardware file has it."""
+    return {
+        name: {dtype: {way: asdict(rate) for way, rate in ways.items()} for dtype, ways in dtypes.items()}
+        for name, dtypes in rates.items()
+    }
+
+
+def origin_from_json(value: object) -> Origin:
+    """Read the field ``measured`` of a hardware file.
+
+    Raises:
+        HardwareError: a field is missing, unknown or impossible.
+    """
+    return Origin(**checks.fields(value, "measured", ("date", "tensorflow", "threads"), ("is_complete", "is_quick")))

@@ -1,0 +1,114 @@
+"""Predicting the operators that weren't measured: a model for each class of operators, fitted to those that were.
+
+The time of one way (forward, backward) is ``overhead + flops / rate + bytes / bandwidth``, per class, dtype and way: a sum
+and not the roofline's maximum, since no kernel hides one behind the other wholly, and least squares then has one answer. The
+fit is of *relative* errors, ``minimise sum (predicted / measured - 1)^2`` with no coefficient below 0 (:func:`fitted`), so
+that small operators count as much as large ones. The backward pass of k gradients is taken to do k times the forward pass's
+flops and bytes.
+
+A class with fewer than :data:`FEWEST_TO_FIT` measurements scales what is known without them by the median of measured over
+predicted (:func:`scaled`). Hardware files hold fitted models (``operators``), so that a machine that was calibrated once is
+predicted elsewhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from .hardware import OperatorRate, Rates
+from .hardware.frozen import freeze
+from .work import Measured, Work
+
+FORWARD, BACKWARD = "forward", "backward"
+WAYS = (FORWARD, BACKWARD)
+FEWEST_TO_FIT = 6
+
+Key = tuple[str, str, str]
+"""Class, dtype, way."""
+
+_TYPES: dict[str, str] = {
+    "convolution": "Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2",
+    "depthwise convolution": "DepthwiseConv2dNative",
+    "matrix product": "MatMul BatchMatMulV2 BatchMatMulV3 BatchMatMul Einsum",
+    "pooling": "MaxPool AvgPool MaxPool3D AvgPool3D",
+    "reduction": "Sum Mean Max Min Prod All Any ArgMax ArgMin Cumsum",
+    "softmax": "Softmax LogSoftmax SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits",
+    "transcendental": "Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Pow Sin Cos Elu Selu Softplus Softsign Sqrt Rsqrt",
+    "copy": "Transpose ConcatV2 Concat Pack Unpack Slice StridedSlice Split SplitV Pad PadV2 MirrorPad Tile GatherV2 "
+    "BroadcastTo ReverseV2 ResizeNearestNeighbor ResizeBilinear",
+    "update": "Variable",
+}
+CLASSES = (*_TYPES, "elementwise")
+_CLASS_OF = {name: of_class for of_class, names in _TYPES.items() for name in names.split()}
+
+
+def class_of(operator_type: str) -> str:
+    """Operators of a class do their work at about one rate; what isn't listed moves bytes, as elementwise ones do."""
+    return _CLASS_OF.get(operator_type, "elementwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One way of a measured work."""
+
+    flops: float
+    n_bytes: float
+    time_us: float
+
+
+def samples_of(measured: Iterable[Measured]) -> dict[Key, list[Sample]]:
+    """Both ways of what was measured, by class, dtype and way."""
+    found: dict[Key, list[Sample]] = {}
+    for each in measured:
+        work = each.work
+        ways = [(FORWARD, 1, each.forward_us), (BACKWARD, work.n_gradients, each.backward_us)]
+        for way, times, time_us in ways:
+            if times and time_us > 0:
+                sample = Sample(work.flops * times, work.n_bytes * times, time_us)
+                found.setdefault((class_of(work.type), work.dtype, way), []).append(sample)
+    return found
+
+
+def fitted(samples: Sequence[Sample]) -> OperatorRate:
+    """The model of least squared relative error; its ``spread`` is the median of the relative errors that remain.
+
+    Raises:
+        ValueError: no samples, or one that took no time.
+    """
+    if not samples or min(sample.time_us for sample in samples) <= 0:
+        raise ValueError("a model is fitted to at least one sample, and to times above 0")
+    times = np.array([sample.time_us for sample in samples])
+    features = np.array([(1.0, sample.flops, sample.n_bytes) for sample in samples])
+    rows = features / times[:, None]
+    # Columns of one size, since flops are counted in millions and the overhead is one.
+    size = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(float).tiny)
+    found = nnls(rows / size, np.ones(len(samples)))[0] / size
+    errors = np.abs(features @ found / times - 1)
+    overhead_us, us_per_flop, us_per_byte = (float(value) for value in found)
+    return OperatorRate(overhead_us, us_per_flop * 1e9, us_per_byte * 1e9, float(np.median(errors)), len(samples))
+
+
+def scaled(samples: Sequence[Sample], predicted_us: Sequence[float]) -> float:
+    """By how much to multiply what was predicted without samples: the median of measured over predicted, 1 without any."""
+    ratios = [sample.time_us / known for sample, known in zip(samples, predicted_us, strict=True) if known > 0]
+    return statistics.median(ratios) if ratios else 1.0
+
+
+def fit_all(measured: Iterable[Measured]) -> Rates:
+    """The models of all classes with enough measurements, as a hardware file holds them: by class, dtype and way."""
+    models: dict[str, dict[str, dict[str, OperatorRate]]] = {}
+    for (of_class, dtype, way), samples in sorted(samples_of(measured).items()):
+        if len(samples) >= FEWEST_TO_FIT:
+            models.setdefault(of_class, {}).setdefault(dtype, {})[way] = fitted(samples)
+    return freeze(models)
+
+
+def amounts(work: Work, way: str) -> tuple[float, float]:
+    """The flops and bytes of one way."""
+    times = 1 if way == FORWARD else work.n_gradients
+    return work.flops * times, work.n_bytes * times
