@@ -53,7 +53,7 @@ class Tensor:
         return f"{self.name} {self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Operator:
     """One operator.
 
@@ -84,9 +84,6 @@ class Operator:
     @property
     def result(self) -> Tensor:
         return self.outputs[0]
-
-    def takes(self, tensor: Tensor) -> bool:
-        return any(operand.name == tensor.name for _, operand in self.operands)
 
     def looks_up(self, tensor: Tensor) -> bool:
         """Whether it finds rows (of the first dimension) of a tensor, and takes it for nothing else."""
@@ -155,6 +152,15 @@ class Graph:
     def tensors(self) -> dict[str, Tensor]:
         return {tensor.name: tensor for op in self.operators.values() for tensor in op.outputs}
 
+    @cached_property
+    def takers(self) -> dict[str, tuple[Operator, ...]]:
+        """Tensor name to the operators that have it as an operand, in topological order."""
+        found: dict[str, dict[str, Operator]] = {}
+        for op in self.operators.values():
+            for _, tensor in op.operands:
+                found.setdefault(tensor.name, {})[op.name] = op
+        return {name: tuple(operators.values()) for name, operators in found.items()}
+
     def resolve(self, name: str) -> Tensor | None:
         """The tensor that a recorded name means, or None if the model has none of this name."""
         return self.tensors.get(self.aliases.get(name, name))
@@ -183,7 +189,7 @@ class Graph:
             needed = self.ancestors([step.loss])
             for name in step.variables:
                 tensor = self.operators[name].result
-                takers = [op for op in self.operators.values() if op.name in needed and op.takes(tensor)]
+                takers = [op for op in self.takers.get(tensor.name, ()) if op.name in needed]
                 if takers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in takers):
                     found[name] = tuple(op.name for op in takers)
         return found

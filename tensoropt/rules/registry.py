@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from weakref import WeakKeyDictionary
 
 from ..ir import SOURCES, Operator
 from .rule import Rule, make_rule, replicated_rule
@@ -10,6 +12,7 @@ from .rule import Rule, make_rule, replicated_rule
 RuleFunction = Callable[[Operator], Rule | str]
 _RULES: dict[str, RuleFunction] = {}
 _STATIC: dict[str, tuple[int, ...]] = {}
+_KNOWN: WeakKeyDictionary[Operator, Rule] = WeakKeyDictionary()
 
 
 def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction], RuleFunction]:
@@ -51,7 +54,14 @@ def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
 
 
 def rule_of(op: Operator) -> Rule:
-    """The rule of an operator; without one, it runs replicated, and ``rule.without`` says why."""
+    """The rule of an operator, found once; without one, it runs replicated, and ``rule.without`` says why."""
+    known = _KNOWN.get(op)
+    if known is None:
+        known = _KNOWN[op] = _found(op)
+    return known
+
+
+def _found(op: Operator) -> Rule:
     _load()
     if op.type in SOURCES:
         dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
@@ -64,6 +74,7 @@ def rule_of(op: Operator) -> Rule:
     return replicated_rule(op, found) if isinstance(found, str) else found
 
 
+@cache
 def _load() -> None:
     """Import the modules that register rules; not at import time, since they import this one."""
     from . import (  # noqa: F401

@@ -35,11 +35,11 @@ class Capture:
     """Captures functions into one flat graph.
 
     Attributes:
-        name_of: what to call a variable, where its own name won't do.
+        names_of: what to call variables, where their own names won't do.
         variables: the user's variables, by their names in the flat graph.
     """
 
-    name_of: Callable[[tf.Variable], str] = lambda variable: variable.name.partition(":")[0]
+    names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: [own_name(each) for each in variables]
     variables: dict[str, tf.Variable] = field(default_factory=dict)
     flattener: Flattener = field(default_factory=lambda: Flattener(tf.Graph()))
 
@@ -69,9 +69,10 @@ class Capture:
         leaves = tf.nest.flatten(list(signature))
         with self.graph.as_default():
             inputs = tuple(self._placeholder(spec, i, scope, loads) for i, spec in enumerate(leaves))
-        for variable in _variables(traced):
+        used = _variables(traced)
+        for variable, own in zip(used, self.names_of(used), strict=True):
             if id(variable.handle) not in self.flattener.handles:
-                name = self._unique(self.name_of(variable))
+                name = self._unique(own)
                 self.flattener.add_variable(variable, name)
                 self.variables[name] = variable
         flat = self.flattener.flatten(traced.graph, inputs, scope)
@@ -114,6 +115,10 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
             )
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     return traceable.get_concrete_function(*signature)
+
+
+def own_name(variable: tf.Variable) -> str:
+    return str(variable.name.partition(":")[0])
 
 
 def _variables(traced: Any) -> list[tf.Variable]:

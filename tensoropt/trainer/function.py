@@ -15,7 +15,7 @@ from ..errors import InputError, short
 from ..execution import Execution
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
-from ..tracing.function import concrete
+from ..tracing.function import concrete, own_name
 from .programs import TRAIN
 from .ranks import Ranks
 from .rate import RunningRate
@@ -60,8 +60,8 @@ class CapturedFunction:
         """Whole numbers have no gradients, whatever TensorFlow calls them."""
         return [variable for variable in self.variables if variable.trainable and variable.dtype.is_floating]
 
-    def name_of(self, variable: tf.Variable) -> str:
-        return str(variable.name.partition(":")[0])
+    def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
+        return [own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """The training step alone."""

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..tracing.function import own_name
 from .programs import EVALUATE, PREDICT, TRAIN
 from .signature import Signature
 
@@ -49,16 +50,15 @@ class KerasObjective(keras.Model):
     def trained(self) -> list[keras.Variable]:
         return list(self.inner.trainable_variables)
 
-    def name_of(self, variable: tf.Variable) -> str:
-        """A variable's Keras path: its own name doesn't tell which layer it belongs to."""
-        for each in self.inner.variables:
-            if each.value is variable:
-                return str(each.path)
-        for metric in self.metrics:
-            for each in metric.variables:
-                if each.value is variable:
-                    return f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
-        return str(variable.name.partition(":")[0])
+    def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
+        """The variables' Keras paths: their own names don't tell which layer they belong to."""
+        known = {
+            id(each.value): f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
+            for metric in self.metrics
+            for each in metric.variables
+        }
+        known.update((id(each.value), str(each.path)) for each in self.inner.variables)
+        return [known.get(id(variable)) or own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """The training step, an evaluation of a batch, and a prediction."""

@@ -26,7 +26,9 @@ class Objective(Protocol):
         """The user's trainable variables, Keras's or TensorFlow's."""
         ...
 
-    def name_of(self, variable: tf.Variable) -> str: ...
+    def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
+        """What the variables that a function uses are called."""
+        ...
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """By program, its function and the signature of its arguments; the training step's returns the loss first."""
@@ -86,7 +88,7 @@ def capture_program(
         InputError: something can't be captured, or the loss isn't a scalar.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.name_of)
+    capture = Capture(objective.names_of)
     program = capture.add(function, arguments)
     steps = [_step(capture, program, objective, optimizer)] if kind == TRAIN else []
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
