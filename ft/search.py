@@ -101,6 +101,7 @@ class _Search:
         self.start, self.deadline = time.monotonic(), math.inf
 
     def run(self) -> Frontier:
+        self._tell(0)
         check_supported(self.problem)
         if not self.budget.weighted:
             return self._by_heuristics()
@@ -221,9 +222,11 @@ class _Search:
     def _report(self, graph: TableGraph) -> None:
         if time.monotonic() > self.deadline:
             raise _TimeIsUp
+        self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
+
+    def _tell(self, done: int) -> None:
         if self.progress is not None:
-            n_nodes = len(self.problem.nodes)
-            self.progress(max(n_nodes - len(graph.variables), 0), n_nodes)
+            self.progress(done, len(self.problem.nodes))
 
 
 def _better(one: Frontier, other: Frontier) -> Frontier:

@@ -41,10 +41,9 @@ from models.sequences import Size
 from tensoropt.backward import analyse
 from tensoropt.deliveries import PlainCosts
 from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.frontier import Model
+from tensoropt.frontier import Model, ModelFrontier, find_frontier
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
-from tensoropt.options import find, request_of
 from tensoropt.profiling.hardware import resolve
 from tensoropt.strategy import StrategyView
 from tensoropt.trainer.objective import Compilation, KerasObjective
@@ -125,17 +124,30 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
         )
     with seconds.stage("backward"):
         planned = Model(captured.graph, analyse(captured.graph))
-    plan = find("mini_time", request_of(planned, resolve(f"v100-1x{n_devices}"), None, {}), n_devices)
-    seconds.of.update(plan.frontier.seconds_by_stage)
+    frontier = _found(planned, n_devices, seconds)
+    with seconds.stage("unroll"):
+        plan = frontier.fastest()
     if not builds:
-        return seconds, plan.frontier.summary()
+        return seconds, frontier.summary()
     with seconds.stage("build"):
         view = StrategyView(captured.graph, plan.strategy, planned.backward.gradients)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
         engine = Engine(view, plan.router(PlainCosts()), backend, lambda name: values[name].numpy())
         engine.function(Fetch((), (TRAIN,)), tuple(Feed(tensor, False) for tensor in captured.inputs))
-    return seconds, plan.frontier.summary()
+    return seconds, frontier.summary()
+
+
+def _found(model: Model, n_devices: int, seconds: Seconds) -> ModelFrontier:
+    began = {}
+
+    def told(stage: str, done: int, total: int) -> None:
+        began.setdefault(stage, time.process_time())
+
+    started = time.process_time()
+    frontier = find_frontier(model, resolve(f"v100-1x{n_devices}"), n_devices, progress=told)
+    seconds.of.update(costs=began["search"] - started, search=time.process_time() - began["search"])
+    return frontier
 
 
 class _Silent:
