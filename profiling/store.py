@@ -30,7 +30,8 @@ _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
     forward_us REAL NOT NULL, backward_us REAL NOT NULL, spread REAL NOT NULL, measured TEXT NOT NULL,
     PRIMARY KEY (environment, key)) WITHOUT ROWID;
 PRAGMA user_version = {VERSION}"""
-_READ = f"SELECT key, {', '.join(_COLUMNS)} FROM operators WHERE environment = ?"
+_OF_WORK = 5
+_READ = f"SELECT {', '.join([*_COLUMNS[:_OF_WORK], 'key', *_COLUMNS[_OF_WORK:]])} FROM operators WHERE environment = ?"
 _WRITE = (
     f"INSERT OR REPLACE INTO operators (environment, key, {', '.join(_COLUMNS)}, measured) "
     f"VALUES (?, ?, {', '.join('?' * len(_COLUMNS))}, datetime('now'))"
@@ -119,9 +120,9 @@ class Store:
         return connection
 
     def _read(self, connection: sqlite3.Connection) -> None:
-        for key, *values in connection.execute(_READ, (self.environment,)):
-            work = Work(*values[:5], key=key)
-            self._measured[key] = Measured(work, *values[5:])
+        for row in connection.execute(_READ, (self.environment,)):
+            work = Work(*row[: _OF_WORK + 1])
+            self._measured[work.key] = Measured(work, *row[_OF_WORK + 1 :])
 
     def _read_only(self, path: Path) -> None:
         """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""

@@ -38,8 +38,8 @@ class Measured:
     """A work that was timed.
 
     Attributes:
-        forward_us, backward_us: medians of the slowest rank; ``backward_us`` is 0 without a backward pass.
-        spread: from the lower to the upper quartile of the repeats, over their median; of the wider of both ways.
+        forward_us, backward_us: lower quartiles of the slowest rank; ``backward_us`` is 0 without a backward pass.
+        spread: from the lower to the upper quartile of the repeats, over the lower; of the wider of both ways.
     """
 
     work: Work

@@ -68,6 +68,7 @@ def find_strategy(
     parallelism: int | Sequence[int] | None = None,
     cluster: Hardware | str | None = None,
     force: Force | None = None,
+    profile_budget: float | str | None = None,
 ) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
@@ -79,6 +80,8 @@ def find_strategy(
             at hand.
         cluster: plan for this hardware instead of the one at hand: a name such as ``v100-2x8``, or a file.
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
+        profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
+            measured before is known. By default nothing is measured, and operators are predicted.
 
     Returns:
         A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.
@@ -88,7 +91,7 @@ def find_strategy(
     """
     from .session import current_session
 
-    return current_session().find_strategy(option, memory, parallelism, cluster, force)
+    return current_session().find_strategy(option, memory, parallelism, cluster, force, profile_budget)
 
 
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
@@ -128,6 +131,7 @@ def parallelize(
     labels: Any = None,
     sample_weight: bool = False,
     data: Any = None,
+    profile_budget: float | str | None = None,
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
@@ -144,6 +148,7 @@ def parallelize(
         labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
         sample_weight: whether batches come with sample weights.
         data: a dataset whose elements tell what inputs, labels and weights are, instead of the model and the loss.
+        profile_budget: as for :func:`find_strategy`.
 
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
@@ -158,7 +163,7 @@ def parallelize(
     import_tensorflow()
     from .trainer.parallelize import Wishes, parallelized
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives)
+    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget)
     return parallelized(
         model,
         optimizer,

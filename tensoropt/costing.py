@@ -109,20 +109,23 @@ class OperatorCosting:
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """Forward and backward compute; for a variable the optimizer's update."""
-        if op.type in (PLACEHOLDER, CONSTANT) or op.updates is not None:
-            return 0
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
         work = self.work(op, rule, config, seen)
-        return self.compute.time_ns(work) if op.type != VARIABLE or work.n_bytes else 0
+        return 0 if work is None else self.compute.time_ns(work)
 
-    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work:
-        """What an operator, which is no composite one, does: forward and backward, or for a variable its update."""
+    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work | None:
+        """What one operator does, forward and backward, or for a variable its update; None if that is nothing.
+
+        Nor has a composite operator a work of its own: the operators inside have.
+        """
+        if op.type in (PLACEHOLDER, CONSTANT) or op.type in COMPOSITES or op.updates is not None:
+            return None
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
             # An update reads the gradient, and reads and writes the value and each slot.
             written = self._update_bytes(op, seen.results[0])
-            return Work(op.type, op.result.dtype, 0, 2 * written + moved if written else 0)
+            return Work(op.type, op.result.dtype, 0, 2 * written + moved) if written else None
         flops = round(rule.flops_per_point * local_points(rule, config))
         return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
 

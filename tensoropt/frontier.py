@@ -22,6 +22,7 @@ from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
+from .profiling.work import Measured
 from .reschedule.mesh import Mesh
 from .space import space_for
 from .strategy_problem import StrategyProblem
@@ -108,6 +109,7 @@ def find_frontier(
     space: str | None = None,
     objectives: Objectives = MEMORY_TIME,
     budget: Budget | None = None,
+    measured: Mapping[str, Measured] | None = None,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -117,6 +119,7 @@ def find_frontier(
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
         budget: how hard to search; None for the default, and baselines have no use for it.
+        measured: operators that were timed, by the key of their work.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
@@ -127,7 +130,7 @@ def find_frontier(
     except ValueError as error:
         raise InputError(str(error)) from error
     deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
+    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
         if objectives != MEMORY_TIME:

@@ -20,6 +20,7 @@ from .objectives import MEMORY_TIME, Objectives
 from .plan import Plan
 from .planning import plan_of
 from .profiling.hardware import Hardware, LinkLevel
+from .profiling.work import Measured
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 MOST_DEVICES_TRIED = 16
@@ -39,6 +40,7 @@ class Request:
         objectives: the two costs to search.
         budget: how hard to search; None for the default, which is less for each point of a curve.
         progress: is told (stage, done, total).
+        measured: operators that were timed, by the key of their work.
     """
 
     model: Model
@@ -51,6 +53,7 @@ class Request:
     space: str | None = None
     objectives: Objectives = MEMORY_TIME
     budget: Budget | None = None
+    measured: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
 
 
 def check_option(option: object) -> None:
@@ -225,6 +228,7 @@ def _frontier(request: Request, parallelism: int) -> ModelFrontier:
             request.space,
             request.objectives,
             request.budget,
+            request.measured,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error

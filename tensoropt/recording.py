@@ -6,8 +6,8 @@ step instead of gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any
 
@@ -50,6 +50,17 @@ class Recording:
         """Record on, after what :meth:`close` was for has failed."""
         self._entered.enter_context(self.graph.as_default())
         self.is_open = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Eager mode is the default meanwhile."""
+        was_open = self.is_open
+        self.close()
+        try:
+            yield
+        finally:
+            if was_open:
+                self.reopen()
 
     def has(self, value: object) -> bool:
         """Whether a tensor or operation was recorded here."""

@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
     )
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
+    parser.add_argument(
+        "--profile-budget",
+        metavar="TIME",
+        help="measure the operators that can change the answer for about so long, such as 60s; the cluster's devices must "
+        "be this machine's",
+    )
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
 
 
@@ -154,7 +160,7 @@ def _search(arguments: argparse.Namespace) -> None:
             objectives,
             budget,
         )
-        found = _find(arguments.option, request, counts)
+        found = _find(arguments.option, request, counts, arguments.profile_budget)
     print(result_text(asked, found))
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
@@ -170,9 +176,14 @@ def _search(arguments: argparse.Namespace) -> None:
             print(f"wrote {written}")
 
 
-def _find(option: str, request: Request, counts: list[int]) -> Plan | Curve:
+def _find(option: str, request: Request, counts: list[int], profile_budget: str | None) -> Plan | Curve:
     from .options import mini_parallelism, mini_time, profiling
 
+    if profile_budget is not None:
+        from .measured_search import find_measured
+        from .processes import current_processes
+
+        return find_measured(option, request, counts, profile_budget, current_processes())
     if option == "profiling":
         return profiling(request, counts)
     return mini_parallelism(request, counts) if option == "mini_parallelism" else mini_time(request, counts[0])

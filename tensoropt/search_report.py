@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,9 +69,20 @@ def result_text(asked: Asked, found: Plan | Curve) -> str:
             f"search    {asked.algorithm}: {frontier.summary()}",
             f"space     {space(frontier)}",
             f"seconds   {seconds}",
+            *_operators_told(found),
             f"plan      {found.summary()}",
         ]
     )
+
+
+def _operators_told(plan: Plan) -> list[str]:
+    """Where the times of operators come from, if some were measured one by one."""
+    told = plan.assumed.get("operators")
+    if not isinstance(told, Mapping):
+        return []
+    n_operators = told["measured"] + told["predicted"]
+    share = f"{told['measured_time_percent']} % of their time"
+    return [f"operators {told['measured']} of the plan's {n_operators} measured, {share}; the others predicted"]
 
 
 def space(frontier: ModelFrontier) -> str:

@@ -21,6 +21,7 @@ from .forcing import Force
 from .frontier import Model
 from .imported import model_of
 from .importer import import_graph, initializer_names
+from .measured_search import find_measured
 from .options import check_option, find, request_of
 from .plan import Plan
 from .processes import Processes
@@ -101,11 +102,17 @@ class Session:
         parallelism: int | Sequence[int] | None,
         cluster: Hardware | str | None,
         force: Force | None,
+        profile_budget: float | str | None = None,
     ) -> Plan | Curve:
         """See :func:`tensoropt.find_strategy`."""
         check_option(option)
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
         request = request_of(self.model(), hardware, memory, force)
+        if profile_budget is not None:
+            with self._recording.paused():
+                return find_measured(
+                    option, request, parallelism, profile_budget, self.processes, self.surroundings.on_first_rank
+                )
         result = self.surroundings.on_first_rank(lambda: find(option, request, parallelism))
         assert isinstance(result, (Plan, Curve))
         return result

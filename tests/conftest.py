@@ -9,6 +9,8 @@ from hypothesis import settings
 
 # TensorFlow's notices about its build would hide what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# No test depends on what was measured before it; processes that tests start inherit this.
+os.environ["TENSOROPT_CACHE"] = "off"
 
 # Other work on the machine must not fail a property.
 settings.register_profile("tensoropt", deadline=None)
@@ -22,6 +24,24 @@ def _no_recording_stays_open() -> Iterator[None]:
     session = sys.modules.get("tensoropt.session")
     if session is not None and session._current is not None:
         session._current._recording.close()
+
+
+@pytest.fixture(scope="module")
+def float64() -> Iterator[None]:
+    """What Keras makes meanwhile computes in float64: what differs then is no rounding."""
+    from switches import floats
+
+    with floats("float64"):
+        yield
+
+
+@pytest.fixture
+def graphs_as_built() -> Iterator[None]:
+    """See :func:`switches.graphs_as_built`."""
+    from switches import graphs_as_built
+
+    with graphs_as_built():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

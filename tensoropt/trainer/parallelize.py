@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -19,11 +18,13 @@ from ..execution import checked_collectives, execute, loaded_plan
 from ..forcing import Force
 from ..frontier import Model
 from ..imported import model_of
+from ..measured_search import find_measured
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..options import OPTIONS, find, request_of
 from ..plan import Plan
+from ..processes import current_processes, install_error_handling
 from ..profiling.hardware import Hardware
-from ..surroundings import Surroundings, resolve_cluster
+from ..surroundings import Surroundings
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation, KerasObjective
 from .programs import TRAIN, Captured, capture_program
@@ -53,6 +54,7 @@ class Wishes:
     force: Force | None = None
     plan: Plan | str | None = None
     collectives: str | None = None
+    profile_budget: float | str | None = None
 
 
 def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
@@ -88,16 +90,23 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
 
 def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
     plan = loaded_plan(wanted)
-    digests = surroundings.processes.gather(hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest())
-    if len(set(digests)) > 1:
-        other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    other = surroundings.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
+    if other is not None:
         raise InputError(f"ranks 0 and {other} were given different plans; give all ranks the same plan=")
     return plan
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
-    hardware = surroundings.hardware if wishes.cluster is None else resolve_cluster(wishes.cluster)
-    request = request_of(model, hardware, wishes.memory, wishes.force)
+    request = request_of(model, surroundings.hardware, wishes.memory, wishes.force)
+    if wishes.profile_budget is not None:
+        return find_measured(
+            wishes.option,
+            request,
+            wishes.parallelism,
+            wishes.profile_budget,
+            surroundings.processes,
+            surroundings.on_first_rank,
+        )
     plan = surroundings.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
     assert isinstance(plan, Plan)
     return plan
@@ -147,6 +156,8 @@ def parallelized(
     data: tf.data.Dataset | None = None,
 ) -> Trainer | FunctionTrainer:
     """See :func:`tensoropt.parallelize`."""
+    # Ahead of all checks, so that rank 0 speaks for all ranks.
+    install_error_handling(current_processes())
     trainer: Trainer | FunctionTrainer
     if isinstance(model, CapturedFunction):
         if any(given is not None for given in (loss, metrics, batch_size, labels, data)):

@@ -1,0 +1,225 @@
+"""Searching by measured operators, within a budget: only what can change the answer is measured.
+
+A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
+largest before, then those of all other points of the frontier; then it is searched again. It ends when all operators of the
+frontier have been measured (those of other strategies can't make the answer slower than it is predicted to be), or when the
+budget is spent. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run,
+and the slowest counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .errors import InputError
+from .frontier import Model, ModelFrontier
+from .measuring import OperatorTimer, Timed, Trial
+from .options import Request, find
+from .plan import Plan
+from .processes import Processes
+from .profiling.cache import cache_folder
+from .profiling.compute import TensorFlowEngine
+from .profiling.store import FILE, Store
+from .profiling.work import Measured, Work
+from .rules.registry import rule_of
+from .rules.rule import Config, interface
+
+Search = Callable[[Mapping[str, Measured]], Plan]
+_Wanted = list[tuple[str, Config, float]]
+"""(operator, config, predicted microseconds)."""
+
+
+def environment(processes: Processes) -> str:
+    """What measurements of operators depend on beside the operators."""
+    engine = TensorFlowEngine()
+    return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once"
+
+
+@dataclass
+class MeasuredSearch:
+    """Attributes:
+    search: of rank 0, by the operators that were measured.
+    budget_s: what measuring may take; searches and the first measurement aside.
+    progress: is told (stage, done, total) on rank 0.
+    """
+
+    processes: Processes
+    model: Model
+    search: Search
+    budget_s: float
+    store: Store
+    timer: OperatorTimer = field(default_factory=OperatorTimer)
+    clock: Callable[[], float] = time.monotonic
+    progress: Callable[[str, int, int], None] | None = None
+    _failed: set[str] = field(default_factory=set)
+    _works: dict[tuple[str, Config], Work] = field(default_factory=dict)
+
+    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
+        """The plan; every rank must call it.
+
+        Args:
+            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+        """
+        started, measured_now = self.clock(), 0
+        found: list[Plan] = []
+
+        def is_spent() -> bool:
+            return self.clock() - started > self.budget_s
+
+        def next_round() -> _Wanted:
+            found[:] = [self.search(self.store.measured)]
+            return [] if measured_now and is_spent() else self._wanted(found[0])
+
+        def result() -> Plan:
+            return replace(found[0], assumed={**found[0].assumed, "operators": self._told(found[0])})
+
+        while wanted := on_first_rank(next_round):
+            for number, (name, config, predicted_us) in enumerate(wanted):
+                if self.processes.broadcast(measured_now > 0 and is_spent()):
+                    break
+                self._measure(name, config, predicted_us)
+                measured_now += 1
+                if self.progress is not None and self.processes.rank == 0:
+                    self.progress("operators", number + 1, len(wanted))
+        plan: Plan = on_first_rank(result)
+        return plan
+
+    def _measure(self, name: str, config: Config, predicted_us: float) -> None:
+        op = self.model.graph.operators[name]
+        rule = rule_of(op)
+        seen = interface(rule, config)
+        gradients = self.model.backward.gradients
+        places = tuple(place for place, (position, _) in enumerate(op.operands) if (name, position) in gradients)
+        timed = self.processes.gather(self.timer.time(Trial(op, rule, config, seen, places, predicted_us)))
+        if self.processes.rank == 0:
+            work = self._works[name, config]
+            if any(each is None for each in timed):
+                self._failed.add(work.key)
+            else:
+                self.store.add([_slowest(work, [each for each in timed if each is not None])])
+
+    def _wanted(self, plan: Plan) -> _Wanted:
+        """What to measure next, of the plan first, then of the frontier; of each the largest first."""
+        frontier = plan.frontier
+        assert isinstance(frontier, ModelFrontier)
+        configs = plan.strategy.configs
+        in_step = [op.name for op in self.model.graph.step_operators if op.name in configs]
+        of_plan = self._unmeasured(frontier, [(name, configs[name]) for name in in_step])
+        if of_plan:
+            return of_plan
+        pairs = dict.fromkeys(
+            pair for states in frontier.found.strategies for pair in frontier.built.strategy(states).configs.items()
+        )
+        return self._unmeasured(frontier, pairs)
+
+    def _unmeasured(self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> _Wanted:
+        wanted: dict[str, tuple[str, Config, float]] = {}
+        for name, config in pairs:
+            work = _work(frontier, name, config)
+            if work is None or not work.key or work.key in self._failed:
+                continue
+            if work.key not in wanted and work.key not in self.store.measured:
+                predicted_us = frontier.costing.compute.time_ns(work) / 1e3
+                wanted[work.key] = (name, config, predicted_us)
+                self._works[name, config] = work
+        return sorted(wanted.values(), key=lambda each: -each[2])
+
+    def _told(self, plan: Plan) -> dict[str, Any]:
+        """How much of a plan's compute time was measured."""
+        frontier = plan.frontier
+        assert isinstance(frontier, ModelFrontier)
+        measured_ns = total_ns = n_measured = n_predicted = 0
+        for op in self.model.graph.step_operators:
+            work = _work(frontier, op.name, plan.strategy.configs[op.name]) if op.updates is None else None
+            if work is None:
+                continue
+            time_ns = frontier.costing.compute.time_ns(work)
+            is_measured = work.key in self.store.measured
+            n_measured, n_predicted = n_measured + is_measured, n_predicted + (not is_measured)
+            measured_ns, total_ns = measured_ns + time_ns * is_measured, total_ns + time_ns
+        return {
+            "measured": n_measured,
+            "predicted": n_predicted,
+            "measured_time_percent": round(100 * measured_ns / total_ns, 1) if total_ns else 100.0,
+            "environment": self.store.environment,
+        }
+
+
+def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
+    """The work of an operator; None where it has none that could be timed by itself."""
+    op = frontier.model.graph.operators[name]
+    rule = rule_of(op)
+    return frontier.costing.work(op, rule, config, interface(rule, config))
+
+
+def _slowest(work: Work, timed: list[Timed]) -> Measured:
+    slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
+    return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
+
+
+def parse_budget(given: float | int | str) -> float:
+    """Seconds, as a number or as text such as ``60s`` or ``2min``.
+
+    Raises:
+        InputError: it is neither, or not above 0.
+    """
+    text = str(given).strip().lower()
+    for suffix, scale in (("min", 60.0), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("", 1.0)):
+        if text.endswith(suffix):
+            try:
+                seconds = float(text.removesuffix(suffix)) * scale
+            except ValueError:
+                continue
+            if 0 < seconds < float("inf"):
+                return seconds
+    raise InputError(f"a budget for profiling is a time above 0 such as '60s' or '2min', got {given!r}")
+
+
+def opened_store(processes: Processes) -> Store:
+    """The store of this machine's measurements; on rank 0 the file, on others nothing but a place to keep them."""
+    folder = cache_folder()
+    path = folder / FILE if folder is not None and processes.rank == 0 else None
+    return Store(path, environment(processes))
+
+
+def find_measured(
+    option: str,
+    request: Request,
+    parallelism: int | Sequence[int] | None,
+    budget: float | int | str,
+    processes: Processes,
+    on_first_rank: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
+) -> Plan:
+    """A plan by measured operators; every rank must call it. What was measured is kept, whatever ends the search.
+
+    Args:
+        budget: see :func:`parse_budget`.
+
+    Raises:
+        InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
+            here.
+    """
+    budget_s = parse_budget(budget)
+    if option == "profiling":
+        raise InputError(
+            "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
+        )
+    here, there = TensorFlowEngine().device_name(), request.hardware.device.name
+    if here != there:
+        raise InputError(
+            f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
+            "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
+        )
+
+    def search(measured: Mapping[str, Measured]) -> Plan:
+        plan = find(option, replace(request, measured=measured), parallelism)
+        assert isinstance(plan, Plan)
+        return plan
+
+    with closing(opened_store(processes)) as store:
+        searching = MeasuredSearch(processes, request.model, search, budget_s, store, progress=request.progress)
+        return searching.find(on_first_rank)

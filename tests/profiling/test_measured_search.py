@@ -1,0 +1,200 @@
+"""Searching by measured operators: what is measured, when it ends, and what it says; and timing real operators."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+import zoo
+
+import tensoropt
+from tensoropt.errors import InputError
+from tensoropt.measured_search import MeasuredSearch, find_measured, parse_budget
+from tensoropt.measuring import OperatorTimer, Timed, Trial
+from tensoropt.options import Request, mini_time
+from tensoropt.processes import Processes
+from tensoropt.profiling.compute import cpu_name
+from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.profiling.store import FILE, Store
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface
+
+ALONE = Processes(0, 1, ("here",))
+DEVICES = 2
+
+
+def here(n_devices: int = DEVICES) -> Hardware:
+    """Hardware whose device is this machine's, with numbers that don't depend on it."""
+    described = named(f"v100-1x{n_devices}")
+    return replace(described, name="here", device=replace(described.device, name=cpu_name()))
+
+
+class Machine:
+    """Times by a law of its own, and a clock that goes on by what is timed; ``slow`` types take a thousand times as long."""
+
+    def __init__(self, slow: str = "", seconds_each: float = 0.1, fails: str = "") -> None:
+        self.slow, self.seconds_each, self.fails = slow, seconds_each, fails
+        self.now, self.timed = 0.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def time(self, trial: Trial) -> Timed | None:
+        self.now += self.seconds_each
+        self.timed.append((trial.op.name, str(trial.config)))
+        if trial.op.type == self.fails:
+            return None
+        (layout, *_), (tensor, *_) = trial.interface.results, trial.op.outputs
+        size = sum(layout.largest_local_shape(tensor.shape))
+        scale = 1e3 if trial.op.type == self.slow else 1.0
+        return Timed(scale * (1 + size), scale * len(trial.places), 0.05)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zoo.record(zoo.mlp, "momentum").model
+
+
+def searching(model, machine: Machine, store: Store, budget_s: float = 1e9, processes: Processes = ALONE) -> MeasuredSearch:
+    def search(measured):
+        return mini_time(Request(model, here(), None, measured=measured), DEVICES)
+
+    return MeasuredSearch(processes, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
+
+
+def variables_of(model) -> int:
+    """Updates of variables can't be timed by themselves."""
+    return sum(op.is_trainable for op in model.graph.variables)
+
+
+def found(searching: MeasuredSearch):
+    return searching.find(lambda compute: compute())
+
+
+def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
+    machine, store = Machine(), Store(None, "here")
+    plan = found(searching(model, machine, store))
+    told = plan.assumed["operators"]
+    assert told["predicted"] == variables_of(model) and told["measured"] > 5
+    assert len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
+    # What was measured is in the plan's costs.
+    times = {op.name: op.time_us for op in plan.operators}
+    configs = plan.strategy.configs
+    for name, config in machine.timed:
+        if str(configs[name]) == config:
+            op = model.graph.operators[name]
+            seen = interface(rule_of(op), configs[name])
+            places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
+            timed = Machine().time(Trial(op, rule_of(op), configs[name], seen, places, 0.0))
+            assert times[name] == pytest.approx(timed.forward_us + timed.backward_us, abs=1e-3)
+    # The next run knows it all.
+    again = Machine()
+    assert found(searching(model, again, store)).to_json() == plan.to_json()
+    assert again.timed == []
+
+
+def test_slow_operators_change_the_answer(model):
+    usual, odd = (found(searching(model, Machine(slow), Store(None, "here"))) for slow in ("", "MatMul"))
+    assert odd.time_us > 10 * usual.time_us
+    # No more than if all configs had been known beforehand: the plan is the best of the frontier it measured.
+    assert odd.frontier is not None and odd.time_us == min(point.time_us for point in odd.frontier.points)
+
+
+def test_a_budget_ends_it_and_the_largest_of_the_plan_come_first(model):
+    machine, store = Machine(seconds_each=1.0), Store(None, "here")
+    plan = found(searching(model, machine, store, budget_s=3.5))
+    assert len(machine.timed) == 4
+    told = plan.assumed["operators"]
+    assert told["predicted"] > variables_of(model) and told["measured_time_percent"] < 100
+    first = mini_time(Request(model, here(), None), DEVICES)
+    times = {op.name: op.time_us for op in first.operators if op.type != "Variable"}
+    assert times[machine.timed[0][0]] == max(times.values())
+    # Later runs go on where this one ended.
+    found(searching(model, machine, store, budget_s=3.5))
+    assert len(set(machine.timed)) == 8
+
+
+def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):
+    machine, store = Machine(fails="MatMul"), Store(None, "here")
+    plan = found(searching(model, machine, store))
+    assert len(set(machine.timed)) == len(machine.timed)
+    assert not any(key.startswith("MatMul") for key in store.measured)
+    assert plan.assumed["operators"]["predicted"] > 0
+
+
+def test_the_slowest_rank_counts(model):
+    class Two(Processes):
+        def gather(self, value):
+            assert isinstance(value, Timed)
+            return [value, replace(value, forward_us=10 * value.forward_us, spread=0.4)]
+
+    machine, store = Machine(), Store(None, "here")
+    found(searching(model, machine, store, 0.05, Two(0, 1, ("here",))))
+    (only,) = store.measured.values()
+    assert only.forward_us >= 20 and only.spread == 0.4
+
+
+def test_an_interruption_keeps_what_was_measured(model, tmp_path):
+    class Interrupted(Machine):
+        def time(self, trial):
+            if len(self.timed) == 3:
+                raise KeyboardInterrupt
+            return super().time(trial)
+
+    with closing(Store(tmp_path / FILE, "here")) as store, pytest.raises(KeyboardInterrupt):
+        found(searching(model, Interrupted(), store))
+    with closing(Store(tmp_path / FILE, "here")) as store:
+        assert len(store.measured) == 3
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("60s", 60), (2.5, 2.5), ("2min", 120), (" 500 ms", 0.5), ("1m", 60)])
+def test_budgets(given, seconds):
+    assert parse_budget(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-1s", 0, "nan", "inf", None])
+def test_what_is_no_budget(given):
+    with pytest.raises(InputError, match="a time above 0 such as '60s'"):
+        parse_budget(given)
+
+
+def test_what_cannot_be_measured_here(model):
+    request = Request(model, named("v100-1x2"), None)
+    with pytest.raises(InputError, match="operators of v100-1x2 can't be measured here: its device is 'V100-SXM2-16GB'"):
+        find_measured("mini_time", request, 2, "1s", ALONE)
+    with pytest.raises(InputError, match="leave the profiling budget"):
+        find_measured("profiling", request, [1, 2], "1s", ALONE)
+
+
+def trial_of(model, name: str, text: str) -> Trial:
+    op = model.graph.operators[name]
+    rule, config = rule_of(op), Config.parse(here().mesh(), text)
+    places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
+    return Trial(op, rule, config, interface(rule, config), places, 1e4)
+
+
+def test_real_operators_are_timed_whole_and_split():
+    model, timer = zoo.record(zoo.cnn, "sgd").model, OperatorTimer()
+    options = tf.config.optimizer.get_experimental_options()
+    of_type = {op.type: op.name for op in model.graph.step_operators if op.operands and op.updates is None}
+    for name in of_type.values():
+        timed = timer.time(trial_of(model, name, "-"))
+        assert timed is not None, name
+        assert timed.forward_us >= 0 and timed.backward_us >= 0
+    assert timer.time(trial_of(model, of_type["Conv2D"], "n:a")) is not None
+    assert tf.config.optimizer.get_experimental_options() == {**options, "disable_meta_optimizer": False}
+
+
+def test_find_strategy_measures_within_its_budget_and_knows_it_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
+    for _ in range(2):
+        tensoropt.init(hardware=here(), seed=1)
+        tensoropt.GradientDescentOptimizer().minimize(zoo.mlp(tensoropt).loss)
+        plan = tensoropt.find_strategy(profile_budget="2s")
+        assert plan.assumed["operators"]["measured"] > 0
+        assert tf.compat.v1.get_default_graph() is tensoropt.current_session()._recording.graph
+        counts = plan.assumed["operators"]
+    with closing(Store(tmp_path / FILE, counts["environment"])) as store:
+        assert store.measured
