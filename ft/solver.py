@@ -93,28 +93,27 @@ class Solver:
             if graph.n_states(variable) == 1:
                 graph.settle(variable)
                 self.report(graph)
-        while True:
-            marked = self._marked(graph)
-            held = marked | cut_vertices(graph) if self.use_ldp else marked
-            free = [variable for variable in graph.variables if variable not in held]
-            if not free:
-                return None  # side branches end in variables that are no cut vertices: only marked ones are left
-            blocked = self._eliminate_among(graph, set(free))
-            if blocked is not None:
-                return blocked
-
-    def _marked(self, graph: TableGraph) -> set[int]:
-        if not self.use_ldp:
-            return set()
-        return {variable for line in linear_graphs(graph) for variable in line}
-
-    def _eliminate_among(self, graph: TableGraph, free: set[int]) -> Effort | None:
-        while free:
+        # Where side branches end are variables that are no cut vertices: at last only marked ones are left.
+        while free := self._free(graph):
             effort = graph.cheapest(free)
             assert effort is not None
             if effort.cells > self.max_cells:
                 return effort
+            self._eliminate_among(graph, free, effort.magnitude)
+        return None
+
+    def _free(self, graph: TableGraph) -> set[int]:
+        """The variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
+        held = cut_vertices(graph).union(*linear_graphs(graph)) if self.use_ldp else set()
+        return {variable for variable in graph.variables if variable not in held}
+
+    def _eliminate_among(self, graph: TableGraph, free: set[int], magnitude: int) -> None:
+        """Eliminate what makes tables of this magnitude at most.
+
+        Before larger ones are made it is to be seen what else has become free: a variable is a cut vertex only as long as
+        the branch that it cuts off is there.
+        """
+        while (effort := graph.cheapest(free)) is not None and effort.magnitude <= magnitude:
             graph.eliminate(effort.variable)
             free.remove(effort.variable)
             self.report(graph)
-        return None
