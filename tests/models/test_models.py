@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
 from functools import lru_cache
 
 import keras
 import pytest
-import tensorflow as tf
 from execution.strategies import random_router, random_strategy
 
 from models.catalog import APPLICATIONS, SEQUENCES, SMALL
@@ -53,16 +51,7 @@ SINGLE = {("resnet", "0"), ("bert", "1")}
 ADAM = {("mobilenet_v3", "1"), ("gpt_untied", "0"), ("lstm", "1")}
 ALL = [(name, strategy) for name in (*APPLICATIONS, *SEQUENCES) for strategy in (*map(str, range(N_RANDOM)), *PLANS)]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _graphs_as_they_are_built() -> Iterator[None]:
-    """Nearly all of the time goes into building graphs; TensorFlow's graph optimizer would add to it."""
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    gc.disable()
-    yield
-    gc.enable()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
 @lru_cache(maxsize=1)

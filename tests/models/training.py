@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import switches
 import tensorflow as tf
 
 from models.catalog import Entry
@@ -28,7 +29,8 @@ from tensoropt.trainer.programs import TRAIN, Captured, capture_program
 from tensoropt.trainer.signature import signature_of
 
 N_STEPS = 2
-ROUNDING = 1e-12
+# What is smaller than this, of the largest magnitude of its kind, is zero but for rounding.
+ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 MakeOptimizer = Callable[[], keras.optimizers.Optimizer]
 State = dict[str, np.ndarray]
 
@@ -75,16 +77,12 @@ class Case:
 @contextmanager
 def floats(dtype: str) -> Iterator[None]:
     """Keras makes models of this type, and random operators draw as on one device, while this lasts."""
-    before, drawing = keras.config.floatx(), os.environ.get(VARIABLE)
-    policy = keras.config.dtype_policy()
-    keras.config.set_floatx(dtype)
-    keras.config.set_dtype_policy(dtype)
+    drawing = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = RandomMode.ONE_DEVICE.value
     try:
-        yield
+        with switches.floats(dtype):
+            yield
     finally:
-        keras.config.set_floatx(before)
-        keras.config.set_dtype_policy(policy)
         if drawing is None:
             del os.environ[VARIABLE]
         else:
@@ -158,7 +156,8 @@ def without_gradient(case: Case) -> set[str]:
     """
     slots = {name: value for name, value in case.expected[0].slots.items() if name.endswith("_momentum")}
     scale = max(np.max(np.abs(value)) for value in slots.values())
-    zero = {name.removesuffix("_momentum") for name, v in slots.items() if np.max(np.abs(v)) <= ROUNDING * scale}
+    small = ROUNDING[next(iter(slots.values())).dtype.name] * scale
+    zero = {name.removesuffix("_momentum") for name, value in slots.items() if np.max(np.abs(value)) <= small}
     variables = {name for name in case.first_values if name.replace("/", "_") in zero}
     return variables | {name for name in case.expected[0].slots if name.rpartition("_")[0] in zero}
 
@@ -202,9 +201,8 @@ def _compared(what: str, got: np.ndarray, expected: np.ndarray, tolerance: float
     if expected.dtype.kind != "f":
         return [] if np.array_equal(got, expected) else [(np.inf, f"{what} is {got}, not {expected}")]
     largest = float(np.max(np.abs(expected), initial=0.0))
-    rounding = ROUNDING * float(np.finfo(expected.dtype).eps / np.finfo(np.float64).eps) * scale
     difference = float(np.max(np.abs(got - expected), initial=0.0))
-    if difference <= tolerance * largest or max(difference, largest) <= rounding:
+    if difference <= tolerance * largest or max(difference, largest) <= ROUNDING[expected.dtype.name] * scale:
         return []
     ratio = difference / largest if largest else np.inf
     return [(ratio, f"{what} is off by {difference:.2g} of {largest:.2g} ({ratio:.2g} > {tolerance:.2g})")]
