@@ -89,6 +89,7 @@ def describe_package():
                 "matplotlib",
                 "numba>=0.61",
                 "setuptools>=70.1",
+                "tensorboard",
             ],
             "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },

@@ -23,6 +23,9 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=8, help="times to go through the data (default %(default)s)")
     parser.add_argument("--batch", type=int, default=128, help="samples per step (default %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.2, help="rate (default %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64"], default="float32", help="of the numbers (default %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the training log")
     parser.add_argument("--checkpoint", metavar="PREFIX", help="go on from this checkpoint if it is there; save it")
     arguments = parser.parse_args()
@@ -49,8 +52,10 @@ def create_model(dropout):
 
 def main():
     arguments = parse_arguments()
+    keras.config.set_floatx(arguments.dtype)
+    keras.config.set_dtype_policy(arguments.dtype)
     digits, classes = load_digits(return_X_y=True)
-    pixels = (digits / 16).reshape(-1, 8, 8, 1).astype(np.float32)
+    pixels = (digits / 16).reshape(-1, 8, 8, 1).astype(arguments.dtype)
     train_x, test_x, train_y, test_y = train_test_split(pixels, classes, test_size=0.2, random_state=0)
     train = tf.data.Dataset.from_tensor_slices((train_x, train_y)).shuffle(len(train_x), seed=1).batch(arguments.batch)
     test = tf.data.Dataset.from_tensor_slices((test_x, test_y)).batch(arguments.batch)

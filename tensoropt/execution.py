@@ -178,9 +178,8 @@ class Agreement:
             dump("collectives", *log)
         if self.prepare is None:
             return
-        digests = self.processes.gather(digest)
-        if len(set(digests)) > 1:
-            other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+        other = self.processes.first_that_differs(digest)
+        if other is not None:
             raise InputError(
                 f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
                 "fetches and feeds, in the same order"

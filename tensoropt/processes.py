@@ -166,6 +166,11 @@ class Processes:
         result: list[Value] = self.comm.allgather(value)
         return result
 
+    def first_that_differs(self, value: Value) -> int | None:
+        """The first rank whose value (picklable) isn't rank 0's, or None: the same answer on every rank."""
+        values = self.gather(value)
+        return next((rank for rank, other in enumerate(values) if other != values[0]), None)
+
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Every rank's value (picklable) in rank order, on one rank; None on the others."""
         if self.alone:

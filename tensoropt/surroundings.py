@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import tensorflow as tf
-
 from .errors import InputError, TensorOptError, short
-from .launch import usable_cores
+from .here import hardware_here, prepared_processes, warning_of
 from .plan import Plan
-from .processes import current_processes, install_error_handling
 from .profiling.hardware import Hardware, HardwareError, resolve
-from .profiling.measure import Place, device_partitions, measure
-from .reschedule.mesh import Level, Mesh
-
-logger = logging.getLogger("tensoropt")
-MEASUREMENT_BUDGET_S = 1.0
 
 
 class Surroundings:
@@ -31,44 +22,21 @@ class Surroundings:
     """
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
-        self.processes = current_processes()
-        install_error_handling(self.processes)
-        self._limit_threads()
+        self.processes = prepared_processes()
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self.seed = self.processes.broadcast(drawn)
         self.hardware = self._hardware(hardware)
 
-    def _limit_threads(self) -> None:
-        """Ranks of one machine share its cores; a number that the user has set stays."""
-        if self.processes.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
-            return
-        if tf.config.threading.get_intra_op_parallelism_threads() == 0:
-            try:
-                # A rank that is bound to its share of the cores sees only these.
-                share = max(1, (os.cpu_count() or 1) // self.processes.local_size)
-                tf.config.threading.set_intra_op_parallelism_threads(min(share, len(usable_cores())))
-            except RuntimeError:
-                logger.info("TensorFlow has started already; its threads stay as they are")
-
     def _hardware(self, given: Hardware | str | None) -> Hardware:
-        if isinstance(given, Hardware):
-            return given
-        if given is not None:
-            return resolve_cluster(given)
-        processes = self.processes
-        levels = (Level("machine", processes.machines), Level("device", processes.devices_per_machine))
-        if processes.alone:
-            _say_alone()
-            return measure(levels, Place(), MEASUREMENT_BUDGET_S)
-        from .collectives.mpi import MpiCommunicator
-
-        mesh = Mesh(levels)
-        communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
-        communicator.prepare(device_partitions(mesh))
-        place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
-        measured = measure(levels, place, MEASUREMENT_BUDGET_S)
-        communicator.free()
-        return measured
+        if given is None:
+            if self.processes.alone:
+                _say_alone()
+            return hardware_here(self.processes)
+        hardware = resolve_cluster(given)
+        told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False)
+        if told and self.processes.rank == 0:
+            print(f"tensoropt: {told}", file=sys.stderr, flush=True)
+        return hardware
 
     def on_first_rank(self, compute: Callable[[], Any]) -> Any:
         """Compute on rank 0 and give the result, or the error, to all: one plan, whatever sets and clocks do."""
@@ -95,9 +63,8 @@ class Surroundings:
         Raises:
             InputError: they differ.
         """
-        digests = self.processes.gather(digest)
-        if len(set(digests)) > 1:
-            other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+        other = self.processes.first_that_differs(digest)
+        if other is not None:
             raise InputError(
                 f"ranks 0 and {other} recorded different models; the script must record the same on every rank: look for "
                 "what depends on the rank, on a set's order, or on random numbers"

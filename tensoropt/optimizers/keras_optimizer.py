@@ -103,7 +103,7 @@ class KerasOptimizer:
 
     @property
     def numbers(self) -> str:
-        return json.dumps(self.source.get_config(), sort_keys=True, default=repr)
+        return json.dumps({**self.source.get_config(), "name": name_of(self.source)}, sort_keys=True, default=repr)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
@@ -149,7 +149,12 @@ class KerasOptimizer:
         return RunningKeras(self, shards)
 
     def __str__(self) -> str:
-        return self.source.name
+        return name_of(self.source)
+
+
+def name_of(optimizer: KerasBase) -> str:
+    """What Keras takes for one of its kind: its own name counts how many the process has made."""
+    return type(optimizer).__name__.lower()
 
 
 def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:

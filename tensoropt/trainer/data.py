@@ -60,6 +60,7 @@ class Shares:
         self._data, self._ranks = data, ranks
         self._parts = _Parts.of(data.element_spec, signature)
         self._begin = 0
+        self._pipelines: dict[int, tf.data.Dataset] = {}
         self.one_reads, self.opened, self.taken = False, 0, 0
 
     def go_on(self, opened: int, taken: int) -> None:
@@ -94,9 +95,9 @@ class Shares:
         """This rank's shares, once the ranks' first batches are found to be the same; else what rank 0 reads."""
         batches = self._read(elements, self._ranks.n_shares)
         digest, first = next(batches, (None, None))
-        digests = self._ranks.processes.gather(digest)
-        if len(set(digests)) > 1:
-            self._let_one_read(digests)
+        other = self._ranks.processes.first_that_differs(digest)
+        if other is not None:
+            self._let_one_read(other)
             del batches, elements
             yield from handed_out(self._whole(), self._ranks.processes)
             return
@@ -105,10 +106,9 @@ class Shares:
         for _, batch in batches:
             yield batch
 
-    def _let_one_read(self, digests: Sequence[bytes | None]) -> None:
+    def _let_one_read(self, other: int) -> None:
         self.one_reads = True
         if self._ranks.rank == 0:
-            other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
             logger.warning(
                 "ranks 0 and %d have different data (a shuffle without a seed, random augmentation, or a dataset that was "
                 "sharded already?): rank 0 reads for all from here on; to have every rank read, give shuffle a seed and "
@@ -117,6 +117,14 @@ class Shares:
             )
 
     def _open(self, n_shares: int) -> Iterator[Any]:
+        """An epoch's elements; tracing a pipeline takes longer than a small epoch, so that it is kept for the next one."""
+        if self.taken:
+            return iter(self._pipeline(self._data.skip(self.taken), n_shares))
+        if n_shares not in self._pipelines:
+            self._pipelines[n_shares] = self._pipeline(self._data, n_shares)
+        return iter(self._pipelines[n_shares])
+
+    def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
         """Of each batch a digest (of the first one), the number of samples, and this rank's share of the leaves."""
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self._parts
@@ -134,9 +142,10 @@ class Shares:
 
         options = tf.data.Options()
         options.deterministic = True
-        data = (self._data.skip(self.taken) if self.taken else self._data).enumerate()
-        data = data.map(lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE)
-        return iter(data.prefetch(tf.data.AUTOTUNE).with_options(options))
+        shares = data.enumerate().map(
+            lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        return shares.prefetch(tf.data.AUTOTUNE).with_options(options)
 
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         for digest, n_samples, *leaves in elements:

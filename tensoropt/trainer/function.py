@@ -15,6 +15,7 @@ from ..errors import InputError, short
 from ..execution import Execution
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
+from ..processes import current_processes, install_error_handling
 from ..tracing.function import concrete, own_name
 from .programs import TRAIN
 from .ranks import Ranks
@@ -44,6 +45,8 @@ class CapturedFunction:
         Raises:
             InputError: it isn't a function, or the signature leaves an extent open.
         """
+        # Ahead of all checks, so that rank 0 speaks for all ranks.
+        install_error_handling(current_processes())
         if not callable(function):
             raise InputError(f"capture takes a function that returns a loss, got {short(function)}")
         if not isinstance(input_signature, Sequence):

@@ -14,7 +14,7 @@ from ..dump import dump
 from ..errors import InputError
 from ..frontier import Model
 from ..offline import Recorded
-from ..optimizers.keras_optimizer import KerasOptimizer
+from ..optimizers.keras_optimizer import KerasOptimizer, name_of
 from .objective import Compilation, KerasObjective
 from .programs import TRAIN, capture_program
 from .signature import signature_of
@@ -57,7 +57,7 @@ def record_keras(file: Path, name: str, optimizer: str, batch_size: int) -> Reco
     result = Model(captured.graph, analyse(captured.graph))
     dump("model", captured.graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
-    return Recorded(name, result, (chosen.name,), seconds)
+    return Recorded(name, result, (name_of(chosen),), seconds)
 
 
 def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import tensorflow as tf
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _graphs_as_they_are_built() -> Iterator[None]:
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+@pytest.fixture(autouse=True)
+def _graphs_as_built(graphs_as_built: None) -> None:
+    pass

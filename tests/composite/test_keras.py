@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -20,13 +20,7 @@ from tensoropt.tracing.function import Capture
 BATCH, TIME, WIDTH, UNITS = 6, 4, 3, 5
 layers = keras.layers
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _double_precision() -> Iterator[None]:
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def model_of(*stacked: keras.Layer) -> keras.Model:

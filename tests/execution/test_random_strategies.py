@@ -8,13 +8,10 @@ tests between processes.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import zoo
 from execution.strategies import (
     EXACT,
@@ -39,22 +36,7 @@ SEEDS_ON_FOUR = {"mlp": 160, "cnn": 90, "attention": 50}
 # steps 60 strategies were off by 1.5e-5 at most in a variable (a bias, whose gradient nearly cancels), 2e-7 in the loss.
 FLOAT32 = 5e-5
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _graphs_as_they_are_built() -> Iterator[None]:
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
-
-
-@pytest.fixture(autouse=True)
-def _garbage_in_one_go() -> Iterator[None]:
-    """Looking for garbage over and over while graphs are built would take a tenth of the time."""
-    gc.disable()
-    yield
-    gc.enable()
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
 @cache

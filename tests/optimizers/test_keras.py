@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,6 +13,7 @@ from execution.strategies import feeds_of
 from keras import optimizers
 from keras.optimizers import schedules
 from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
+from switches import floats
 
 from tensoropt.engine import Fetch
 from tensoropt.errors import InputError
@@ -103,18 +103,10 @@ CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 }
 
 
-@contextmanager
-def floatx(name: str) -> Iterator[None]:
-    before = keras.config.floatx()
-    keras.config.set_floatx(name)
-    yield
-    keras.config.set_floatx(before)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_devices_give_one_device_numbers(name: str) -> None:
     """On four where an update communicates, else on two."""
-    with floatx("float64" if name == "muon" else "float32"):
+    with floats("float64" if name == "muon" else "float32"):
         # Muon takes its learning rate in Keras's default type, and fails on parameters of another one.
         case = case_of(*CASES[name])
         communicates = case.optimizer.sum_lengths or any(case.optimizer.is_whole)

@@ -82,6 +82,20 @@ def test_models_that_differ_between_ranks_end_all_with_one_sentence():
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("unbuilt", "isn't built: its variables don't exist yet"),
+        ("unknown extent", "expected every extent to be known"),
+    ],
+)
+def test_a_model_that_cannot_be_planned_ends_all_with_one_sentence(what: str, sentence: str):
+    result = run_ranks(2, WORKER, what)
+    assert result.returncode == 2
+    assert result.stderr.count(sentence) == 1
+    assert "Traceback" not in result.stderr
+
+
 def test_a_callback_that_fails_ends_all_with_its_own_error():
     result = run_ranks(2, WORKER, "callback")
     assert result.returncode == 1

@@ -97,6 +97,10 @@ def main() -> None:
     keras.config.set_dtype_policy("float64")
     if what == "models":
         parallelized(network(units=8 + RANK))
+    elif what == "unbuilt":
+        parallelized(keras.Sequential([keras.layers.Dense(3)]))
+    elif what == "unknown extent":
+        tensoropt.capture(tf.reduce_sum, [tf.TensorSpec([None], tf.float32)])
     elif what == "callback":
 
         def fail(epoch: int, logs: object) -> None:
