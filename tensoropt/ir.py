@@ -53,7 +53,7 @@ class Tensor:
         return f"{self.name} {self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """One operator.
 
