@@ -1,7 +1,8 @@
 """Recording a model without a session: no ranks, no measurement, nothing that runs. What a laptop's search starts from.
 
-A model is ``zoo:NAME`` or ``FILE.py:FUNCTION``, a function without arguments that records with ``tensoropt.*`` names (or
-TensorFlow's own) and returns its loss, or calls ``minimize`` itself and returns nothing.
+A model is ``zoo:NAME``, ``FILE.keras`` or ``FILE.py:FUNCTION``, a function without arguments that records with
+``tensoropt.*`` names (or TensorFlow's own) and returns its loss, or calls ``minimize`` itself and returns nothing, or
+returns a Keras model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -69,7 +70,7 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
     """Record ``zoo:NAME``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
 
     Args:
-        batch_size: samples per step of a ``FILE.keras``; the others say themselves.
+        batch_size: samples per step of a Keras model; the others say themselves.
 
     Raises:
         InputError: there is no such model, or it can't be recorded: the message says where it failed.
@@ -77,9 +78,9 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
     if name.endswith(".keras"):
         if not Path(name).is_file():
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
-        from .trainer.offline import record_keras
+        from .trainer.offline import load_keras, record_keras
 
-        return record_keras(Path(name), name, optimizer, batch_size)
+        return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size)
     where, separator, what = name.rpartition(":")
     if not separator or not where or not what:
         raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
@@ -89,11 +90,15 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
     if path.suffix != ".py" or not path.is_file():
         problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"
         raise InputError(f"model {name!r}: file '{where}' {problem}; expected zoo:NAME or FILE.py:FUNCTION")
-    return record(lambda: _function_in(path, what)(), name, optimizer, path)
+    return record(lambda: _function_in(path, what)(), name, optimizer, path, batch_size)
 
 
 def record(
-    function: Callable[[], object], name: str, optimizer: str = "sgd", file: Path | None = None
+    function: Callable[[], object],
+    name: str,
+    optimizer: str = "sgd",
+    file: Path | None = None,
+    batch_size: int = KERAS_BATCH,
 ) -> Recorded:
     """Record what a model function makes.
 
@@ -102,6 +107,7 @@ def record(
         name: of the model, for messages.
         optimizer: of the training step, where the function returns a loss.
         file: the function's, of which messages name the line.
+        batch_size: samples per step, where the function returns a Keras model.
 
     Raises:
         InputError: the function failed, or recorded nothing to train.
@@ -118,6 +124,11 @@ def record(
         if not isinstance(error, (Exception, SystemExit)):
             raise
         raise InputError(_failure(name, error, file)) from error
+    if isinstance(result, tf.keras.Model):
+        from .trainer.offline import record_keras
+
+        # This one's variables belong to the recording.
+        return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
     if not recording.steps:
         _minimize(recording, result, name, optimizer)
     recorded = time.perf_counter()
@@ -145,7 +156,7 @@ def _minimize(recording: Recording, loss: object, name: str, optimizer: str) -> 
         )
     raise InputError(
         f"model {name!r} has no training step: its function returned {short(loss)}; expected its loss, a scalar that it "
-        "recorded, or a call of an optimizer's minimize(loss)"
+        "recorded, a Keras model, or a call of an optimizer's minimize(loss)"
     )
 
 

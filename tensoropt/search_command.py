@@ -74,7 +74,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     # So that an amount such as -1GB is a value, to be refused in words, and no option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     parser.add_argument(
-        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
+        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras"
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
@@ -86,11 +86,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         default=OPTIMIZERS[0],
         help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
     )
-    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
+    parser.add_argument(
+        "--batch", type=int, default=256, metavar="N", help="samples per step of a Keras model; default: 256"
+    )
     parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
     parser.add_argument(
         "--seconds", metavar="S", help=f"for refining what is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}"
     )
+    add_strictness(parser)
     parser.add_argument("--gap", metavar="PERCENT", help="to the lower bound, that is small enough; default: 0")
 
 
@@ -107,6 +110,18 @@ def budget_of(arguments: argparse.Namespace) -> Budget | None:
     return Budget(seconds=seconds, gap=gap)
 
 
+def parse_seconds(text: str, argument: str) -> float:
+    """A number of seconds above 0.
+
+    Raises:
+        InputError: it is none; ``argument`` stands in the message.
+    """
+    seconds = _amount(text, argument, "number of seconds")
+    if not seconds:
+        raise InputError(f"{argument} takes a number of seconds above 0, got {short(text)}")
+    return seconds
+
+
 def _amount(text: str, argument: str, what: str) -> float:
     try:
         amount = float(text.removesuffix("%"))
@@ -115,6 +130,26 @@ def _amount(text: str, argument: str, what: str) -> float:
     if not 0 <= amount < math.inf:
         raise InputError(f"{argument} takes a {what} of at least 0, got {short(text)}")
     return amount
+
+
+def add_strictness(parser: argparse.ArgumentParser) -> None:
+    """The argument of what measured hardware files must agree with."""
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse a hardware file that was measured with another TensorFlow"
+    )
+
+
+def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> None:
+    """Say, or refuse, that a hardware file was measured under other circumstances than now.
+
+    Raises:
+        InputError: it was, and ``is_strict``.
+    """
+    from .here import warning_of
+
+    told = warning_of(hardware, is_strict, is_run_here)
+    if told:
+        print(f"tensoropt: {told}", file=sys.stderr, flush=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,6 +171,7 @@ def _search(arguments: argparse.Namespace) -> None:
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     _check_outputs(arguments)
     import_tensorflow()
+    checked_measurement(hardware, arguments.strict)
     from .offline import record_named
     from .options import Request, assumptions
     from .plan import Plan

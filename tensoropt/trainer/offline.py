@@ -1,9 +1,10 @@
-"""A Keras model in a file, recorded for a search without ranks: the training step that it would have."""
+"""A Keras model recorded for a search without ranks: the training step that it would have."""
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import InputError
 from ..frontier import Model
 from ..offline import Recorded
 from ..optimizers.keras_optimizer import KerasOptimizer, name_of
+from .accepting import check_model
 from .objective import Compilation, KerasObjective
 from .programs import TRAIN, capture_program
 from .signature import signature_of
@@ -28,27 +30,38 @@ OPTIMIZERS = {
 LOSS = "mean_squared_error"
 
 
-def record_keras(file: Path, name: str, optimizer: str, batch_size: int) -> Recorded:
-    """Record a model that ``model.save("FILE.keras")`` wrote, with the loss, metrics and optimizer it was compiled with.
-
-    Args:
-        name: of the model, for messages.
-        optimizer: of a model that wasn't compiled (``sgd``, ``momentum``, ``adam``), which gets a mean squared error too.
-        batch_size: samples per step, over all devices.
+def load_keras(file: Path, name: str) -> keras.Model:
+    """The model that ``model.save("FILE.keras")`` wrote.
 
     Raises:
-        InputError: the file can't be loaded, or the model can't be captured.
+        InputError: the file can't be loaded.
     """
-    started = time.perf_counter()
     try:
         with warnings.catch_warnings():
             # Keras warns of slots that an optimizer doesn't have yet; a search needs none.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             warnings.filterwarnings("ignore", "A total of")
-            model = keras.models.load_model(file)
+            return keras.models.load_model(file)
     except Exception as error:  # custom layers fail in any way
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"model {name!r} can't be loaded: {reason}; expected a file that model.save wrote") from error
+
+
+def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, batch_size: int) -> Recorded:
+    """Record a Keras model with the loss, metrics and optimizer it was compiled with.
+
+    Args:
+        make: makes or loads it.
+        name: of the model, for messages.
+        optimizer: of a model that wasn't compiled (``sgd``, ``momentum``, ``adam``), which gets a mean squared error too.
+        batch_size: samples per step, over all devices.
+
+    Raises:
+        InputError: the model isn't built, or can't be captured.
+    """
+    started = time.perf_counter()
+    model = make()
+    check_model(model)
     compilation, chosen = _compiled(model, optimizer)
     signature = signature_of(model, compilation.loss, batch_size, None, False, None)
     objective = KerasObjective(model, compilation)

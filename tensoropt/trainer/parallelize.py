@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,21 +23,14 @@ from ..plan import Plan
 from ..processes import current_processes, install_error_handling
 from ..profiling.hardware import Hardware
 from ..surroundings import Surroundings
+from .accepting import check_model
 from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation, KerasObjective
+from .objective import Compilation
 from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
 from .signature import Signature, signature_of
 from .trainer import Trainer
 
-# What a model may override of Keras's steps, and where it can go instead.
-_NOT_CALLED = {
-    "train_step": "put what it computes into call, add_loss and loss=",
-    "test_step": "put what it computes into call and metrics=",
-    "predict_step": "put what it computes into call",
-    "compute_loss": "put what it computes into loss= or add_loss",
-    "compute_metrics": "put what it computes into metrics=",
-}
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
@@ -167,28 +158,10 @@ def parallelized(
             )
         trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
     else:
-        _check_model(model)
+        check_model(model)
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
         signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
     start(trainer, optimizer, signature, wishes)
     return trainer
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
-        raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    if not model.built:
-        raise InputError(
-            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
-            "model.build(shape)"
-        )
-    for name, instead in _NOT_CALLED.items():
-        method = getattr(type(model), name)
-        if method is not getattr(keras.Model, name):
-            file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
-            raise InputError(
-                f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which isn't called when a plan "
-                f"runs; {instead}, or capture the whole loss as a function by tensoropt.capture"
-            )

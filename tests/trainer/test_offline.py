@@ -1,4 +1,4 @@
-"""``tensoropt search FILE.keras``: plans for a saved Keras model, on hardware that isn't there."""
+"""``tensoropt search FILE.keras|FILE.py:FUNCTION``: plans for Keras models, on hardware that isn't there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,30 @@ def test_what_is_recorded_is_what_parallelize_would_run(tmp_path: Path):
     trained = parallelized(optimizer=keras.optimizers.SGD(momentum=0.9), loss="mean_squared_error", metrics=None)
     planned = trained.ranks.runs.planned.captured.graph
     assert [op.type for op in recorded.model.graph.operators.values()] == [op.type for op in planned.operators.values()]
+
+
+MODEL_FILE = """
+import keras
+
+def create():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(3)])
+    model.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(3)])
+"""
+
+
+def test_a_function_that_returns_a_keras_model(tmp_path: Path):
+    file = tmp_path / "model_of_mine.py"
+    file.write_text(MODEL_FILE)
+    recorded = record_named(f"{file}:create", batch_size=16)
+    assert recorded.optimizers == ("adamw",)
+    (batch,) = {op.result.shape[0] for op in recorded.model.graph.operators.values() if op.type == "Placeholder"}
+    assert batch == 16
+    with pytest.raises(tensoropt.InputError, match=r"model 'sequential.*' isn't built"):
+        record_named(f"{file}:unbuilt")
 
 
 def test_files_that_are_none(tmp_path: Path):

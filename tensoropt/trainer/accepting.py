@@ -1,0 +1,44 @@
+"""Which Keras models can be parallelised: those that are built, and whose steps are Keras's own."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import keras
+
+from ..errors import InputError, short
+from .objective import KerasObjective
+
+# What a model may override of Keras's steps, and where it can go instead.
+_NOT_CALLED = {
+    "train_step": "put what it computes into call, add_loss and loss=",
+    "test_step": "put what it computes into call and metrics=",
+    "predict_step": "put what it computes into call",
+    "compute_loss": "put what it computes into loss= or add_loss",
+    "compute_metrics": "put what it computes into metrics=",
+}
+
+
+def check_model(model: Any) -> None:
+    """Refuse what can't be parallelised.
+
+    Raises:
+        InputError: it is no Keras model, it isn't built, or it overrides a step of Keras's.
+    """
+    if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
+        raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
+    if not model.built:
+        raise InputError(
+            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
+            "model.build(shape)"
+        )
+    for name, instead in _NOT_CALLED.items():
+        method = getattr(type(model), name)
+        if method is not getattr(keras.Model, name):
+            file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
+            raise InputError(
+                f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which isn't called when a plan "
+                f"runs; {instead}, or capture the whole loss as a function by tensoropt.capture"
+            )
