@@ -74,7 +74,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     # So that an amount such as -1GB is a value, to be refused in words, and no option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     parser.add_argument(
-        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras"
+        "model",
+        metavar="MODEL",
+        help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
