@@ -33,6 +33,10 @@ class Engine(Protocol):
     name: str
     gemm_extent: int
     """The multiplied matrices are squares of this many rows."""
+    tensorflow: str
+    """TensorFlow's version, empty without."""
+    threads: int
+    """Within an operator; 0 for as many as there are cores."""
 
     def device_name(self) -> str: ...
 
@@ -61,6 +65,8 @@ class NumpyEngine:
     """NumPy on the CPU: for machines without TensorFlow, and to hold the other engine against."""
 
     gemm_extent = 512
+    tensorflow = ""
+    threads = 0
 
     def __init__(self) -> None:
         self.name = f"NumPy {np.__version__}"
@@ -114,8 +120,9 @@ class TensorFlowEngine:
         self._gpu = bool(tf.config.list_logical_devices("GPU"))
         self._device = "/GPU:0" if self._gpu else "/CPU:0"
         self.gemm_extent = 4096 if self._gpu else 512  # a GPU's rate shows only at sizes that fill it
-        threads = tf.config.threading.get_intra_op_parallelism_threads() or "all"
-        self.name = f"TensorFlow {tf.__version__}, {threads} threads"
+        self.tensorflow = tf.__version__
+        self.threads = tf.config.threading.get_intra_op_parallelism_threads()
+        self.name = f"TensorFlow {tf.__version__}, {self.threads or 'all'} threads"
 
     def device_name(self) -> str:
         if not self._gpu:

@@ -20,7 +20,7 @@ alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, throug
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
@@ -31,7 +31,7 @@ from ..reschedule.execute import Communicator
 from ..reschedule.layout import Axes, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
-from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
+from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .memory import available_memory_bytes
 
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
@@ -39,6 +39,10 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
+QUICK_S = 30.0
+"""What is measured in less is called quick."""
+UNEQUAL = 1.5
+"""Ranks that differ by more are said to be different machines."""
 
 Tables = dict[str, dict[str, CollectiveTable]]
 
@@ -60,12 +64,26 @@ class Place:
     broadcast: Callable[[Any], Any] = lambda value: value
 
 
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Who follows a measurement.
+
+    Attributes:
+        progress: is told how many of the tables of collectives have been measured, and of how many.
+        keep: is given what is known so far, as soon as that makes a description: an interruption leaves the last one.
+    """
+
+    progress: Callable[[int, int], None] = lambda done, total: None
+    keep: Callable[[Hardware], None] = lambda hardware: None
+
+
 def measure(
     levels: Sequence[Level],
     place: Place | None = None,
     budget_s: float = 1.0,
     engine: str = "tensorflow",
     name: str = "this machine",
+    watching: Watching | None = None,
 ) -> Hardware:
     """Measure the devices of all ranks; every rank must call it, and gets an equal description.
 
@@ -91,25 +109,43 @@ def measure(
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
     call_us = _overhead_us(computing.callbacks(), ranks)
-    tables = measure_collectives(mesh, place, budget_s / 2, call_us)
     provenance["collectives"] = f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python"
-    fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
         f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
     )
-    measured = Hardware(name=name, device=device, levels=fitted, collectives=tables, provenance=provenance)
-    result: Hardware = place.broadcast(measured)  # the numbers agree already, names and dates need not
+
+    def described(tables: Tables, is_complete: bool) -> Hardware:
+        fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
+        today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
+        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
+        return Hardware(name, device, fitted, tables, provenance, measured=origin)
+
+    watching = watching or Watching()
+    tables: Tables = {}
+    n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
+    for done, (kind, axes, table) in enumerate(collective_tables(mesh, place, budget_s / 2, call_us), start=1):
+        tables.setdefault(kind, {})[axes_text(axes)] = table
+        watching.progress(done, n_tables)
+        if done >= sum(level.count > 1 for level in mesh.levels):
+            watching.keep(described(tables, is_complete=False))
+    # The numbers agree already, names and dates need not.
+    result: Hardware = place.broadcast(described(tables, is_complete=True))
     return result
 
 
 class _Ranks:
-    """Numbers on which all ranks agree."""
+    """Numbers on which all ranks agree.
+
+    Attributes:
+        unequal: the most by which the slowest rank took longer than the fastest for the same action.
+    """
 
     def __init__(self, communicator: Communicator | None, mesh: Mesh) -> None:
         self._communicator = communicator
         self._axes = mesh.axes
         self.count = mesh.n_devices
+        self.unequal = 1.0
 
     def largest(self, value: float) -> float:
         if self._communicator is None or not self._axes:
@@ -124,7 +160,10 @@ class _Ranks:
         action()
         self.largest(0.0)
         repeats = _repeats(budget_s, self.largest(time_s(action)))
-        return self.largest(lower_quartile([time_s(action) for _ in range(repeats)]))
+        mine_s = lower_quartile([time_s(action) for _ in range(repeats)])
+        slowest_s = self.largest(mine_s)
+        self.unequal = max(self.unequal, slowest_s / self.smallest(mine_s))
+        return slowest_s
 
 
 def lower_quartile(times: Sequence[float]) -> float:
@@ -175,6 +214,8 @@ def _measure_device(
         "memory_bytes_per_s": f"{when}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
         "operator_overhead_us": f"{when}: {engine.name}, a chain of products of 4 by 4 matrices",
     }
+    if ranks.unequal > UNEQUAL:
+        provenance["ranks"] = f"the slowest rank took {ranks.unequal:.1f} times as long as the fastest; the slowest counts"
     return device, provenance
 
 
@@ -190,24 +231,42 @@ def measure_collectives(mesh: Mesh, place: Place, budget_s: float, call_us: floa
         budget_s: about how long it may take.
         call_us: what a collective costs beyond the communicator's own time: the engine's call to it.
     """
-    subsets = device_partitions(mesh)
-    if place.communicator is None or not subsets:
-        return {}
-    ranks = _Ranks(place.communicator, mesh)
-    share_s = budget_s / (len(subsets) * len(COMMUNICATING_KINDS))
-    tables: Tables = {kind: {} for kind in COMMUNICATING_KINDS}
-    for axes in subsets:
-        for kind in COMMUNICATING_KINDS:
-            times = _series(ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes))  # noqa: B023
-            sizes = tuple(sorted(times))
-            time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
-            tables[kind][axes_text(axes)] = CollectiveTable(sizes, time_us)
+    tables: Tables = {}
+    for kind, axes, table in collective_tables(mesh, place, budget_s, call_us):
+        tables.setdefault(kind, {})[axes_text(axes)] = table
     return tables
 
 
-def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> dict[int, float]:
-    """Seconds by size; a size's time is predicted from the next larger known one, else in proportion."""
+def collective_tables(
+    mesh: Mesh, place: Place, budget_s: float, call_us: float
+) -> Iterator[tuple[str, Axes, CollectiveTable]]:
+    """The same, each table as soon as it is measured; first the all-gathers of single levels, which links are fitted to."""
+    subsets = device_partitions(mesh)
+    if place.communicator is None or not subsets:
+        return
+    ranks = _Ranks(place.communicator, mesh)
+    pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
+    of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
+    share_s = budget_s / len(pairs)
+    for kind, axes in dict.fromkeys([*of_levels, *pairs]):
+        times, spreads = _series(
+            ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes)  # noqa: B023
+        )
+        sizes = tuple(sorted(times))
+        time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
+        yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
+
+
+def _axes_of(mesh: Mesh, level: int) -> Axes:
+    return tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == level)
+
+
+def _series(
+    ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Seconds and relative spread by size; a size's time is predicted from the next larger known one, else in proportion."""
     times: dict[int, float] = {}
+    spreads: dict[int, float] = {}
     spent_s = 0.0
     for size in SIZES:
         if len(times) >= FEWEST_SIZES:
@@ -219,9 +278,11 @@ def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> 
         action()
         once_s = ranks.largest(time_s(action))
         repeats = _repeats(share_s / len(SIZES), once_s)
-        times[size] = ranks.largest(lower_quartile([time_s(action) for _ in range(repeats)]))
+        mine_s = sorted(time_s(action) for _ in range(repeats))
+        times[size] = ranks.largest(lower_quartile(mine_s))
+        spreads[size] = ranks.largest(mine_s[3 * repeats // 4] / lower_quartile(mine_s) - 1)
         spent_s += once_s * 2 + times[size] * repeats
-    return times
+    return times, spreads
 
 
 def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -> Action:
@@ -247,7 +308,7 @@ def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
     """The link of a level, from the all-gathers among its units alone: see the module docstring."""
-    axes = tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == index)
+    axes = _axes_of(mesh, index)
     if not axes:
         return LinkLevel(level.name, level.count, 0.0, device.memory_bytes_per_s)
     table = tables["all_gather"][axes_text(axes)]

@@ -12,7 +12,10 @@ _SMALL, _LARGE = 1 << 10, 1 << 22
 
 
 def hardware_table(hardware: Hardware) -> str:
-    """Device, rates, levels, and collectives: the time of 1 KiB and the bytes per second at 4 MiB."""
+    """Device, rates, levels, collectives (the time of 1 KiB and the bytes per second at 4 MiB), and classes of operators.
+
+    An operator's flops and bytes add up; a rate that no probe was bound by is left empty.
+    """
     device = hardware.device
     rates = ", ".join(f"{dtype} {rate / 1e9:,.0f}" for dtype, rate in device.flops_per_s.items())
     facts = [
@@ -28,7 +31,25 @@ def hardware_table(hardware: Hardware) -> str:
     ]
     if hardware.n_devices > 1:
         parts.append(_collectives_table(hardware))
+    if hardware.operators:
+        parts.append(_operators_table(hardware))
     return "\n\n".join(parts)
+
+
+def _operators_table(hardware: Hardware) -> str:
+    rows = [
+        (name, dtype, way, rate.overhead_us, _per_second(rate.us_per_gflop), _per_second(rate.us_per_gb),
+         f"{rate.spread:.0%}", rate.samples)
+        for name, dtypes in hardware.operators.items()
+        for dtype, ways in dtypes.items()
+        for way, rate in ways.items()
+    ]
+    headers = ("operators", "dtype", "way", "overhead us", "GFLOP/s", "GB/s", "error", "measured")
+    return tabulate(rows, headers=headers, floatfmt=",.1f")
+
+
+def _per_second(us_per_giga: float) -> float | None:
+    return 1e6 / us_per_giga if us_per_giga else None
 
 
 def _collectives_table(hardware: Hardware) -> str:

@@ -14,7 +14,15 @@ from .files import write_json
 from .memory_limit import parse_memory
 from .profiling.hardware import Hardware, HardwareError
 from .quiet import import_tensorflow
-from .search_command import Bars, add_model_arguments, budget_of, check_outputs, hardware_of, number_of_devices
+from .search_command import (
+    Bars,
+    add_model_arguments,
+    budget_of,
+    check_outputs,
+    checked_measurement,
+    hardware_of,
+    number_of_devices,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +53,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     budget = budget_of(arguments)
     check_outputs({"--json": arguments.json, "--plot": arguments.plot})
     import_tensorflow()
+    checked_measurement(hardware, arguments.strict)
     from .comparison import compare
     from .frontier import find_frontier
     from .offline import record_named

@@ -100,7 +100,7 @@ class MeasuredSearch:
             if any(each is None for each in timed):
                 self._failed.add(work.key)
             else:
-                self.store.add([_slowest(work, [each for each in timed if each is not None])])
+                self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
     def _wanted(self, plan: Plan) -> _Wanted:
         """What to measure next, of the plan first, then of the frontier; of each the largest first."""
@@ -156,7 +156,8 @@ def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
     return frontier.costing.work(op, rule, config, interface(rule, config))
 
 
-def _slowest(work: Work, timed: list[Timed]) -> Measured:
+def slowest_of(work: Work, timed: list[Timed]) -> Measured:
+    """What the slowest rank took."""
     slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
     return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
 

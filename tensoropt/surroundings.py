@@ -33,7 +33,7 @@ class Surroundings:
                 _say_alone()
             return hardware_here(self.processes)
         hardware = resolve_cluster(given)
-        told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False)
+        told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if told and self.processes.rank == 0:
             print(f"tensoropt: {told}", file=sys.stderr, flush=True)
         return hardware

@@ -1,0 +1,185 @@
+"""Rates of operators on this device: probes of every class at several sizes, timed as a plan would run them, and fitted.
+
+A probe is an operator of a recorded model, so that the timing, and what the work is filed under, are those of any model's
+operators. Sizes of a class span what layers have, from where the overhead counts to where only the rate does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count, zip_longest
+from typing import Any
+
+import tensorflow as tf
+
+from .costing import DeliveryCosting, OperatorCosting
+from .ir import SOURCES
+from .measured_search import slowest_of
+from .measuring import OperatorTimer, Trial
+from .offline import record
+from .processes import Processes
+from .profiling.compute import time_s
+from .profiling.costs import CollectiveCosts, OperatorCosts
+from .profiling.hardware import Hardware
+from .profiling.measure import lower_quartile
+from .profiling.operator_model import fit_all
+from .profiling.store import Store
+from .profiling.work import Measured, Work
+from .rules.registry import rule_of
+from .rules.rule import Config, interface
+
+DTYPES = ("float32", "float64")
+SIDES = (8, 16, 32, 64, 128, 256, 512, 1024)
+_IMAGES = (
+    (2, 8, 8, 8), (4, 8, 8, 32), (8, 16, 16, 16), (8, 16, 16, 64), (8, 32, 32, 32), (8, 14, 14, 128), (16, 32, 32, 64)
+)
+QUICK_SIDES = (32, 64, 128, 256, 384, 512)
+KEPT_EACH = 10
+"""So many probes are timed between two results that can be kept."""
+_UPDATE_REPEATS = 9
+_LOSS = "loss"
+
+Variable = Callable[..., Any]
+Probes = Callable[[Variable, tuple[int, ...]], Iterator[Any]]
+
+
+def _products(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.matmul(variable(side, side), variable(side, side))
+    for side in sides[:-1]:
+        yield tf.matmul(variable(32, side), variable(side, 4 * side))
+        yield tf.matmul(variable(8, 32, side), variable(8, side, 32))
+
+
+def _convolutions(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for image in _IMAGES[: len(sides)]:
+        for extent in (1, 3):
+            yield tf.nn.conv2d(variable(*image), variable(extent, extent, image[-1], image[-1]), 1, "SAME")
+
+
+def _poolings(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for image in _IMAGES[: len(sides)]:
+        yield tf.nn.max_pool2d(variable(*image), 2, 2, "VALID")
+        yield tf.nn.avg_pool2d(variable(*image), 2, 2, "VALID")
+
+
+def _by_rows(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.reduce_sum(variable(side, side), axis=0)
+        yield tf.reduce_mean(variable(side, side), axis=1)
+        yield tf.nn.softmax(variable(side, side))
+        yield tf.transpose(variable(side, side))
+        yield tf.concat([variable(side, side), variable(side, side)], axis=1)
+
+
+def _elementwise(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.nn.relu(variable(side, side))
+        yield variable(side, side) + variable(side, side)
+        yield variable(side, side) * variable(side, side)
+        yield tf.tanh(variable(side, side))
+        yield tf.exp(variable(side, side))
+
+
+PROBES = (_products, _convolutions, _poolings, _by_rows, _elementwise)
+
+
+@dataclass
+class Calibration:
+    """Attributes:
+    hardware: this device, without rates of operators.
+    store: where what is timed is kept, too.
+    deadline: of ``clock``, after which no further probe begins; rank 0's counts.
+    progress: is told (probes done, probes).
+    """
+
+    processes: Processes
+    hardware: Hardware
+    store: Store
+    deadline: float
+    is_quick: bool
+    progress: Callable[[int, int], None] = lambda done, total: None
+    clock: Callable[[], float] = time.monotonic
+    timer: OperatorTimer = field(default_factory=OperatorTimer)
+
+    def rated(self) -> Iterator[Hardware]:
+        """The hardware with the rates of what has been timed so far, better and better; every rank must draw all of them."""
+        dtypes = DTYPES[:1] if self.is_quick else DTYPES
+        timed = [update for dtype in dtypes for update in self._updates(dtype)]
+        # By turns, so that a deadline leaves every class some of its sizes.
+        turns = zip_longest(*(self._probes(dtype) for dtype in dtypes))
+        probes = [probe for turn in turns for probe in turn if probe is not None]
+        for done, (trial, work) in enumerate(probes, start=1):
+            if self.processes.broadcast(self.clock() > self.deadline):
+                break
+            timed += self._timed(trial, work)
+            self.progress(done, len(probes))
+            if done % KEPT_EACH == 0:
+                yield replace(self.hardware, operators=fit_all(timed))
+        yield replace(self.hardware, operators=fit_all(timed))
+
+    def _timed(self, trial: Trial, work: Work) -> list[Measured]:
+        found = self.processes.gather(self.timer.time(trial))
+        whole = [each for each in found if each is not None]
+        if len(whole) < len(found):
+            return []
+        measured = slowest_of(work, whole)
+        self.store.add([measured])
+        return [measured]
+
+    def _probes(self, dtype: str) -> list[tuple[Trial, Work]]:
+        """Of all functions by turns, the large ones of each first: they tell the rates."""
+        sides = QUICK_SIDES if self.is_quick else SIDES
+        by_function = [reversed(list(self._probes_of(function, dtype, sides))) for function in PROBES]
+        return [probe for turn in zip_longest(*by_function) for probe in turn if probe is not None]
+
+    def _probes_of(self, function: Probes, dtype: str, sides: tuple[int, ...]) -> Iterator[tuple[Trial, Work]]:
+        model = record(lambda: _loss(function, dtype, sides), f"probes of {function.__name__}").model
+        mesh, gradients = self.hardware.mesh(1), model.backward.gradients
+        deliveries = DeliveryCosting(mesh, CollectiveCosts(self.hardware, mesh))
+        costing = OperatorCosting(model.graph, model.backward, OperatorCosts(self.hardware), deliveries)
+        for op in model.graph.step_operators:
+            if op.type in SOURCES or op.name.startswith(_LOSS):
+                continue
+            rule, config = rule_of(op), Config(mesh, ())
+            seen = interface(rule, config)
+            work = costing.work(op, rule, config, seen)
+            if work is not None and work.key:
+                places = tuple(place for place, (position, _) in enumerate(op.operands) if (op.name, position) in gradients)
+                yield Trial(op, rule, config, seen, places, costing.compute.time_ns(work) / 1e3), work
+
+    def _updates(self, dtype: str) -> list[Measured]:
+        """Updates of variables by momentum, of one slot."""
+        found = []
+        for side in SIDES[2:]:
+            value, slot = (tf.Variable(tf.ones((side, side), dtype)) for _ in range(2))
+            gradient, rate = tf.ones((side, side), dtype), tf.constant(1e-3, dtype)
+
+            def update(value: Any = value, slot: Any = slot, gradient: Any = gradient, rate: Any = rate) -> None:
+                tf.raw_ops.ResourceApplyMomentum(
+                    var=value.handle, accum=slot.handle, lr=rate, grad=gradient, momentum=rate
+                )
+
+            update()
+            self.processes.barrier()
+            times_us = [time_s(update) * 1e6 for _ in range(_UPDATE_REPEATS)]
+            time_us = self.processes.gather_max(lower_quartile(times_us))
+            piece = side * side * value.dtype.size
+            # Gradient and slot, each read and written, and the value: as a plan's costs count.
+            found.append(Measured(Work("Variable", dtype, 0, 5 * piece), time_us, 0.0, 0.0))
+        return found
+
+
+def _loss(function: Probes, dtype: str, sides: tuple[int, ...]) -> Any:
+    """A loss of all probes of a function, so that gradients come to all their operands."""
+
+    def variable(*shape: int) -> Any:
+        return tf.compat.v1.get_variable(f"operand{next(numbers)}", shape, dtype)
+
+    numbers = count()
+    with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), use_resource=True):
+        results = list(function(variable, sides))
+    with tf.name_scope(_LOSS):
+        return tf.add_n([tf.reduce_sum(result) for result in results])

@@ -1,0 +1,149 @@
+"""The hardware at hand: measured now, or by ``tensoropt calibrate`` before, if that still holds."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import tensorflow as tf
+
+from .errors import InputError
+from .launch import usable_cores
+from .processes import Processes, current_processes, install_error_handling
+from .profiling.cache import cache_folder
+from .profiling.compute import TensorFlowEngine
+from .profiling.hardware import Hardware, HardwareError
+from .profiling.measure import Place, Watching, device_partitions, measure
+from .profiling.memory import available_memory_bytes
+from .reschedule.mesh import Level, Mesh
+
+logger = logging.getLogger("tensoropt")
+MEASUREMENT_BUDGET_S = 1.0
+MOST_DAYS = 7
+"""A calibration that is older isn't used by itself: drivers, neighbours and links change."""
+
+
+def prepared_processes() -> Processes:
+    """The ranks of this run, with errors handled together and each on its share of the cores."""
+    processes = current_processes()
+    install_error_handling(processes)
+    _limit_threads(processes)
+    return processes
+
+
+def _limit_threads(processes: Processes) -> None:
+    """Ranks of one machine share its cores; a number that the user has set stays."""
+    if processes.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return
+    if tf.config.threading.get_intra_op_parallelism_threads() == 0:
+        try:
+            # A rank that is bound to its share of the cores sees only these.
+            share = max(1, (os.cpu_count() or 1) // processes.local_size)
+            tf.config.threading.set_intra_op_parallelism_threads(min(share, len(usable_cores())))
+        except RuntimeError:
+            logger.info("TensorFlow has started already; its threads stay as they are")
+
+
+def hardware_here(processes: Processes) -> Hardware:
+    """What the ranks run on: as it was calibrated, where that is fresh, else measured quickly; every rank must call it."""
+    return _calibrated(processes) or measure_here(processes, MEASUREMENT_BUDGET_S)
+
+
+def measure_here(processes: Processes, budget_s: float, watching: Watching | None = None) -> Hardware:
+    """Measure the devices and links of all ranks; every rank must call it."""
+    levels = _levels(processes)
+    if processes.alone:
+        return measure(levels, Place(), budget_s, watching=watching)
+    from .collectives.mpi import MpiCommunicator
+
+    mesh = Mesh(levels)
+    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
+    communicator.prepare(device_partitions(mesh))
+    place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
+    measured = measure(levels, place, budget_s, watching=watching)
+    communicator.free()
+    return measured
+
+
+def _levels(processes: Processes) -> tuple[Level, Level]:
+    return Level("machine", processes.machines), Level("device", processes.devices_per_machine)
+
+
+def calibrated_file(processes: Processes) -> Path | None:
+    """Where these ranks' calibration is kept and looked for; None where nothing is kept."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}.json"
+
+
+def _calibrated(processes: Processes) -> Hardware | None:
+    file, found = calibrated_file(processes), None
+    if processes.rank == 0 and file is not None and file.exists():
+        try:
+            found = Hardware.load(file)
+            why = why_stale(found, datetime.date.today())
+        except HardwareError as error:
+            why = str(error)
+        if why:
+            logger.info("the calibration '%s' isn't used: %s", file, why)
+            found = None
+    found = processes.broadcast(found)
+    if found is None:
+        return None
+    own = TensorFlowEngine().device_memory_bytes()
+    # What was free then says nothing about now.
+    free = available_memory_bytes(processes.local_size) if own is None else own
+    least = -processes.gather_max(-free)
+    return replace(found, device=replace(found.device, memory_bytes=int(least)))
+
+
+def why_stale(hardware: Hardware, today: datetime.date) -> str:
+    """Why a calibration doesn't stand for this machine now; empty where it does."""
+    origin = hardware.measured
+    if origin is None or not origin.is_complete:
+        return "it is not complete"
+    if origin.age_days(today) > MOST_DAYS:
+        return f"it is {origin.age_days(today)} days old"
+    return differences(hardware, is_run_here=True)
+
+
+def differences(hardware: Hardware, is_run_here: bool) -> str:
+    """What a measured hardware was measured under that is otherwise now; empty where nothing is, or it wasn't measured.
+
+    Args:
+        is_run_here: whether a plan for it will run on this machine, so that the device matters too.
+    """
+    origin = hardware.measured
+    if origin is None:
+        return ""
+    found = []
+    if origin.tensorflow and origin.tensorflow != tf.__version__:
+        found.append(f"it was measured with TensorFlow {origin.tensorflow}, this is {tf.__version__}")
+    if is_run_here:
+        engine = TensorFlowEngine()
+        if hardware.device.name != engine.device_name():
+            found.append(f"its device is {hardware.device.name!r}, this one {engine.device_name()!r}")
+        elif origin.threads != engine.threads:
+            then, now = (threads or "all" for threads in (origin.threads, engine.threads))
+            found.append(f"it was measured with {then} threads, this process has {now}")
+    return "; ".join(found)
+
+
+def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> str:
+    """A sentence on what is otherwise than when a hardware was measured; empty where nothing is.
+
+    Raises:
+        InputError: something is, and ``is_strict``.
+    """
+    told = differences(hardware, is_run_here)
+    if not told:
+        return ""
+    if is_strict:
+        raise InputError(f"hardware {hardware.name}: {told}; measure it again with tensoropt calibrate, or leave --strict")
+    return f"hardware {hardware.name}: {told}; its costs may be off: tensoropt calibrate measures again"
