@@ -15,11 +15,12 @@ Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
 stays. One edge is changed at a time, so that every pair that goes has one that stays.
 
 Complexity: O(K^2 L) for a node of K states whose edges have L columns together. Compiled where there is Numba; in NumPy
-nodes where that is more than MAX_WORK are left as they are.
+nodes where that is more than MAX_WORK are left as they are. Equal nodes are looked at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,7 @@ def without_replaceable(problem: Problem) -> Problem:
         neighbours[edge.source].append(edge.target)
         neighbours[edge.target].append(edge.source)
     work = sum(float(own.shape[1]) ** 2 * sum(e.shape[2] for e in of) for own, of in zip(nodes, ends, strict=True))
-    reduce = reduce_compiled if is_for_compiled_code(work / _WORK_OF_CANDIDATE) else reduce_in_numpy
+    reduce = _Once(reduce_compiled if is_for_compiled_code(work / _WORK_OF_CANDIDATE) else reduce_in_numpy)
     eligible = {node for node in range(len(nodes)) if _is_worth_it(nodes[node], ends[node])}
     pending = eligible
     for _ in range(ROUNDS):
@@ -68,6 +69,27 @@ def without_replaceable(problem: Problem) -> Problem:
         tuple(Node(node.name, *costs) for node, costs in zip(problem.nodes, nodes, strict=True)),
         tuple(Edge(e.source, e.target, *costs) for e, costs in zip(problem.edges, edges, strict=True)),
     )
+
+
+class _Once:
+    """Reduces nodes; of those that are equal, edges and all, one: deep models repeat their layers."""
+
+    def __init__(self, reduce: Callable[[Ints, list[Ints]], bool]) -> None:
+        self.reduce = reduce
+        self._known: dict[tuple[tuple[tuple[int, ...], bytes], ...], tuple[list[Ints], bool]] = {}
+
+    def __call__(self, own: Ints, ends: list[Ints]) -> bool:
+        """In place; whether anything was forbidden."""
+        costs = [own, *ends]
+        key = tuple((cost.shape, cost.tobytes()) for cost in costs)
+        if key not in self._known:
+            changed = self.reduce(own, ends)
+            self._known[key] = [cost.copy() for cost in costs] if changed else [], changed
+            return changed
+        reduced, changed = self._known[key]
+        for cost, known in zip(costs, reduced, strict=False):
+            cost[...] = known
+        return changed
 
 
 def _is_worth_it(own: Ints, ends: list[Ints]) -> bool:

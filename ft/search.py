@@ -11,7 +11,8 @@ result then says so, and carries a lower bound, from which it tells how far from
 
 1. If the problem is small it is solved exactly, which ends where it takes too much.
 2. Else weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these states
-   (:mod:`.guided`). This always counts, however long it takes.
+   (:mod:`.guided`). This always counts, however long it takes; where 1 left a gap by thinning alone it is done while there
+   is time.
 3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.pruning`), and the rest is solved exactly
    if it can be; then there are more rounds of 2.
 
@@ -108,7 +109,7 @@ class _Search:
         limits = Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
-        if best is not None and self._is_enough(best):
+        if best is not None and (self._is_enough(best) or time.monotonic() > self.start + self.budget.seconds):
             return best
         return self._by_weights(best)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from .bound import LowerBound
 from .elimination import TableGraph
-from .problem import Ints, Problem
+from .problem import INFEASIBLE, Ints, Problem
 from .separable import split_sum
 from .solver import Report, Solver
 from .table import Slack, States, dense_table, unit_table
@@ -79,20 +81,30 @@ def relaxation(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limi
 
 
 def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("inf")) -> TableGraph:
-    """The problem as tables (Algorithm 2, line 3)."""
+    """The problem as tables (Algorithm 2, line 3): parallel edges are one, and those that are sums are in their nodes."""
     names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
     graph = TableGraph(names, sizes, thinning, max_work)
-    graph.add(unit_table())
+    costs: dict[tuple[int, ...], Ints] = {}
+
+    def add(scope: tuple[int, ...], given: Ints) -> None:
+        # A table of single points is an array; sums of arrays take far less than products of tables.
+        given = np.minimum(given, INFEASIBLE)
+        known = costs.get(scope)
+        costs[scope] = given if known is None else np.minimum(known + given, INFEASIBLE)
+
     for index, node in enumerate(problem.nodes):
-        graph.add(dense_table((index,), node.mem_bytes, node.time_ns))
+        add((index,), np.stack([node.mem_bytes, node.time_ns]))
     for edge in problem.edges:
-        mem, time, scope = edge.mem_bytes, edge.time_ns, (edge.source, edge.target)
-        if edge.source > edge.target:
-            mem, time, scope = mem.T, time.T, (edge.target, edge.source)
-        split = split_sum(mem), split_sum(time)
-        if split[0] is not None and split[1] is not None:
-            for variable, part_mem, part_time in zip(scope, split[0], split[1], strict=True):
-                graph.add(dense_table((variable,), part_mem, part_time))
-        else:
-            graph.add(dense_table(scope, mem, time))
+        both = np.stack([edge.mem_bytes, edge.time_ns])
+        mem, time = split_sum(both[0]), split_sum(both[1])
+        if mem is not None and time is not None:
+            for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
+                add((variable,), np.stack(parts))
+            continue
+        scope = min(edge.source, edge.target), max(edge.source, edge.target)
+        graph.counts["edge"] += scope in costs
+        add(scope, both if scope[0] == edge.source else both.transpose(0, 2, 1))
+    graph.add(unit_table())
+    for scope, (mem_bytes, time_ns) in costs.items():
+        graph.add(dense_table(scope, mem_bytes, time_ns))
     return graph
