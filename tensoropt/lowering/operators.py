@@ -5,7 +5,7 @@ Everything is written over a list of ranks: one under MPI, all of them in the em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..rules.rule import Config, Interface, Rule
 from .halo import AVERAGES, averages, of_frames
 from .local import local_constant, local_statics, opaque, uniform_shape
 
+DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
 Values = list[tf.Tensor]  # one per rank that is built here
 Complete = Callable[[int, Values], Values]
 
@@ -156,6 +157,8 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
         # tf.raw_ops would rename some arguments; this is what it calls, with the names of the operator's definition.
         return op_def_library.apply_op(op.type, name=op.name, **arguments, **attributes)
 
+    if _is_depthwise(op):
+        return [_as_depthwise(op, arguments, attributes)]
     if _is_convolution_in_groups(op):
         # TensorFlow has no gradients of these on CPUs, XLA has: so Keras compiles them too.
         make = tf.function(make, jit_compile=True, autograph=False)
@@ -168,3 +171,20 @@ def _is_convolution_in_groups(op: Operator) -> bool:
         return False
     image, kernel = (tensor.shape for _, tensor in op.operands)
     return image[op.attrs["data_format"].index("C")] != kernel[-2]
+
+
+def _is_depthwise(op: Operator) -> bool:
+    """A convolution in groups of one channel each, of a kind that the depthwise kernels know."""
+    if op.type != "Conv2D" or not _is_convolution_in_groups(op) or op.attrs["data_format"] != "NHWC":
+        return False
+    _, down, right, _ = op.attrs["strides"]
+    return op.operands[1][1].shape[-2] == 1 and down == right and set(op.attrs.get("dilations", (1,))) == {1}
+
+
+def _as_depthwise(op: Operator, arguments: Mapping[str, object], attributes: Mapping[str, object]) -> tf.Tensor:
+    """The same sums by the depthwise kernels, whose gradients need no compiler: XLA takes seconds for each."""
+    (_, image), (_, kernel) = op.operands
+    rows, columns, _, n_results = kernel.shape
+    by_channel = tf.reshape(arguments["filter"], [rows, columns, -1, n_results // image.shape[-1]])
+    known = {name: attributes[name] for name in DEPTHWISE_ATTRIBUTES if name in attributes}
+    return tf.raw_ops.DepthwiseConv2dNative(input=arguments["input"], filter=by_channel, name=op.name, **known)

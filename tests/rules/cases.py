@@ -183,6 +183,7 @@ def _convolutions() -> list[Case]:
         conv("dilated, strides", (2, 9, 8, 2), (3, 2, 2, 2), dilations=[1, 2, 2, 1], **tiling, **dilated),
         conv("dilated in two, stride of one", (2, 5, 6, 2), (1, 2, 2, 3), dilations=[1, 1, 2, 1], **dilated),
         conv("grouped", (3, 4, 4, 4), (3, 3, 2, 6), **dilated),
+        conv("grouped by channel", (3, 5, 4, 4), (3, 3, 1, 8), padding="SAME", **dilated),
         conv("channels first", (3, 2, 5, 4), (3, 3, 2, 3), strides=[1, 1, 1, 1], **first),
         conv("channels first, SAME", (2, 2, 5, 4), (3, 3, 2, 2), strides=[1, 1, 2, 1], padding="SAME", **first),
         conv("channels first, window is stride", (3, 2, 4, 6), (2, 2, 2, 3), strides=[1, 1, 2, 2], **first),
