@@ -21,6 +21,10 @@ class Timing:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    def divided(self, n_steps: int) -> Timing:
+        """Per step, of runs that take so many."""
+        return Timing(tuple(seconds / n_steps for seconds in self.seconds))
+
     def __str__(self) -> str:
         low, high = np.percentile(self.seconds, [25, 75])
         return f"{self.median * 1e3:.2f} ms ({low * 1e3:.2f} to {high * 1e3:.2f})"
