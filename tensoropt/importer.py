@@ -93,6 +93,7 @@ class _Importer:
     lines: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[tf.Operation, ...] | None = None
     operators: dict[str, Operator] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     static: set[str] = field(default_factory=set)
@@ -191,6 +192,7 @@ class _Importer:
         return Tensor(tensor.name, _known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
+        self.places.setdefault(op.name, len(self.places))
         self.operators[op.name] = op
         self.tensors.update({tensor.name: tensor for tensor in op.outputs})
 
@@ -356,7 +358,7 @@ class _Importer:
             else:
                 # An alias, or a constant, which nobody needs to wait for.
                 pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
-        return tuple(sorted(found, key=list(self.operators).index))
+        return tuple(sorted(found, key=self.places.__getitem__))
 
     def _aliased(self, op: tf.Operation) -> list[str]:
         names = (self.aliases.get(tensor.name) for tensor in op.outputs)

@@ -112,15 +112,45 @@ def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[P
         owners[id(made)] = places[id(reference_variable)]
         return made
 
-    inner.add_variable_from_reference = recording
-    try:
-        optimizer.build(list(variables))
-    finally:
-        del inner.add_variable_from_reference
+    _build_with(optimizer, variables, recording)
     inner._exclude_from_weight_decay_cache = {
         inner._var_key(variable): parameter.decays for variable, parameter in zip(variables, parameters, strict=True)
     }
     return tuple(OptimizerVariable(each, owners.get(id(each))) for each in optimizer.variables)
+
+
+def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int, ...]:
+    """Per parameter the variables of its shape that an optimizer keeps, found by building a copy on tiny parameters.
+
+    Variables are slow to make: those that are alike are made once, and what is asked for counts.
+    """
+    copy = fresh_copy(optimizer)
+    add = inner_of(copy).add_variable_from_reference
+    values = {rank: tf.Variable(tf.zeros((1,) * rank)) for rank in {len(each.shape) for each in parameters}}
+    tiny = [Piece(values[len(each.shape)], (1,) * len(each.shape), each) for each in parameters]
+    places = {id(piece): place for place, piece in enumerate(tiny)}
+    counts = [0] * len(parameters)
+    made: dict[tuple[int, str], Any] = {}
+
+    def counting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        counts[places[id(reference_variable)]] += 1
+        kind = len(reference_variable.shape), repr((args, sorted(kwargs.items())))
+        if kind not in made:
+            made[kind] = add(reference_variable, *args, **kwargs)
+        return made[kind]
+
+    _build_with(copy, tiny, counting)
+    return tuple(counts)
+
+
+def _build_with(optimizer: KerasBase, variables: Sequence[Any], add: Callable[..., Any]) -> None:
+    """Have an optimizer make its variables, with ``add`` for those that belong to a parameter."""
+    inner = inner_of(optimizer)
+    inner.add_variable_from_reference = add
+    try:
+        optimizer.build(list(variables))
+    finally:
+        del inner.add_variable_from_reference
 
 
 @dataclass(frozen=True, slots=True, eq=False)

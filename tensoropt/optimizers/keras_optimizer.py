@@ -10,11 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ..errors import InputError, short
-from .copies import KerasBase, Parameter, Piece, build, fresh_copy, inner_of
+from .copies import KerasBase, Parameter, inner_of, slots_of
 from .elementwise import fault_of, is_taken_over, starts_from_values
 from .protocol import ParameterUpdate, Shards
 
@@ -107,15 +106,9 @@ class KerasOptimizer:
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
-        """Per parameter the variables of its shape that the optimizer keeps; found by building it on tiny ones."""
+        """Per parameter the variables of its shape that the optimizer keeps."""
         with tf.init_scope():
-            copy = fresh_copy(self.source)
-            tiny = [
-                Piece(tf.Variable(np.zeros((1,) * len(each.shape), np.float32)), (1,) * len(each.shape), each)
-                for each in self.parameters
-            ]
-            owners = [made.parameter for made in build(copy, tiny, self.parameters)]
-        return tuple(owners.count(i) for i in range(len(self.parameters)))
+            return slots_of(self.source, self.parameters)
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4

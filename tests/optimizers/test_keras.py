@@ -19,6 +19,7 @@ from tensoropt.engine import Fetch
 from tensoropt.errors import InputError
 from tensoropt.ir import Graph
 from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.optimizers.copies import Parameter, Piece, build, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
 
@@ -195,3 +196,24 @@ def test_plans_hang_on_what_an_optimizer_keeps_and_not_on_its_numbers() -> None:
 def test_slots_are_counted() -> None:
     assert [update.slots for update in case_of("mlp", CASES["amsgrad"][1], n_steps=0).graph.updates["w1"]] == [4]
     assert [update.slots for update in case_of("mlp", CASES["sgd-set"][1], n_steps=0).graph.updates["w1"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optimizers.SGD(momentum=0.9, use_ema=True),
+        optimizers.Adam(amsgrad=True),
+        optimizers.Adafactor(),
+        optimizers.Muon(),
+        optimizers.Adam(gradient_accumulation_steps=2),
+        optimizers.LossScaleOptimizer(optimizers.RMSprop(centered=True)),
+        Signed(),
+    ],
+    ids=lambda optimizer: optimizer.name,
+)
+def test_slots_are_those_that_a_build_on_whole_variables_makes(optimizer: Any) -> None:
+    shapes = {"dense/kernel": (4, 3), "dense/bias": (3,), "conv/kernel": (2, 2, 3, 3), "head/kernel": (3, 2)}
+    parameters = [Parameter(path, shape) for path, shape in shapes.items()]
+    pieces = [Piece(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
+    owners = [made.parameter for made in build(fresh_copy(optimizer), pieces, parameters)]
+    assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))
