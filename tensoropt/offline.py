@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from . import zoo
 from .backward import analyse
 from .dump import dump
 from .errors import InputError, TensorOptError, short
+from .first_values import FirstValues
 from .frontier import Model
 from .importer import import_graph
 from .ir import check
@@ -44,12 +46,14 @@ class Recorded:
     Attributes:
         name: as it was asked for.
         optimizers: of its training steps.
+        first_values: makes what gives each variable's first value by its name, should the model run.
         seconds_by_stage: ``record``: until all is recorded; ``import``: until the model can be searched.
     """
 
     name: str
     model: Model
     optimizers: tuple[str, ...]
+    first_values: Callable[[], Callable[[str], np.ndarray]]
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
 
 
@@ -138,7 +142,8 @@ def record(
     model = Model(graph, analyse(graph))
     dump("model", graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
-    return Recorded(name, model, tuple(dict.fromkeys(str(step.optimizer) for step in recording.steps)), seconds)
+    optimizers = tuple(dict.fromkeys(str(step.optimizer) for step in recording.steps))
+    return Recorded(name, model, optimizers, lambda: FirstValues(recording.graph), seconds)
 
 
 def _minimize(recording: Recording, loss: object, name: str, optimizer: str) -> None:

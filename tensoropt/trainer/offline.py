@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from ..backward import analyse
 from ..dump import dump
@@ -70,7 +71,12 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     result = Model(captured.graph, analyse(captured.graph))
     dump("model", captured.graph)
     seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
-    return Recorded(name, result, (name_of(chosen),), seconds)
+    variables = captured.capture.variables
+
+    def first_value(variable: str) -> np.ndarray:
+        return np.asarray(variables[variable].numpy())
+
+    return Recorded(name, result, (name_of(chosen),), lambda: first_value, seconds)
 
 
 def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:
