@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +34,6 @@ from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
 
-logger = logging.getLogger("tensoropt")
 Logs = dict[str, Any]
 
 
@@ -44,6 +42,7 @@ class _Progress:
     """Attributes:
     epoch: the one that runs.
     step: how many batches of it were taken.
+    before: how many samples the batch before had, of those that this run took of the epoch.
     resumes: where the next fit begins, after a checkpoint was loaded.
     opens: where the data begins that fit is about to open; None once that is open.
     shares: the data that fit goes through.
@@ -53,6 +52,7 @@ class _Progress:
 
     epoch: int = 0
     step: int = 0
+    before: int | None = None
     resumes: Position | None = None
     opens: Position | None = None
     shares: Shares | None = None
@@ -252,12 +252,10 @@ class Trainer(KerasObjective):
         """A step over the next batch."""
 
         def step(batch: Batch) -> Any:
-            if not self._progress.step:
-                self._look_at_size(batch)
             self._progress.step += 1
             return self.ranks.train(batch)
 
-        self.train_function = self._stepping(step)
+        self.train_function = self._stepping(step, self._check_size)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
@@ -265,9 +263,14 @@ class Trainer(KerasObjective):
         self.test_function = self._stepping(self.ranks.evaluate)
         return self.test_function
 
-    def _stepping(self, step: Callable[[Batch], Any]) -> Callable[[Iterator[Any]], Logs]:
+    def _stepping(
+        self, step: Callable[[Batch], Any], check: Callable[[Batch], None] = lambda batch: None
+    ) -> Callable[[Iterator[Any]], Logs]:
         def function(iterator: Iterator[Any]) -> Logs:
-            _, logs = step(self._batch(next(iterator)))
+            element = next(iterator)
+            if isinstance(element, Batch):
+                check(element)
+            _, logs = step(self._batch(element))
             self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
             return self._progress.results
 
@@ -286,14 +289,19 @@ class Trainer(KerasObjective):
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.whole(element)
 
-    def _look_at_size(self, batch: Batch) -> None:
-        if batch.n_samples != self.batch_size and self.ranks.rank == 0:
-            logger.warning(
-                "batches have %d samples, the plan was made for %d: such steps run by what the plan says of operators where "
-                "they can; give the dataset whole batches, over all ranks, or parallelize with batch_size=%d",
-                batch.n_samples,
-                self.batch_size,
-                batch.n_samples,
+    def _check_size(self, batch: Batch) -> None:
+        """No batch is larger than planned, and not both of an epoch's first two are smaller: one is a last one.
+
+        Raises:
+            InputError: they are not so.
+        """
+        progress, off = self._progress, batch.n_samples
+        before, progress.before = progress.before, off
+        second_of_small = progress.step == 1 and before is not None and max(before, off) < self.batch_size
+        if off > self.batch_size or second_of_small:
+            raise InputError(
+                f"the data has batches of {off} samples, expected {self.batch_size}, for which the plan was made; batch it "
+                f"by {self.batch_size}, over all ranks, or parallelize with batch_size={off}"
             )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -333,7 +341,7 @@ class _Position(keras.callbacks.Callback):
         self._progress, self._begin = progress, begin
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._progress.epoch = epoch
+        self._progress.epoch, self._progress.before = epoch, None
         self._progress.step = self._begin.step if epoch == self._begin.epoch else 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

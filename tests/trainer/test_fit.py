@@ -127,12 +127,6 @@ def test_the_users_model_stays_as_it_is(fresh):
     assert not fresh.inner.compiled
 
 
-def test_batches_of_another_size_are_said_and_trained_on(fresh, caplog):
-    expected = plain()
-    assert_same_history(fresh.fit(batches(12, 4), verbose=0), expected.fit(batches(12, 4), verbose=0))
-    assert "batches have 4 samples, the plan was made for 8" in caplog.text
-
-
 def test_steps_give_keras_loops_numbers_and_metrics_may_have_many(fresh):
     seen = []
     fresh.fit(
