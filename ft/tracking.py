@@ -101,9 +101,9 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
             for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
                 add((variable,), np.stack(parts))
             continue
-        scope = min(edge.source, edge.target), max(edge.source, edge.target)
-        graph.counts["edge"] += scope in costs
-        add(scope, both if scope[0] == edge.source else both.transpose(0, 2, 1))
+        pair = min(edge.source, edge.target), max(edge.source, edge.target)
+        graph.counts["edge"] += pair in costs
+        add(pair, both if pair[0] == edge.source else both.transpose(0, 2, 1))
     graph.add(unit_table())
     for scope, (mem_bytes, time_ns) in costs.items():
         graph.add(dense_table(scope, mem_bytes, time_ns))
