@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from .deliveries import Router
 from .errors import InputError
+from .explanation import explain
 from .files import read_json, write_json
 from .ir import Graph, Operator
 from .memory_limit import memory_text
@@ -194,9 +195,13 @@ class Plan:
         """The frontier that the plan was chosen from as a table, the plan's point marked; on every rank alike."""
         return self.frontier_text
 
+    def explain(self) -> str:
+        """Where the time and the memory go, and what the next smaller and the next faster plan would cost, as tables."""
+        return explain(self)
+
     def explained(self) -> str:
-        """What the plan was chosen from, and what it is: both tables."""
-        return f"{self.frontier_table()}\n\n{self!r}"
+        """What the plan was chosen from, what :meth:`explain` tells, and the plan itself."""
+        return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"
 
     def summary(self) -> str:
         """One line: what was chosen and what it costs."""

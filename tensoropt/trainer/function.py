@@ -98,7 +98,7 @@ class FunctionTrainer:
         return self.plan.frontier
 
     def explain(self) -> str:
-        """The plan as a table, below what it was chosen from."""
+        """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
         return self.plan.explained()
 
     def step(self, *arguments: Any) -> float:

@@ -118,7 +118,7 @@ class Trainer(KerasObjective):
         return self.inner.layers
 
     def explain(self) -> str:
-        """The plan as a table, below what it was chosen from."""
+        """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
         return self.plan.explained()
 
     # What users call

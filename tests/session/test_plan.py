@@ -232,3 +232,30 @@ def test_the_frontier_table_is_numbered_and_marks_the_choice(planned):
     (chosen,) = [line for line in lines if line.endswith("chosen")]
     assert int(chosen.split()[0]) == planned.point + 1
     assert Plan.from_json(planned.to_json()).frontier_table() == planned.frontier_table()
+
+
+def test_explain_tells_where_time_and_memory_go_and_what_is_next(tmp_path):
+    begin()
+    network()
+    found = tensoropt.find_strategy(parallelism=4)
+    frontier = found.frontier
+    assert frontier is not None and len(frontier.points) > 2
+    plan = frontier.plan(1)
+    told = plan.explain()
+    for text in (plan.summary(), "where the time goes", "MatMul", "collectives", "parameters, gradients and slots"):
+        assert text in told
+    smaller, faster = frontier.points[0], frontier.points[2]
+    lines = {line[:12]: line for line in told.splitlines()}
+    for line, point in ((lines["the next sma"], smaller), (lines["the next fas"], faster)):
+        assert f"{point.time_us:,.1f}" in line and f"{point.time_us / plan.time_us - 1:+.1%}" in line
+        assert f"{point.memory_bytes / plan.memory_bytes - 1:+.1%}" in line
+    # Shares of time add up to all of it, and so do those of memory.
+    for what in ("where the time goes", "where the memory goes"):
+        rows = told.split(what)[1].split("\n\n")[0].splitlines()
+        assert sum(float(row.split()[-1].rstrip("%")) for row in rows if "%" in row) == pytest.approx(100, abs=1)
+    assert "none is smaller" in frontier.plan(0).explain()
+    # From a file, which has the frontier as a table.
+    plan.save(tmp_path / "plan.json")
+    loaded = tensoropt.load_plan(tmp_path / "plan.json").explain()
+    assert loaded.split("\n\n")[:4] == told.split("\n\n")[:4]
+    assert loaded.split("\n\n")[4].splitlines()[-2].endswith("chosen")

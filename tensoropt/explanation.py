@@ -1,0 +1,107 @@
+"""Where the time and the memory of a plan go, and what its neighbours on the frontier would cost: ``plan.explain()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from .ir import VARIABLE
+from .memory_limit import memory_text
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+MOST_ROWS = 8
+NETWORK, COPIES = "collectives", "copies that deliveries keep"
+_Amounts = dict[str, float]
+
+
+def explain(plan: Plan) -> str:
+    """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
+    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), _memory(plan), _neighbours(plan), _assumed(plan)])
+
+
+def _time(plan: Plan) -> str:
+    times: _Amounts = {}
+    for op in plan.operators:
+        _add(times, "Variable (updates)" if op.type == VARIABLE else op.type, op.time_us)
+    times[NETWORK] = plan.time_us - plan.compute_time_us
+    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in _largest(times)]
+    return tabulate(rows, ("where the time goes", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _edges(plan: Plan) -> str:
+    edges: _Amounts = {}
+    for delivery in plan.deliveries:
+        kinds = dict.fromkeys(
+            step.kind for path in (delivery.forward, delivery.backward) if path for step in path.steps if step.communicates
+        )
+        if kinds:
+            _add(edges, f"{delivery.tensor} to {delivery.takers[0]}: {', '.join(kinds)}", delivery.time_us)
+    if not edges:
+        return "nothing is communicated"
+    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in _largest(edges)]
+    return tabulate(rows, ("deliveries", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _memory(plan: Plan) -> str:
+    amounts: _Amounts = {}
+    for op in plan.operators:
+        what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
+        _add(amounts, what, op.memory_bytes)
+    amounts[COPIES] = plan.memory_bytes - sum(op.memory_bytes for op in plan.operators)
+    rows = [
+        [name, memory_text(round(n_bytes)), _share(n_bytes, plan.memory_bytes)] for name, n_bytes in _largest(amounts)
+    ]
+    headers = ("where the memory goes, per device", "", "")
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _neighbours(plan: Plan) -> str:
+    """Of a plan that was read from a file, as its frontier's table had them."""
+    if plan.frontier is None or plan.point is None:
+        lines = plan.frontier_text.splitlines()
+        at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
+        if at is None:
+            return "the frontier isn't at hand"
+        return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
+    points, rows = plan.frontier.points, []
+    for place, what in ((plan.point - 1, "smaller"), (plan.point + 1, "faster")):
+        if 0 <= place < len(points):
+            memory_bytes, time_us = points[place].memory_bytes, points[place].time_us
+            rows.append([
+                f"the next {what}",
+                memory_text(memory_bytes), f"{memory_bytes / plan.memory_bytes - 1:+.1%}",
+                f"{time_us:,.1f}", f"{time_us / plan.time_us - 1:+.1%}" if plan.time_us else "",
+            ])
+        else:
+            rows.append([f"none is {what}", "", "", "", ""])
+    return tabulate(rows, ("plan", "memory", "", "us", ""), disable_numparse=True)
+
+
+def _assumed(plan: Plan) -> str:
+    lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
+    told = plan.assumed.get("operators")
+    if isinstance(told, dict):
+        share = f"{told['measured_time_percent']} % of their time"
+        lines.append(f"operators: {told['measured']} measured ({share}), {told['predicted']} predicted")
+    return "\n".join(lines)
+
+
+def _add(amounts: _Amounts, name: str, amount: float) -> None:
+    amounts[name] = amounts.get(name, 0.0) + amount
+
+
+def _largest(amounts: _Amounts) -> Iterable[tuple[str, float]]:
+    """The largest amounts, and all others as one; what is nothing is left out."""
+    ordered: Sequence[tuple[str, float]] = sorted(
+        ((name, amount) for name, amount in amounts.items() if amount > 0), key=lambda row: -row[1]
+    )
+    rest = ordered[MOST_ROWS:]
+    return [*ordered[:MOST_ROWS], *([(f"{len(rest)} others", sum(amount for _, amount in rest))] if rest else [])]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
