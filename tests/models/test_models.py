@@ -49,7 +49,12 @@ FAST = {
 }
 SINGLE = {("resnet", "0"), ("bert", "1")}
 ADAM = {("mobilenet_v3", "1"), ("gpt_untied", "0"), ("lstm", "1")}
-ALL = [(name, strategy) for name in (*APPLICATIONS, *SEQUENCES) for strategy in (*map(str, range(N_RANDOM)), *PLANS)]
+# One process holds all strategies of a model (pytest --dist loadgroup), so that it is captured once.
+ALL = [
+    pytest.param(name, strategy, marks=pytest.mark.xdist_group(name))
+    for name in (*APPLICATIONS, *SEQUENCES)
+    for strategy in (*map(str, range(N_RANDOM)), *PLANS)
+]
 
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 

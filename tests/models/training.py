@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -174,35 +174,53 @@ def _state(engine: Engine) -> tuple[State, State]:
     return variables, slots
 
 
-def differences(case: Case, found: Iterator[Step], tolerance: float, but: Container[str] = ()) -> list[str]:
-    """What differs from one device, worst first, as text.
+@dataclass(frozen=True)
+class Distance:
+    """How far a number or a tensor is from what it should be, of its largest magnitude."""
 
-    A tensor may differ by ``tolerance`` times its largest magnitude. What is zero but for rounding (the gradient of a bias
-    ahead of a normalisation) must be that in both.
+    step: int
+    name: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.name} is off by {self.ratio:.2g} of its largest magnitude"
+
+
+def differences(case: Case, found: Iterator[Step], tolerance: float, but: Container[str] = ()) -> list[str]:
+    """What differs from one device by more than ``tolerance`` times its largest magnitude, worst first, as text.
 
     Args:
         but: variables that aren't compared.
     """
-    off: list[tuple[float, str]] = []
-    for number, (step, expected) in enumerate(zip(found, case.expected, strict=True)):
-        off += _compared(f"step {number}: loss", np.asarray(step.loss), np.asarray(expected.loss), tolerance, 0.0)
-        for kind, ours, theirs in (("", step.variables, expected.variables), ("slot ", step.slots, expected.slots)):
-            missing = set(theirs) - set(ours)
-            assert not missing, f"{sorted(missing)[:3]} aren't among {sorted(ours)[:5]}"
-            scale = max((np.max(np.abs(v)) for v in theirs.values() if v.dtype.kind == "f" and v.size), default=0.0)
-            for name, value in theirs.items():
+    off = [each for each in distances(case.expected, found, but) if each.ratio > tolerance]
+    return [str(each) for each in sorted(off, key=lambda each: -each.ratio)]
+
+
+def distances(expected: Iterable[Step], found: Iterable[Step], but: Container[str] = ()) -> Iterator[Distance]:
+    """Of everything that steps come to.
+
+    What is zero but for rounding (the gradient of a bias ahead of a normalisation) must be that in both.
+    """
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        yield Distance(number, "loss", _ratio(np.asarray(ours.loss), np.asarray(theirs.loss), 0.0))
+        for kind, got, wanted in (("", ours.variables, theirs.variables), ("slot ", ours.slots, theirs.slots)):
+            missing = set(wanted) - set(got)
+            assert not missing, f"{sorted(missing)[:3]} aren't among {sorted(got)[:5]}"
+            scale = max((np.max(np.abs(v)) for v in wanted.values() if v.dtype.kind == "f" and v.size), default=0.0)
+            for name, value in wanted.items():
                 if name not in but:
-                    off += _compared(f"step {number}: {kind}{name}", ours[name], value, tolerance, float(scale))
-    return [text for _, text in sorted(off, reverse=True)]
+                    assert got[name].shape == value.shape, f"{name} has shape {got[name].shape}, not {value.shape}"
+                    yield Distance(number, kind + name, _ratio(got[name], value, float(scale)))
 
 
-def _compared(what: str, got: np.ndarray, expected: np.ndarray, tolerance: float, scale: float) -> list[tuple[float, str]]:
-    assert got.shape == expected.shape, f"{what} has shape {got.shape}, not {expected.shape}"
+def _ratio(got: np.ndarray, expected: np.ndarray, scale: float) -> float:
     if expected.dtype.kind != "f":
-        return [] if np.array_equal(got, expected) else [(np.inf, f"{what} is {got}, not {expected}")]
+        return 0.0 if np.array_equal(got, expected) else np.inf
     largest = float(np.max(np.abs(expected), initial=0.0))
     difference = float(np.max(np.abs(got - expected), initial=0.0))
-    if difference <= tolerance * largest or max(difference, largest) <= ROUNDING[expected.dtype.name] * scale:
-        return []
-    ratio = difference / largest if largest else np.inf
-    return [(ratio, f"{what} is off by {difference:.2g} of {largest:.2g} ({ratio:.2g} > {tolerance:.2g})")]
+    # Not a number is larger than no bound.
+    if not np.isfinite(difference):
+        return np.inf
+    if difference == 0.0 or max(difference, largest) <= ROUNDING[expected.dtype.name] * scale:
+        return 0.0
+    return difference / largest if largest else np.inf

@@ -1,52 +1,47 @@
-"""What each rank does in ``test_ranks.py``: models trained by ``tensoropt.parallelize``, held to plain Keras."""
+"""What each rank does in ``test_ranks.py``: trains a model by ``tensoropt.parallelize`` and says what its losses were."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-
-from mpi4py import MPI
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
-import numpy as np
 
 import tensoropt
-from models.catalog import SMALL
+from models.catalog import SMALL, Entry
 from models.training import floats
 
 N_STEPS = 20
-TOLERANCE = 1e-9
 
 
-def train(name: str) -> tuple[list[float], list[float], str]:
-    """The losses of 20 steps on one batch, by a plan and by plain Keras, and a line about the plan."""
-    entry = SMALL[name]
+def prepared(entry: Entry) -> tuple[keras.Model, keras.optimizers.Optimizer, dict[str, Any]]:
+    """A model with the same weights in every process, its optimizer, and what ``fit`` takes: an epoch is a step."""
     keras.utils.set_random_seed(1)
     model = entry.make()
     inputs, labels = entry.batch(0)
-    x = inputs if len(inputs) > 1 else inputs[0]
-    options = {"epochs": N_STEPS, "batch_size": entry.batch_size, "shuffle": False, "verbose": 0}
-    trainer = tensoropt.parallelize(
-        model, keras.optimizers.SGD(0.003), entry.loss, batch_size=entry.batch_size, cluster=f"v100-1x{MPI.COMM_WORLD.size}"
-    )
-    found = trainer.fit(x, labels, **{key: value for key, value in options.items() if key != "batch_size"})
-    model.compile(keras.optimizers.SGD(0.003), entry.loss, jit_compile=False)
-    expected = model.fit(x, labels, **options)
-    return found.history["loss"], expected.history["loss"], trainer.plan.summary()
+    data = {"x": inputs if len(inputs) > 1 else inputs[0], "y": labels}
+    return model, keras.optimizers.SGD(0.003), {**data, "epochs": N_STEPS, "shuffle": False, "verbose": 0}
 
 
-def main(names: list[str]) -> None:
+def main(name: str, memory: str) -> None:
+    # The test's process takes the above from here, and is no rank.
+    from mpi4py import MPI
+
+    ranks = MPI.COMM_WORLD
+    entry = SMALL[name]
     with floats("float64"):
-        for name in names:
-            found, expected, summary = train(name)
-            off = np.max(np.abs(np.subtract(found, expected))) / np.max(np.abs(expected))
-            assert len(found) == N_STEPS and expected[0] != expected[-1]
-            assert off <= TOLERANCE, f"{name}: losses {found} differ from {expected}"
-            if MPI.COMM_WORLD.rank == 0:
-                print(f"{name}: {N_STEPS} losses are one device's, off by {off:.1g}; {summary}", flush=True)
+        model, optimizer, given = prepared(entry)
+        wanted = {"batch_size": entry.batch_size, "memory": memory, "cluster": f"v100-1x{ranks.size}"}
+        trainer = tensoropt.parallelize(model, optimizer, entry.loss, **wanted)
+        losses = trainer.fit(**given).history["loss"]
+    assert ranks.allgather(losses) == [losses] * ranks.size, "ranks have different losses"
+    if ranks.rank == 0:
+        print(json.dumps({"losses": losses, "split": trainer.plan.n_split_operators}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
