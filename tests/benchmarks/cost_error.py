@@ -1,0 +1,185 @@
+"""How far predicted costs are from measured ones: random strategies and the frontier's, of four models, run for real.
+
+    tensoropt run -n 2 tests/benchmarks/cost_error.py [--models vgg16,rnn] [--random 20] [--frontier 10] [--steps 10]
+
+Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` would take (a calibration that is fresh, or a
+quick measurement). ``--budget 60s`` measures operators while it searches; ``--budget none`` predicts them all. One thread a
+rank. Random strategies go from all over the space to the frontier: of the i-th of n a share of i/n of the operators has a
+random config, and the others that of a frontier's point. The noise is that of the fastest plan, run again and again between
+the others: how far one of its runs is from their median. Errors are |predicted - measured| / measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+import numpy as np
+from scipy.stats import kendalltau
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.frontier import ModelFrontier
+from tensoropt.ft import Frontier
+from tensoropt.here import hardware_here, prepared_processes
+from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
+from tensoropt.offline import Recorded, record
+from tensoropt.options import Request, assumptions, mini_time
+from tensoropt.plan import Plan
+from tensoropt.plan_check import PlanCheck, check_plan
+from tensoropt.processes import Processes
+from tensoropt.profiling.hardware import Hardware
+from tensoropt.profiling.work import Measured
+
+# On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so activations are larger.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vgg16": (
+        "vgg16",
+        {"batch": 32, "image": 32, "widths": (32, 64, 128, 256, 256), "hidden": (1024, 1024), "classes": 100},
+    ),
+    "wide_resnet": ("wide_resnet", {"batch": 32, "image": 16, "depth": 10, "widening": 4}),
+    "transformer": (
+        "transformer", {"batch": 32, "length": 64, "layers": 2, "width": 256, "heads": 4, "vocabulary": 2048}
+    ),
+    "rnn": ("rnn", {"batch": 256, "steps": 6, "layers": 2, "hidden": 1024, "vocabulary": 2048}),
+}
+REPEATS = 5
+"""Of the plan whose noise is measured."""
+PERCENTILES = {"median": 50, "p95": 95}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One plan's predictions and measurements: (predicted, measured) each."""
+
+    kind: str
+    step: tuple[float, float]
+    network: tuple[float, float]
+    memory: tuple[float, float]
+
+    @classmethod
+    def of(cls, kind: str, check: PlanCheck) -> Run:
+        parts = ((each.predicted, each.measured) for each in (check.step, check.network, check.memory))
+        return cls(kind, *parts)
+
+
+def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
+    """Plans of the frontier at equal distances, and of random strategies."""
+    n_points = len(frontier.found)
+    for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
+        yield "frontier", frontier.plan(point)
+    rng = np.random.default_rng(seed)
+    problem = frontier.built.problem
+    for number in range(1, n_random + 1):
+        states = frontier.found.strategies[rng.integers(n_points)].copy()
+        for node, _ in enumerate(states):
+            if rng.random() < number / n_random:
+                states[node] = rng.integers(problem.nodes[node].n_states)
+        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
+        alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
+        yield "random", replace(frontier, found=alone).plan(0)
+
+
+def planned(
+    recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace
+) -> list[tuple[str, Plan]]:
+    """The plans that all ranks run, that of mini_time first; every rank must call it."""
+    request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
+    found: list[Plan] = []
+
+    def search(measured: Mapping[str, Measured]) -> Plan:
+        found[:] = [mini_time(replace(request, measured=measured), processes.size)]
+        return found[0]
+
+    def on_first_rank(compute: Callable[[], Any]) -> Any:
+        answer = compute() if processes.rank == 0 else None
+        return processes.broadcast(None if isinstance(answer, Plan) else answer)
+
+    if arguments.budget != "none":
+        with closing(opened_store(processes)) as store:
+            MeasuredSearch(processes, recorded.model, search, parse_budget(arguments.budget), store).find(on_first_rank)
+    elif processes.rank == 0:
+        search({})
+    plans: list[tuple[str, Any]] = []
+    if processes.rank == 0:
+        (plan,) = found
+        assert isinstance(plan.frontier, ModelFrontier)
+        each = [("mini_time", plan), *chosen_plans(plan.frontier, arguments.random, arguments.frontier)]
+        plans = [(kind, one.to_json()) for kind, one in each]
+    return [(kind, Plan.from_json(value)) for kind, value in processes.broadcast(plans)]
+
+
+def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> tuple[list[Run], float]:
+    """Every plan's run, and the noise: the mean distance of the repeated plan's runs from their median, over it."""
+    function, sizes = MODELS[name]
+    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    plans = planned(recorded, hardware, processes, arguments)
+    repeated_at = set(np.linspace(0, len(plans) - 1, REPEATS).round().astype(int).tolist())
+    runs, repeats = [], []
+
+    def run(kind: str, plan: Plan) -> Run:
+        return Run.of(kind, check_plan(plan, recorded.model, recorded.first_values(), processes, arguments.steps, hardware))
+
+    for number, (kind, plan) in enumerate(plans):
+        runs.append(run(kind, plan))
+        if number in repeated_at:
+            repeats.append(run("repeated", plans[0][1]).step[1])
+        if processes.rank == 0:
+            predicted, measured = (value / 1e3 for value in runs[-1].step)
+            told = f"predicted {predicted:.1f} ms, measured {measured:.1f}"
+            print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
+    middle = float(np.median(repeats))
+    return runs, float(np.mean(np.abs(np.array(repeats) / middle - 1)))
+
+
+def row(name: str, runs: Sequence[Run], noise: float) -> list[str]:
+    """One line of the table."""
+    cells = [name, str(len(runs))]
+    for part in ("step", "network", "memory"):
+        predicted, measured = np.array([getattr(run, part) for run in runs]).T
+        there = measured > 0
+        errors = np.abs(predicted[there] / measured[there] - 1)
+        values = [errors.mean(), *np.percentile(errors, list(PERCENTILES.values()))] if there.any() else []
+        cells.append(" / ".join(f"{value:.1%}" for value in values))
+    memory = np.array([run.memory for run in runs])
+    cells.append(f"{min(0.0, float((memory[:, 0] / memory[:, 1]).min() - 1)):.1%}")
+    steps = np.array([run.step for run in runs])
+    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}", f"{noise:.1%}"]
+    cells.append(f"{steps[0, 1] / steps[:, 1].min():.2f}")
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--random", type=int, default=20)
+    parser.add_argument("--frontier", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--budget", default="60s")
+    parser.add_argument("--hardware", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    processes = prepared_processes()
+    hardware = Hardware.load(arguments.hardware) if arguments.hardware else hardware_here(processes)
+    rows, everything = [], {}
+    for name in arguments.models.split(","):
+        runs, noise = runs_of(name, hardware, processes, arguments)
+        rows.append(row(name, runs, noise))
+        everything[name] = {"noise": noise, "runs": [asdict(run) for run in runs]}
+    if processes.rank == 0:
+        errors = [f"{part}: mean / {' / '.join(PERCENTILES)}" for part in ("step", "network", "memory")]
+        print(tabulate(rows, ["model", "plans", *errors, "memory under", "tau", "noise", "mini_time / best"]))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(everything, indent=1))
+
+
+if __name__ == "__main__":
+    main()
