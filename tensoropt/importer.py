@@ -16,6 +16,7 @@ import tensorflow as tf
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
 from .composite.loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
+from .dilated import find_dilated
 from .errors import InputError
 from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
 from .operator_attributes import attributes_of
@@ -107,13 +108,19 @@ class _Importer:
         ops = self._wanted(steps)
         self._find_static(ops)
         self._fold(ops)
+        dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
+        inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
         for op in ops:
+            if op.name in inside:
+                continue
             if op.type == "VarHandleOp":
                 self._import_variable(op, op.name in trained)
             elif op.type in _READS and not op.control_inputs:
                 self.aliases[op.outputs[0].name] = op.inputs[0].name
             elif is_custom_gradient(op) and op.name not in self.static:
                 self._import_custom_gradient(op)
+            elif op.name in dilated:
+                self._add(dilated[op.name].operator(self))
             elif op.type in LOOPS and op.name not in self.static:
                 self._import_loop(op)
             elif op.type == LIST_STACK:

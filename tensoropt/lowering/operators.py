@@ -16,6 +16,7 @@ from ..ir import ARGUMENTS, CONSTANT, Operator
 from ..random_mode import RandomMode, random_mode
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
+from .dilated import convolved, is_dilated
 from .halo import AVERAGES, averages, of_frames
 from .local import local_constant, local_statics, opaque, uniform_shape
 
@@ -159,6 +160,8 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
 
     if _is_depthwise(op):
         return [_as_depthwise(op, arguments, attributes)]
+    if is_dilated(op) and not _is_convolution_in_groups(op):
+        return [convolved(op, *inputs)]
     if _is_convolution_in_groups(op):
         # TensorFlow has no gradients of these on CPUs, XLA has: so Keras compiles them too.
         make = tf.function(make, jit_compile=True, autograph=False)

@@ -157,8 +157,8 @@ def _convolutions() -> list[Case]:
     tiling, first = {"strides": [1, 2, 2, 1]}, {"data_format": "NCHW"}
     explicit = {"padding": "EXPLICIT", "explicit_paddings": [0, 0, 1, 0, 1, 0, 0, 0]}
     lopsided = {"padding": "EXPLICIT", "explicit_paddings": [0, 0, 2, 1, 0, 3, 0, 0]}
-    # TensorFlow's kernels for CPUs have no gradient where the convolution is dilated or grouped.
-    dilated = {"differentiable": False}
+    # TensorFlow's kernels for CPUs have no gradient of these.
+    ungraded = {"differentiable": False}
     return [
         conv("SAME", (3, 5, 4, 2), (3, 3, 2, 3), padding="SAME"),
         conv("VALID", (3, 5, 4, 2), (3, 2, 2, 3)),
@@ -178,12 +178,12 @@ def _convolutions() -> list[Case]:
         conv("7x7", (1, 9, 8, 2), (7, 7, 2, 3), padding="SAME", **tiling),
         conv("halo wider than a block", (1, 4, 3, 2), (5, 5, 2, 2), padding="SAME"),
         conv("few rows of results", (2, 7, 6, 2), (5, 4, 2, 2)),
-        conv("dilated", (3, 7, 5, 2), (2, 2, 2, 3), dilations=[1, 2, 2, 1], **dilated),
-        conv("dilated, SAME", (2, 7, 5, 2), (3, 3, 2, 2), padding="SAME", dilations=[1, 2, 2, 1], **dilated),
-        conv("dilated, strides", (2, 9, 8, 2), (3, 2, 2, 2), dilations=[1, 2, 2, 1], **tiling, **dilated),
-        conv("dilated in two, stride of one", (2, 5, 6, 2), (1, 2, 2, 3), dilations=[1, 1, 2, 1], **dilated),
-        conv("grouped", (3, 4, 4, 4), (3, 3, 2, 6), **dilated),
-        conv("grouped by channel", (3, 5, 4, 4), (3, 3, 1, 8), padding="SAME", **dilated),
+        conv("dilated", (3, 7, 5, 2), (2, 2, 2, 3), dilations=[1, 2, 2, 1]),
+        conv("dilated, SAME", (2, 7, 5, 2), (3, 3, 2, 2), padding="SAME", dilations=[1, 2, 2, 1]),
+        conv("dilated, strides", (2, 9, 8, 2), (3, 2, 2, 2), dilations=[1, 2, 2, 1], **tiling, **ungraded),
+        conv("dilated in two, stride of one", (2, 5, 6, 2), (1, 2, 2, 3), dilations=[1, 1, 2, 1]),
+        conv("grouped", (3, 4, 4, 4), (3, 3, 2, 6), **ungraded),
+        conv("grouped by channel", (3, 5, 4, 4), (3, 3, 1, 8), padding="SAME", **ungraded),
         conv("channels first", (3, 2, 5, 4), (3, 3, 2, 3), strides=[1, 1, 1, 1], **first),
         conv("channels first, SAME", (2, 2, 5, 4), (3, 3, 2, 2), strides=[1, 1, 2, 1], padding="SAME", **first),
         conv("channels first, window is stride", (3, 2, 4, 6), (2, 2, 2, 3), strides=[1, 1, 2, 2], **first),
