@@ -106,7 +106,7 @@ class CollectiveTable:
     """Measured times of one kind of collective over one device partition, all groups at once.
 
     ``n_bytes`` is ascending, ``time_us[i]`` belongs to ``n_bytes[i]``; ``costs.py`` says which bytes are meant.
-    ``spread[i]``, where it is known, is from the lower to the upper quartile of its repeats, over their median.
+    ``spread[i]``, where it is known, is from the lower to the upper quartile of its repeats, over the lower.
     """
 
     n_bytes: tuple[int, ...]
