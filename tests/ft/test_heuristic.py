@@ -49,6 +49,29 @@ def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
     assert rough.eliminations["heuristic"] > 0
 
 
+def _tied(n_blocks: int) -> tuple[int, list[tuple[int, int]]]:
+    """Attention blocks with parameters, and a table that the first operator and the last take."""
+    lookup, table, n_nodes = 0, 1, 2
+    pairs, last = [(table, lookup)], lookup
+    for _ in range(n_blocks):
+        q, k, v, of_q, of_k, of_v, out, of_out, end = range(n_nodes, n_nodes + 9)
+        pairs += [(last, q), (last, k), (last, v), (of_q, q), (of_k, k), (of_v, v), (q, out), (k, out), (v, out)]
+        pairs += [(of_out, out), (out, end), (last, end)]
+        n_nodes, last = n_nodes + 9, end
+    return n_nodes, [*pairs, (table, last)]
+
+
+def test_what_parameters_hold_back_is_eliminated_before_tables_grow() -> None:
+    """Operators with parameters are cut vertices at first, and none any more once the parameters are summed into them."""
+    n, pairs = _tied(3)
+    problem = build(np.random.default_rng(0), [4] * n, pairs, Costs(100))
+    budget = Budget(max_table_cells=64, seconds=0, weighted=False)
+    by_ldp, by_elimination = (search(problem, algorithm, budget=budget) for algorithm in ("ft-ldp", "ft-elimination"))
+    assert by_ldp.exact and by_elimination.exact
+    assert by_ldp.mem_bytes.tolist() == by_elimination.mem_bytes.tolist()
+    assert by_ldp.time_ns.tolist() == by_elimination.time_ns.tolist()
+
+
 def test_a_search_that_is_not_exact_goes_on_while_there_is_time() -> None:
     n, pairs = SHAPES["mask"]
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))

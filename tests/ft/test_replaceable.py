@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, InfeasibleError, Problem, replaceable, search
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Problem, replaceable, search
 from tensoropt.ft.replaceable import reduce_compiled, reduce_in_numpy, without_replaceable
 
 from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
@@ -51,3 +51,26 @@ def test_larger_problems_keep_their_frontier(way, pairs: list, monkeypatch: pyte
     got = search(without_replaceable(problem))
     assert got.mem_bytes.tolist() == expected.mem_bytes.tolist()
     assert got.time_ns.tolist() == expected.time_ns.tolist()
+
+
+def test_equal_nodes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chain of twenty equal operators, whose ends have one neighbour, and with the same result."""
+    one = build(np.random.default_rng(5), [6, 6], [(0, 1)], Costs(9, infeasible=0.2))
+    nodes, (edge,) = (one.nodes[0],) * 20, one.edges
+    layers = Problem(nodes, tuple(Edge(i, i + 1, edge.mem_bytes, edge.time_ns) for i in range(19)))
+    looked_at: list[int] = []
+
+    def counting(own: np.ndarray, ends: list[np.ndarray]) -> bool:
+        looked_at.append(len(ends))
+        return reduce_in_numpy(own, ends)
+
+    monkeypatch.setattr(replaceable, "is_for_compiled_code", lambda work: False)
+    monkeypatch.setattr(replaceable, "reduce_in_numpy", counting)
+    once = without_replaceable(layers)
+    n_once = len(looked_at)
+    monkeypatch.setattr(replaceable, "_Once", lambda reduce: reduce)
+    each = without_replaceable(layers)
+    assert n_once < (len(looked_at) - n_once) / 2
+    assert n_allowed(once) < n_allowed(layers)
+    for got, expected in zip((*once.nodes, *once.edges), (*each.nodes, *each.edges), strict=True):
+        assert got.mem_bytes.tolist() == expected.mem_bytes.tolist() and got.time_ns.tolist() == expected.time_ns.tolist()
