@@ -2,15 +2,16 @@
 
 The profiler writes allocations and releases with the bytes that were asked for and their addresses; summed up in the order
 of time they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. What was
-allocated before the trace (variables) isn't in it, nor memory that isn't TensorFlow's (what collectives receive), nor on a
-CPU with oneDNN tensors of less than 256 KiB, for which TensorFlow 2.21 has an allocator that tells nothing.
+allocated before the trace (variables) isn't in it, nor on a CPU with oneDNN tensors of less than 256 KiB, for which
+TensorFlow 2.21 has an allocator that tells nothing. Memory that isn't TensorFlow's (what collectives receive) is told
+beside.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,14 @@ def peak_of(events: Iterable[MemoryEvent]) -> int:
     return peak
 
 
-def traced_step(step: Callable[[], object]) -> StepTrace:
-    """Run a step under TensorFlow's profiler. It should have run before, so that nothing is built meanwhile."""
+def traced_step(
+    step: Callable[[], object], beside: Callable[[], Iterable[MemoryEvent]] = lambda: ()
+) -> StepTrace:
+    """Run a step under TensorFlow's profiler. It should have run before, so that nothing is built meanwhile.
+
+    Args:
+        beside: is called after the step: memory that TensorFlow doesn't tell of, by the system's clock.
+    """
     import tensorflow as tf
 
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
@@ -62,16 +69,19 @@ def traced_step(step: Callable[[], object]) -> StepTrace:
         finally:
             tf.profiler.experimental.stop()
         (file,) = Path(folder).rglob("*.xplane.pb")
-        return _read(file.read_bytes())
+        return _read(file.read_bytes(), beside())
 
 
-def _read(content: bytes) -> StepTrace:
+def _read(content: bytes, beside: Iterable[MemoryEvent]) -> StepTrace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)
     operators_us: dict[str, float] = {}
     memory: list[MemoryEvent] = []
+    start_ps = 0
     for plane in space.planes:
+        # Events are told from the start of the trace on.
+        start_ps = max(start_ps, 1000 * dict(_stats(plane, plane)).get("profile_start_time", 0))
         for line in plane.lines:
             for event in line.events:
                 name = plane.event_metadata[event.metadata_id].name
@@ -80,6 +90,7 @@ def _read(content: bytes) -> StepTrace:
                 elif _is_operator(name):
                     operator = name.rpartition(":")[0]
                     operators_us[operator] = operators_us.get(operator, 0.0) + event.duration_ps / 1e6
+    memory += [replace(event, time_ps=event.time_ps - start_ps) for event in beside]
     return StepTrace(operators_us, peak_of(memory))
 
 
@@ -95,8 +106,9 @@ def _memory_event(plane: Any, line: Any, event: Any, is_allocation: bool) -> Mem
     return MemoryEvent(time_ps, int(stats["addr"]), int(stats["requested_bytes"]) if is_allocation else 0)
 
 
-def _stats(plane: Any, event: Any) -> Iterator[tuple[str, int]]:
-    for stat in event.stats:
+def _stats(plane: Any, of: Any) -> Iterator[tuple[str, int]]:
+    """The whole numbers that are told of an event, or of a plane."""
+    for stat in of.stats:
         kind = stat.WhichOneof("value")
         if kind in ("int64_value", "uint64_value"):
             yield plane.stat_metadata[stat.metadata_id].name, getattr(stat, kind)

@@ -121,7 +121,8 @@ def check_plan(
         own_s.append(time.perf_counter() - started)
         calls.append(timed.take())
     part.barrier()
-    trace = traced_step(step)
+    timed.take_memory()
+    trace = traced_step(step, timed.take_memory)
     log = [entry.operator for entry in engine.function(fetch, tuple(feeds)).log]
     gathered = part.gather(_Rank(own_s, calls, trace, _state_bytes(engine)))
     return _compared(plan, model, gathered, log, hardware)

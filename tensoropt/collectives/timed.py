@@ -1,14 +1,22 @@
-"""A communicator that writes down how long each collective took, for holding plans against what they predicted."""
+"""A communicator that writes down how long each collective took and what memory its results take up, for holding plans
+against what they predicted.
+
+TensorFlow takes over the results without a copy: their memory is neither TensorFlow's, whose profiler sees only its own, nor
+free before TensorFlow lets go of them.
+"""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from ..profiling.trace import MemoryEvent
 from ..reschedule.execute import Communicator
 from ..reschedule.layout import Axes, Shape
 
@@ -29,12 +37,13 @@ class TimedCall:
 class TimedCommunicator:
     """Attributes:
     inner: carries out the collectives.
-    calls: since they were last taken.
+    calls, memory: since they were last taken; memory with the picoseconds of the system's clock.
     """
 
     inner: Communicator
     clock: Callable[[], float] = time.perf_counter
     calls: list[TimedCall] = field(default_factory=list)
+    memory: list[MemoryEvent] = field(default_factory=list)
 
     def take(self) -> tuple[TimedCall, ...]:
         """The calls so far, which are forgotten."""
@@ -42,8 +51,14 @@ class TimedCommunicator:
         self.calls.clear()
         return taken
 
+    def take_memory(self) -> tuple[MemoryEvent, ...]:
+        """What was taken up and let go of so far, which is forgotten."""
+        taken = tuple(self.memory)
+        self.memory.clear()
+        return taken
+
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
-        return self.inner.empty(shape, dtype)
+        return self._followed(self.inner.empty(shape, dtype))
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         return self.inner.scratch(name, count, dtype)
@@ -75,13 +90,23 @@ class TimedCommunicator:
         started = self.clock()
         result = self.inner.reduce_scatter(axes, sends, own_shape, joined)
         self._note("reduce_scatter", axes, sum(piece.nbytes for piece in sends), started)
-        return result
+        return self._followed(result)
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         started = self.clock()
         result = self.inner.all_reduce(axes, array, op)
         self._note("all_reduce", axes, array.nbytes, started)
-        return result
+        return self._followed(result)
 
     def _note(self, kind: str, axes: Axes, n_bytes: int, started: float) -> None:
         self.calls.append(TimedCall(kind, axes, n_bytes, self.clock() - started))
+
+    def _followed(self, result: Array) -> Array:
+        """Note that a new result is there now, and, once nothing refers to its memory any more, that it is not."""
+        owner = result
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        address = owner.ctypes.data
+        self.memory.append(MemoryEvent(time.time_ns() * 1000, address, result.nbytes))
+        weakref.finalize(owner, lambda: self.memory.append(MemoryEvent(time.time_ns() * 1000, address, 0)))
+        return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,10 +38,10 @@ def test_the_peak_of_a_worked_example():
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100))))
 def test_the_peak_is_the_largest_sum_of_what_is_alive(steps):
-    events = [MemoryEvent(time, address, n_bytes) for time, (address, n_bytes) in enumerate(steps)]
+    events = [MemoryEvent(number, address, n_bytes) for number, (address, n_bytes) in enumerate(steps)]
     sums = [0]
-    for time in range(len(steps)):
-        alive = dict(steps[: time + 1])
+    for number in range(len(steps)):
+        alive = dict(steps[: number + 1])
         sums.append(sum(alive.values()))
     assert peak_of(events) == max(sums)
 
@@ -59,6 +60,18 @@ def test_a_real_step_s_operators_and_peak():
     assert all(time_us >= 0 for time_us in trace.operators_us.values()) and trace.operators_us["first"] > 0
     # Both products are there while the second is computed, and little else.
     assert 2 * 4 * side**2 <= trace.peak_bytes < 3 * 4 * side**2
+    # What others hold meanwhile is told by the system's clock.
+    now: list[MemoryEvent] = []
+
+    def beside() -> list[MemoryEvent]:
+        return now
+
+    def held():
+        now.append(MemoryEvent(time.time_ns() * 1000, 1, 10**7))
+        step()
+        now.append(MemoryEvent(time.time_ns() * 1000, 1, 0))
+
+    assert traced_step(held, beside).peak_bytes - trace.peak_bytes == 10**7
 
 
 def test_a_transfer_takes_what_it_took_the_last_rank_to_come():
@@ -82,6 +95,20 @@ def test_a_timed_communicator_writes_down_kind_axes_bytes_and_seconds():
     ]
     assert {(call.n_bytes, call.seconds) for call in calls} == {(32, 1.0)}
     assert timed.take() == ()
+
+
+def test_a_timed_communicator_follows_its_results_until_nothing_refers_to_them():
+    timed = TimedCommunicator(SingleCommunicator())
+    piece = np.ones((4, 2), np.float32)
+    first = timed.all_reduce((0,), piece)
+    part = first[1:]
+    second = timed.empty((8,), np.float64)
+    assert [event.n_bytes for event in timed.take_memory()] == [32, 64]
+    del first
+    assert timed.take_memory() == ()
+    del part, second
+    released = timed.take_memory()
+    assert [event.n_bytes for event in released] == [0, 0] and released[0].time_ps <= released[1].time_ps
 
 
 def test_the_report_puts_the_most_wrong_first():
