@@ -88,7 +88,6 @@ def segments(make: Callable[[Size], keras.Model], size: Size, batch_size: int) -
     return Entry(partial(make, size), batch, batch_size)
 
 
-TINY = Size(length=6, vocabulary=11, width=8, depth=2, heads=4)
 SHALLOW: dict[str, Entry] = {
     "resnet": application(shallow.resnet_v1, 32),
     "resnet_v2": application(shallow.resnet_v2, 32),
@@ -117,14 +116,23 @@ APPLICATIONS: dict[str, Entry] = {
     "MobileNet": application("MobileNet", 32, 8, alpha=0.25),
     "VGG16": application("VGG16", 32),
 }
-SEQUENCES: dict[str, Entry] = {
-    "bert": segments(sequences.bert, TINY, 4),
-    "gpt": words(sequences.gpt, TINY, 4),
-    "gpt_untied": words(partial(sequences.gpt, tied=False), TINY, 4),
-    "vit": images(lambda: sequences.vit(12, 4, TINY, CLASSES), 12, 4, CLASSES),
-    "encoder_decoder": words(sequences.encoder_decoder, TINY, 4, n_inputs=2),
-    "lstm": words(sequences.lstm, TINY, 4),
-    "gru": words(sequences.gru, TINY, 4),
-    "gru_unrolled": words(partial(sequences.gru, unroll=True), TINY, 4),
-}
-SMALL = {**SHALLOW, **APPLICATIONS, **SEQUENCES}
+
+
+def of_sequences(depth: int) -> dict[str, Entry]:
+    """Transformers and recurrent networks of so many layers."""
+    size = Size(length=6, vocabulary=11, width=8, depth=depth, heads=4)
+    return {
+        "bert": segments(sequences.bert, size, 4),
+        "gpt": words(sequences.gpt, size, 4),
+        "gpt_untied": words(partial(sequences.gpt, tied=False), size, 4),
+        "vit": images(lambda: sequences.vit(12, 4, size, CLASSES), 12, 4, CLASSES),
+        "encoder_decoder": words(sequences.encoder_decoder, size, 4, n_inputs=2),
+        "lstm": words(sequences.lstm, size, 4),
+        "gru": words(sequences.gru, size, 4),
+        "gru_unrolled": words(partial(sequences.gru, unroll=True), size, 4),
+    }
+
+
+SEQUENCES = of_sequences(depth=2)
+ONE_LAYER = {f"{name}_of_one_layer": entry for name, entry in of_sequences(depth=1).items()}
+SMALL = {**SHALLOW, **ONE_LAYER, **APPLICATIONS, **SEQUENCES}

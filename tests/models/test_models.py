@@ -4,8 +4,8 @@ Two steps by SGD with momentum, whose momentums after the first step are the gra
 emulated devices (every third strategy on six), by random strategies and by the search's fastest and smallest plans. In
 float64 to 1e-9 of each tensor's largest magnitude, and some in float32 to 1e-4.
 
-``make test`` holds the families of ``keras.applications`` with few blocks, and Transformers and recurrent networks; all
-models at full depth by ``pytest tests/models --all-models``. Dropout draws as on one device here.
+``make test`` holds the families of ``keras.applications`` with few blocks, and Transformers and recurrent networks of one
+layer; all models at full depth by ``make test-all``. Dropout draws as on one device here.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ FAST = {
     "efficientnet": "1",
     "efficientnet_v2": "smallest",
     "convnext": "1",
-    "bert": "0",
-    "gpt": "1",
-    "vit": "1",
-    "encoder_decoder": "smallest",
-    "lstm": "2",
-    "gru": "fastest",
-    "gru_unrolled": "0",
+    "bert_of_one_layer": "0",
+    "gpt_of_one_layer": "1",
+    "vit_of_one_layer": "fastest",
+    "encoder_decoder_of_one_layer": "smallest",
+    "lstm_of_one_layer": "2",
+    "gru_of_one_layer": "fastest",
+    "gru_unrolled_of_one_layer": "0",
 }
-SINGLE = {("resnet", "0"), ("bert", "1")}
-ADAM = {("mobilenet_v3", "1"), ("gpt_untied", "0"), ("lstm", "1")}
+SINGLE = {("resnet", "0"), ("bert_of_one_layer", "1")}
+ADAM = {("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1")}
 # One process holds all strategies of a model (pytest --dist loadgroup), so that it is captured once.
 ALL = [
     pytest.param(name, strategy, marks=pytest.mark.xdist_group(name))
