@@ -174,11 +174,11 @@ def main() -> None:
         runs, noise = runs_of(name, hardware, processes, arguments)
         rows.append(row(name, runs, noise))
         everything[name] = {"noise": noise, "runs": [asdict(run) for run in runs]}
+        if processes.rank == 0 and arguments.json:
+            arguments.json.write_text(json.dumps(everything, indent=1))
     if processes.rank == 0:
         errors = [f"{part}: mean / {' / '.join(PERCENTILES)}" for part in ("step", "network", "memory")]
         print(tabulate(rows, ["model", "plans", *errors, "memory under", "tau", "noise", "mini_time / best"]))
-        if arguments.json:
-            arguments.json.write_text(json.dumps(everything, indent=1))
 
 
 if __name__ == "__main__":
