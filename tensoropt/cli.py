@@ -21,8 +21,8 @@ from .failures import debugging, exit_code_of
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tensoropt.launch", "run a script on several ranks"),
     "search": ("tensoropt.search_command", "find a model's plans for hardware that needn't be at hand"),
-    "check": ("tensoropt.check_command", "run a plan and hold it against what it predicted; under mpirun -n N"),
-    "calibrate": ("tensoropt.calibrate_command", "measure these devices and their links; under mpirun -n N"),
+    "check": ("tensoropt.check_command", "hold a plan against what it predicted"),
+    "calibrate": ("tensoropt.calibrate_command", "measure these devices and their links"),
     "compare": ("tensoropt.compare_command", "hold a model's frontier against what other algorithms choose"),
 }
 
