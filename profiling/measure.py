@@ -39,6 +39,8 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
+SIZE_S = 0.2
+"""What the repeats of one collective of one size may take where it is timed by itself."""
 QUICK_S = 30.0
 """What is measured in less is called quick."""
 UNEQUAL = 1.5
@@ -255,6 +257,12 @@ def collective_tables(
         sizes = tuple(sorted(times))
         time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
         yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
+
+
+def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
+    """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
+    ranks = _Ranks(place.communicator, mesh)
+    return {size: ranks.typical_s(_collective(kind, mesh, axes, place, size), SIZE_S) for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
