@@ -12,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ..ir import Operator
-from ..reschedule.halo import HALO, HaloStep, RankHalo, fill_value
-from ..reschedule.layout import Layout, Shape
+from ..reschedule.layout import Layout
 from ..rules.rule import Rule
-from .local import local_constant, opaque
+from .local import local_constant
 
 AVERAGES = ("AvgPool", "AvgPool3D")
 
@@ -41,16 +40,3 @@ def averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tens
     splits = tuple(axes if factors.shape[dim] > 1 else () for dim, axes in enumerate(layout.splits))
     piece = local_constant(factors, Layout(layout.mesh, splits), factors.shape, rank, tf.float64)
     return value * tf.cast(piece, value.dtype)
-
-
-def local_halo(step: HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
-    """A halo step in which nothing is exchanged: what windows leave out is cut off, and padding is filled in."""
-    seen = RankHalo.of(step, shape, rank)
-    source, target, shape_after = seen.own_kept, seen.frame_kept, seen.frame_shape
-    if step.kind != HALO:
-        source, target, shape_after = seen.frame_kept, seen.own_kept, seen.own_shape
-    begin, size = [part.start for part in source], [part.stop - part.start for part in source]
-    kept = tf.slice(value, opaque(begin, tf.int32), opaque(size, tf.int32))
-    paddings = [[part.start, extent - part.stop] for part, extent in zip(target, shape_after, strict=True)]
-    fill = tf.constant(fill_value(step.fill, value.dtype.as_numpy_dtype), value.dtype)
-    return tf.pad(kept, opaque(np.asarray(paddings), tf.int32), constant_values=fill)

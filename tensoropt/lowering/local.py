@@ -21,7 +21,7 @@ def uniform_shape(layout: Layout, shape: Shape) -> tf.TensorShape:
     return tf.TensorShape([extent // n if extent % n == 0 else None for extent, n in zip(shape, blocks, strict=True)])
 
 
-def opaque(value: np.ndarray | list[int] | int, dtype: tf.DType) -> tf.Tensor:
+def opaque(value: np.ndarray | list[int] | int | bool, dtype: tf.DType) -> tf.Tensor:
     """A constant that TensorFlow can't look into while it builds the graph."""
     constant = tf.constant(value, dtype)
     return tf.compat.v1.placeholder_with_default(constant, constant.shape)
