@@ -22,6 +22,7 @@ VERSION = 1
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
 """How long another's lock is waited for."""
+RETRY_S = 0.02
 
 _COLUMNS = "type dtype flops n_bytes n_gradients forward_us backward_us spread".split()
 _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
@@ -103,6 +104,17 @@ class Store:
         return None
 
     def _connected(self, path: Path) -> sqlite3.Connection:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._connected_once(path)
+            except sqlite3.OperationalError as error:
+                # While another makes the journal a write-ahead one, SQLite doesn't wait by itself.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_S)
+
+    def _connected_once(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=self._patience_s)
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -24,6 +25,13 @@ def _no_recording_stays_open() -> Iterator[None]:
     session = sys.modules.get("tensoropt.session")
     if session is not None and session._current is not None:
         session._current._recording.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptions_arrive() -> None:
+    """A shell starts what runs in its background with interruptions ignored, which would hold for all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
