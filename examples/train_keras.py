@@ -8,6 +8,7 @@ no line says how anything is split.
 
 import argparse
 import json
+import os
 
 import keras
 import numpy as np
@@ -70,7 +71,7 @@ def main():
     )
     if trainer.ranks.rank == 0:
         print(trainer.plan.summary())
-    if arguments.checkpoint and tf.train.checkpoint_exists(arguments.checkpoint):
+    if arguments.checkpoint and os.path.exists(f"{arguments.checkpoint}.index"):
         trainer.load(arguments.checkpoint)
     history = trainer.fit(train, epochs=arguments.epochs, validation_data=test, verbose=2)
     if arguments.checkpoint:
