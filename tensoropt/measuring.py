@@ -8,6 +8,7 @@ the repeats the lower quartile counts, as everywhere: what else runs on a machin
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from .ir import Operator, Tensor
 from .lowering.operators import Job, Values, emit
 from .rules.rule import Config, Interface, Rule
 
+logger = logging.getLogger("tensoropt")
 AIMED_S = 2e-3
 """A function runs so many copies that it takes about so long."""
 MOST_COPIES = 32
@@ -80,8 +82,9 @@ class OperatorTimer:
                     return Timed(float(forward[0]), 0.0, _spread(forward))
                 arguments = [v for _ in range(copies) for v in (*_operands(trial), *_gradients(trial))]
                 both = self._per_copy(_function(trial, copies, True), arguments, copies)
-        except (tf.errors.OpError, ValueError, TypeError, LookupError, AssertionError, NotImplementedError):
+        except (tf.errors.OpError, ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
             # An operator that needs certain values, or what only a whole model has: it is predicted.
+            logger.info("%s isn't timed by itself, but predicted: %s: %s", trial.op.where(), type(error).__name__, error)
             return None
         backward_us = max(0.0, float(both[0] - forward[0]))
         return Timed(float(forward[0]), backward_us, max(_spread(forward), _spread(both)))

@@ -1,10 +1,13 @@
 """The store of measured operators: kept between runs, shared by ranks, and never in the way when it can't be used."""
 
 import os
+import pwd
 import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -113,14 +116,29 @@ def test_a_locked_store_is_done_without_and_said_so_once(tmp_path):
         assert set(store.measured) == {"a"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_store_is_read(tmp_path):
+@pytest.fixture
+def folder_of_a_user(tmp_path) -> Iterator[Path]:
+    """A folder in which permissions count: root may write everywhere, so root becomes nobody meanwhile."""
+    if os.geteuid() != 0:
+        yield tmp_path
+        return
+    nobody = pwd.getpwnam("nobody").pw_uid
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, nobody, -1)
+        os.seteuid(nobody)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(0)
+
+
+def test_a_read_only_store_is_read(folder_of_a_user):
     said: list[str] = []
-    path = tmp_path / FILE
+    path = folder_of_a_user / FILE
     with closing(opened(path, said)) as store:
         store.add([measured("a")])
     path.chmod(0o400)
-    tmp_path.chmod(0o500)
+    folder_of_a_user.chmod(0o500)
     with closing(opened(path, said)) as store:
         store.add([measured("b")])
         assert set(store.measured) == {"a", "b"}
