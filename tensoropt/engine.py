@@ -22,6 +22,7 @@ from .lowering.deliver import Collective, Deliverer
 from .lowering.local import piece_of, uniform_shape
 from .lowering.model import LocalModel
 from .lowering.operators import Values
+from .lowering.order import put_in_order
 from .optimizers.protocol import Emission, RunningOptimizer, Shards
 from .optimizers.rows import Lookup, row_deliveries
 from .reschedule.layout import Layout
@@ -82,6 +83,7 @@ class Engine:
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
     first: Engine | None = None
+    in_order: bool = False
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -232,8 +234,12 @@ class Engine:
             model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
             for tensor, is_local in fetch.tensors
         ]
+        graph = tf.compat.v1.get_default_graph()
+        n_forward = len(graph.get_operations())
         for name in fetch.train_steps:
             self._train(self.graph.train_steps[name], losses[name], model)
+        if self.in_order:
+            put_in_order(graph.get_operations(), n_forward)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:

@@ -22,7 +22,7 @@ from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Collective
 from .plan import Plan
 from .planning import check_deliveries
-from .processes import Processes
+from .processes import Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
 from .strategy import StrategyView
@@ -108,10 +108,14 @@ def execute(
     check_deliveries(view, plan)
     if collectives == EMULATED:
         backend: Any = EmulatedBackend(plan.mesh)
-        prepare = None
+        prepare, in_order = None, False
     else:
         backend, processes, prepare = _communicating(plan.mesh, processes)
-    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, Agreement(processes, prepare))
+        # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
+        in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    engine = Engine(
+        view, plan.router(PlainCosts()), backend, initial_value, Agreement(processes, prepare), in_order=in_order
+    )
     return Execution(plan, engine, processes)
 
 
@@ -128,7 +132,7 @@ def execute_beside(
     plan, first = execution.plan, execution.engine
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
     view = StrategyView(model.graph, strategy, model.backward.gradients)
-    engine = Engine(view, Router(PlainCosts()), first.backend, initial_value, first.agree, first)
+    engine = Engine(view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order)
     return replace(execution, engine=engine)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from .errors import InputError
-from .launch import usable_cores
-from .processes import Processes, current_processes, install_error_handling
+from .processes import Processes, cores_of_a_rank, current_processes, install_error_handling
 from .profiling.cache import cache_folder
 from .profiling.compute import TensorFlowEngine
 from .profiling.hardware import Hardware, HardwareError
@@ -41,9 +40,7 @@ def _limit_threads(processes: Processes) -> None:
         return
     if tf.config.threading.get_intra_op_parallelism_threads() == 0:
         try:
-            # A rank that is bound to its share of the cores sees only these.
-            share = max(1, (os.cpu_count() or 1) // processes.local_size)
-            tf.config.threading.set_intra_op_parallelism_threads(min(share, len(usable_cores())))
+            tf.config.threading.set_intra_op_parallelism_threads(cores_of_a_rank(processes.local_size))
         except RuntimeError:
             logger.info("TensorFlow has started already; its threads stay as they are")
 

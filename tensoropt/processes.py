@@ -52,9 +52,13 @@ def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     local_size = next((int(environ[name]) for name in LOCAL_SIZE_VARIABLES if name in environ), 1)
     if launched_as(environ) is not None and local_size > 1:
-        # A rank that is bound to its share of the cores sees only these.
-        share = min((os.cpu_count() or 1) // local_size, len(usable_cores()))
-        environ.setdefault(THREADS_VARIABLE, str(max(1, share)))
+        environ.setdefault(THREADS_VARIABLE, str(cores_of_a_rank(local_size)))
+
+
+def cores_of_a_rank(local_size: int) -> int:
+    """How many cores this rank has for itself, of a machine with so many ranks; at least 1."""
+    # A rank that is bound to its share of the cores sees only these.
+    return max(1, min((os.cpu_count() or 1) // local_size, len(usable_cores())))
 
 
 def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:

@@ -42,6 +42,13 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
             layers.DepthwiseConv2D((2, 3), dilation_rate=3),
         ],
     ),
+    "in groups": (
+        (9, 11, 4),
+        lambda: [
+            layers.Conv2D(6, 3, dilation_rate=2, groups=2, padding="same"),
+            layers.Conv2D(6, (2, 3), dilation_rate=(1, 3), groups=6),
+        ],
+    ),
     "in space": (
         (7, 5, 6, 2),
         lambda: [

@@ -1,0 +1,103 @@
+"""The order of the backward pass and of updates, which TensorFlow leaves open: the one that frees memory first.
+
+TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of
+those of the parameters, and all gradients in between stay in memory; an update waits, with its gradient, behind the rest of
+the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. Here operators
+run one after the other as they were made, but sums of gradients and updates as soon as they can be, and an update of a
+variable after the last operator that reads its old value.
+
+What waits for a collective, and nothing else in the backward pass waits for, doesn't stop the others: while a gradient is on
+its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+BACKWARD = "gradients"
+"""The scope in which gradients are emitted."""
+LAG = 4
+_UNORDERED = frozenset("Const Identity IdentityN Shape ShapeN NoOp Reshape ExpandDims Squeeze ReadVariableOp PyFunc".split())
+"""They take no time or, the collectives, have an order of their own."""
+_VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
+
+
+def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
+    """Have the operators of a graph from the ``n_forward``-th on run in order, by control dependencies.
+
+    Args:
+        operators: all of the graph, as they were made.
+    """
+    row: list[tf.Operation] = []
+    behind: list[tuple[int, tf.Operation]] = []
+    arriving: set[str] = set()
+    for op in schedule(operators, n_forward):
+        if op.type == "PyFunc" or (not _is_backward(op) and any(source.name in arriving for source in _sources(op))):
+            arriving.add(op.name)
+            if not op.outputs:
+                behind.append((len(row), op))
+        elif op.type not in _UNORDERED:
+            waits_for = row[-1:]
+            while behind and behind[0][0] + LAG <= len(row):
+                waits_for.append(behind.pop(0)[1])
+            for earlier in waits_for:
+                op._add_control_input(earlier)
+            row.append(op)
+
+
+def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
+    """Operators from the ``n_forward``-th on, each after what it needs and after earlier ones on the same variable."""
+    ordered = operators[n_forward:]
+    place = {op.name: i for i, op in enumerate(ordered)}
+    needs = [{place[source.name] for source in _sources(op) if source.name in place} for op in ordered]
+    latest: dict[str, int] = {}
+    for i, op in enumerate(ordered):
+        for handle in _handles(op):
+            if handle.name in latest:
+                needs[i].add(latest[handle.name])
+            elif op.type != "ReadVariableOp":
+                needs[i].update(place[reader.name] for reader in _readers(handle) if reader.name in place)
+            latest[handle.name] = i
+    followers: list[list[int]] = [[] for _ in ordered]
+    for i, needed in enumerate(needs):
+        # The readers of what a variable was may be this operator, or follow from it.
+        for each in needed:
+            if each < i:
+                followers[each].append(i)
+    missing = [sum(each < i for each in needed) for i, needed in enumerate(needs)]
+    is_late = [_is_backward(op) and op.type != "AddN" for op in ordered]
+    ready = [(is_late[i], i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, i = heapq.heappop(ready)
+        yield ordered[i]
+        for each in followers[i]:
+            missing[each] -= 1
+            if not missing[each]:
+                heapq.heappush(ready, (is_late[each], each))
+
+
+def _is_backward(op: tf.Operation) -> bool:
+    return op.name.startswith(BACKWARD)
+
+
+def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
+    yield from (tensor.op for tensor in op.inputs)
+    yield from op.control_inputs
+
+
+def _handles(op: tf.Operation) -> list[tf.Tensor]:
+    return [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+
+
+def _readers(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """The operators that take the value of a variable as it was read from its handle, or a view of it."""
+    pending = [op.outputs[0] for op in handle.consumers() if op.type == "ReadVariableOp"]
+    while pending:
+        for op in pending.pop().consumers():
+            yield op
+            if op.type in _VIEWS:
+                pending += op.outputs
