@@ -45,7 +45,7 @@ test: install ## all tests, those on several ranks too
 	$(BIN)/python -m pytest -m ranks
 
 test-all: install ## every Keras model at full depth against plain Keras, too
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/models/test_models.py --all-models
+	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models
 	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
 
 lint: install ## ruff and mypy

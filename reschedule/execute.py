@@ -35,6 +35,11 @@ class Communicator(Protocol):
     ``joined`` is an array of which ``sends`` are all consecutive parts, where the caller knows one: it saves a copy.
     """
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What is kept from one collective to the next."""
+        ...
+
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         """An uninitialised array for a result."""
         ...

@@ -66,7 +66,7 @@ class OperatorCosting:
 
     def _viewed(self, name: str) -> str:
         producer = self.graph.producers[name]
-        while (viewed := _viewed_operand(producer, name)) is not None:
+        while (viewed := viewed_operand(producer, name)) is not None:
             name = viewed.name
             producer = self.graph.producers[name]
         return name
@@ -91,7 +91,7 @@ class OperatorCosting:
         """
         total = 0
         for tensor, layout in zip(op.outputs, seen.results, strict=True):
-            piece = _piece_bytes(tensor, layout)
+            piece = piece_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += piece + self._update_bytes(op, layout)
             elif op.type == CONSTANT or tensor.name in self.kept:
@@ -106,6 +106,10 @@ class OperatorCosting:
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
+
+    def kept_inside_bytes(self, op: Operator, config: Config) -> int:
+        """What a composite operator keeps inside for its backward pass."""
+        return self._body(op).kept_bytes(config)
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """Forward and backward compute; for a variable the optimizer's update."""
@@ -131,7 +135,7 @@ class OperatorCosting:
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Gradients and slots of a trained variable, and whole copies where its update needs them."""
-        piece = _piece_bytes(op.result, layout)
+        piece = piece_bytes(op.result, layout)
         return sum(update.copies(op.result, layout, piece) for update in self.graph.updates.get(op.name, ()))
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Delivery]:
@@ -147,7 +151,7 @@ class OperatorCosting:
             demand = seen.operands[position]
             if demand is not None:
                 pieces.append((tensor, demand.layout))
-        return sum(_piece_bytes(each, layout) for each, layout in pieces)
+        return sum(piece_bytes(each, layout) for each, layout in pieces)
 
     def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[int]:
         """The collectives inside of an operator, by config."""
@@ -236,11 +240,11 @@ class DeliveryCosting:
             time_ns[:, returning] += table.time_ns[np.ix_(of_back, to_source)].T
         if not is_kept:
             return np.zeros_like(time_ns), time_ns
-        copies = np.array([_piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
+        copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
         return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
 
 
-def _viewed_operand(op: Operator, name: str) -> Tensor | None:
+def viewed_operand(op: Operator, name: str) -> Tensor | None:
     """The operand of which an operator's result is another view, if it is one."""
     if op.type == CUSTOM_GRADIENT:
         passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
@@ -257,6 +261,6 @@ def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:
     return [(source, demand.layout), back]
 
 
-def _piece_bytes(tensor: Tensor, layout: Layout) -> int:
+def piece_bytes(tensor: Tensor, layout: Layout) -> int:
     """The bytes of the largest piece that any device has."""
     return math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes

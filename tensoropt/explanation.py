@@ -20,7 +20,8 @@ _Amounts = dict[str, float]
 
 def explain(plan: Plan) -> str:
     """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
-    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), _memory(plan), _neighbours(plan), _assumed(plan)])
+    memory = [_memory(plan), *_peak(plan)]
+    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
 def _time(plan: Plan) -> str:
@@ -57,6 +58,18 @@ def _memory(plan: Plan) -> str:
     ]
     headers = ("where the memory goes, per device", "", "")
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _peak(plan: Plan) -> list[str]:
+    """What is there at once, where the plan's frontier knows its model."""
+    peak = plan.frontier.peak(plan.point) if plan.frontier is not None and plan.point is not None else None
+    if peak is None:
+        return []
+    rows = [
+        [name, memory_text(round(n_bytes)), _share(n_bytes, peak.n_bytes)] for name, n_bytes in _largest(dict(peak.by_use))
+    ]
+    headers = (f"at once, at the peak of a step: {memory_text(peak.n_bytes)}", "", "")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
 
 
 def _neighbours(plan: Plan) -> str:

@@ -13,18 +13,22 @@ from .backward import Backward
 from .baselines import BASELINES, search_baseline
 from .baselines.task import Task
 from .costing import DeliveryCosting, OperatorCosting
+from .deliveries import Router
 from .errors import InputError
 from .forcing import Force
 from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, search
 from .ir import Graph
+from .liveness import Peak
 from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
 from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .profiling.work import Measured
+from .replay import peak_of
 from .reschedule.mesh import Mesh
 from .space import space_for
+from .strategy import StrategyView
 from .strategy_problem import StrategyProblem
 
 if TYPE_CHECKING:
@@ -72,6 +76,12 @@ class ModelFrontier(PlanFrontier):
     def costs(self) -> Costs:
         """What all points cost, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
+
+    def peak(self, point: int) -> Peak:
+        """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
+        strategy = self.built.strategy(self.found.strategies[point])
+        view = StrategyView(self.model.graph, strategy, self.model.backward.gradients)
+        return peak_of(view, self.model.backward, self.costing, Router(self.costing.deliveries.steps))
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point; see :class:`PlanFrontier`."""
@@ -129,8 +139,7 @@ def find_frontier(
         mesh = hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(str(error)) from error
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
+    costing = costing_of(model, hardware, mesh, measured)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
         if objectives != MEMORY_TIME:
@@ -154,6 +163,14 @@ def find_frontier(
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
     return ModelFrontier(model, hardware, built, costing, found, stages, objectives=objectives)
+
+
+def costing_of(
+    model: Model, hardware: Hardware, mesh: Mesh, measured: Mapping[str, Measured] | None = None
+) -> OperatorCosting:
+    """What a model's operators and deliveries cost on some hardware, of which ``measured`` were timed."""
+    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
+    return OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -22,6 +23,7 @@ from .planning import plan_of
 from .profiling.hardware import Hardware, LinkLevel
 from .profiling.work import Measured
 
+logger = logging.getLogger("tensoropt")
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 MOST_DEVICES_TRIED = 16
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
@@ -212,6 +214,13 @@ def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request
     started = time.perf_counter()
     frontier = dataclasses.replace(frontier, assumed=request.assumed)
     plan = plan_of(frontier, point, option, request.assumed)
+    peak = frontier.peak(point)
+    if request.limit_bytes is not None and peak.n_bytes > request.limit_bytes:
+        logger.warning(
+            "the plan keeps %s per device, but at its peak a step takes %s, more than the limit of %s; to be safe ask for "
+            "less memory",
+            memory_text(plan.memory_bytes), memory_text(peak.n_bytes), memory_text(request.limit_bytes),
+        )
     seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
     return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))
 

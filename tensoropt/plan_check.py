@@ -21,9 +21,10 @@ import tensorflow as tf
 
 from .collectives.timed import TimedCall, TimedCommunicator
 from .costing import ALIASES
+from .deliveries import PlainCosts
 from .engine import Engine, Feed, Fetch
 from .execution import MPI, execute
-from .frontier import Model
+from .frontier import Model, costing_of
 from .ir import SOURCES, VARIABLE
 from .lowering.backends import CommunicatingBackend
 from .made_up import made_up_batch
@@ -32,8 +33,10 @@ from .processes import Processes
 from .profiling.costs import CollectiveCosts
 from .profiling.hardware import Hardware
 from .profiling.trace import StepTrace, traced_step
+from .replay import peak_of
 from .reschedule.layout import axes_text
 from .reschedule.mesh import Mesh
+from .strategy import StrategyView
 
 WARM_STEPS = 3
 UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training step"
@@ -124,7 +127,7 @@ def check_plan(
     timed.take_memory()
     trace = traced_step(step, timed.take_memory)
     log = [entry.operator for entry in engine.function(fetch, tuple(feeds)).log]
-    gathered = part.gather(_Rank(own_s, calls, trace, _state_bytes(engine)))
+    gathered = part.gather(_Rank(own_s, calls, trace, _state_bytes(engine), timed.workspace_bytes))
     return _compared(plan, model, gathered, log, hardware)
 
 
@@ -136,6 +139,7 @@ class _Rank:
     calls: list[tuple[TimedCall, ...]]
     trace: StepTrace
     state_bytes: int
+    workspace_bytes: int
 
     @property
     def calls_s(self) -> np.ndarray:
@@ -144,7 +148,13 @@ class _Rank:
 
     @property
     def peak_bytes(self) -> int:
-        return self.trace.peak_bytes + self.state_bytes
+        return self.trace.peak_bytes + self.state_bytes + self.workspace_bytes
+
+
+def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
+    view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
+    costing = costing_of(model, hardware, plan.mesh)
+    return peak_of(view, model.backward, costing, plan.router(PlainCosts())).n_bytes
 
 
 def _state_bytes(engine: Engine) -> int:
@@ -170,7 +180,7 @@ def _compared(
         Compared("compute", plan.compute_time_us, float(compute_us)),
         Compared("network", plan.time_us - plan.compute_time_us, network_us),
         max(0.0, float(in_collectives_us) - network_us),
-        Compared("memory", plan.memory_bytes, max(memory)),
+        Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
         tuple(memory),
         _collectives(plan.mesh, ranks, each_us, hardware),
         _operators(plan, model, _slowest([rank.trace.operators_us for rank in ranks])),

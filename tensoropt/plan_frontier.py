@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from .ft import Frontier
+    from .liveness import Peak
     from .plan import Plan
     from .reschedule.mesh import Mesh
 
@@ -83,6 +84,10 @@ class PlanFrontier(ABC):
         Raises:
             InputError: there is no such point.
         """
+
+    def peak(self, point: int) -> Peak | None:
+        """The most memory that is alive at once on a device under a point's plan; None where the model isn't at hand."""
+        return None
 
     @abstractmethod
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:

@@ -71,8 +71,17 @@ def result_text(asked: Asked, found: Plan | Curve) -> str:
             f"seconds   {seconds}",
             *_operators_told(found),
             f"plan      {found.summary()}",
+            _peak_told(found, frontier),
         ]
     )
+
+
+def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
+    """What is alive at once, by what for."""
+    assert plan.point is not None
+    peak = frontier.peak(plan.point)
+    parts = [f"{memory_text(n_bytes)} {use}" for use, n_bytes in peak.by_use.most_common() if n_bytes > peak.n_bytes / 100]
+    return f"peak      {memory_text(peak.n_bytes)} per device at once: {', '.join(parts)}"
 
 
 def _operators_told(plan: Plan) -> list[str]:
@@ -138,6 +147,7 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
         "eliminations": dict(found.eliminations),
         "turning_point": found.turning_point(),
         "chosen": plan.point,
+        "chosen_peak_bytes": None if plan.point is None else frontier.peak(plan.point).n_bytes,
         "points": points,
     }
 

@@ -49,6 +49,11 @@ class Scratch:
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
+    @property
+    def n_bytes(self) -> int:
+        """What all pieces take."""
+        return sum(piece.nbytes for piece in self._memory.values())
+
     def take(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
         resolved = np.dtype(dtype)

@@ -27,6 +27,7 @@ from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
 from .buffers import Scratch, aligned_empty, keep_freed_memory
+from .workspace import GATHER_AND_ADD_BYTES
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -35,9 +36,6 @@ Array = npt.NDArray[Any]
 
 # What MPI moves in place of elements of so many bytes: it need not know what they are, and has no type for some.
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-# An all-reduce that would receive at most so many bytes by an all-gather does; one message less pays up to about here.
-_GATHER_AND_ADD_BYTES = 1 << 18
 
 
 class MpiCommunicator:
@@ -80,6 +78,11 @@ class MpiCommunicator:
         """Give the groups back to MPI. All ranks must call this."""
         for axes in sorted(self._groups):
             self._groups.pop(axes).Free()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What is kept from one collective to the next; see :mod:`.workspace`."""
+        return self._scratch.n_bytes
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         """An uninitialised array that TensorFlow takes over without a copy."""
@@ -138,7 +141,7 @@ class MpiCommunicator:
         result = self.empty(array.shape, array.dtype)
         if group.size == 2:
             self._reduce_exchanged(group, array, op, result)
-        elif array.nbytes * group.size <= _GATHER_AND_ADD_BYTES:
+        elif array.nbytes * group.size <= GATHER_AND_ADD_BYTES:
             received = self.scratch("reduce", array.size * group.size, array.dtype)
             group.Allgather(_opaque(array), _opaque(received))
             reduce_in_order(_split(received, [array.shape] * group.size), op, result)

@@ -22,6 +22,10 @@ class SingleCommunicator:
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Does nothing: there are no groups to form."""
 
+    @property
+    def workspace_bytes(self) -> int:
+        return self._scratch.n_bytes
+
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         return aligned_empty(shape, dtype)
 

@@ -45,6 +45,10 @@ class TimedCommunicator:
     calls: list[TimedCall] = field(default_factory=list)
     memory: list[MemoryEvent] = field(default_factory=list)
 
+    @property
+    def workspace_bytes(self) -> int:
+        return self.inner.workspace_bytes
+
     def take(self) -> tuple[TimedCall, ...]:
         """The calls so far, which are forgotten."""
         taken = tuple(self.calls)

@@ -100,8 +100,10 @@ def training_fetch(model: zoo.Recorded) -> Fetch:
     return Fetch(((model.graph.tensors[model.loss], False),), ("train",))
 
 
-def engine_of(model: zoo.Recorded, view: StrategyView, router: Router, backend: Backend) -> Engine:
-    return Engine(view, router, backend, lambda name: model.first_values[name])
+def engine_of(
+    model: zoo.Recorded, view: StrategyView, router: Router, backend: Backend, in_order: bool = False
+) -> Engine:
+    return Engine(view, router, backend, lambda name: model.first_values[name], in_order=in_order)
 
 
 def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:

@@ -283,7 +283,7 @@ def test_interrupted_by_a_signal(tmp_path):
     ) as process:
         assert process.stdout.readline() == "recording\n"
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert told.strip() == "tensoropt: search interrupted"
     assert not list(tmp_path.iterdir())

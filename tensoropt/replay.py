@@ -1,0 +1,261 @@
+"""A training step as a program of buffers, and the most memory that is alive at once on the device with the largest pieces.
+
+Equation (1) of the TensorOpt paper adds up what operators keep, so that a search can add, too. What is alive at once is less
+(a gradient goes when it has been used; what was kept goes while the backward pass runs) and more (gradients on their way,
+results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
+operator at a time: forward in program order, deliveries where the lowering makes them, backward in reverse, sums of
+gradients and updates as soon as they can be (:mod:`.lowering.order`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .backward import Backward
+from .collectives.workspace import workspace_bytes
+from .composite.body import COMPOSITES
+from .costing import OperatorCosting, piece_bytes, viewed_operand
+from .deliveries import Delivery, Router, delivery_of, halo_delivery
+from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
+from .liveness import Buffer, Instruction, Peak, peak_of_program
+from .lowering.order import LAG
+from .reschedule.execute import rank_step
+from .reschedule.halo import HaloStep
+from .reschedule.path import Path
+from .reschedule.steps import Step
+from .rules.rule import Demand
+from .strategy import StrategyView
+
+STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
+RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
+COLLECTIVES = "workspace of collectives"
+USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
+
+# TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
+_OVERWRITE = frozenset(
+    "Abs Add AddN AddV2 BiasAdd Div Elu Erf Exp FusedBatchNormV3 LeakyRelu Log LogSoftmax Maximum Minimum Mul Neg Pow "
+    "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
+    "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh".split()
+)
+# The gradient of an operand at these positions is that of the result, where neither is broadcast.
+_PASSED_ON = {
+    **dict.fromkeys(("AddV2", "Add"), (0, 1)),
+    **dict.fromkeys(("BiasAdd", "Sub", "Reshape", "ExpandDims", "Squeeze", "Identity"), (0,)),
+}
+
+
+def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> Peak:
+    """The peak of one step of all training steps.
+
+    Args:
+        view: a strategy on its graph; operators that it has no config for aren't run.
+        costing: knows what composite operators keep inside.
+        router: finds the path of each delivery.
+    """
+    return peak_of_program(_Replay(view, backward, costing, router).program())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent(Buffer):
+    """What a collective received: whoever waits for it runs a little later."""
+
+
+@dataclass
+class _Replay:
+    """Attributes:
+    values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
+    taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
+    coming: by tensor, the sum of the gradients that have come; ``missing``: how many are still to come.
+    behind: updates that wait for a collective, with the length of the program at which they run at the latest.
+    """
+
+    view: StrategyView
+    backward: Backward
+    costing: OperatorCosting
+    router: Router
+    _program: list[Instruction] = field(default_factory=list)
+    _values: dict[str, Buffer] = field(default_factory=dict)
+    _shared: dict[str, Buffer] = field(default_factory=dict)
+    _taken: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    _kept: dict[str, Buffer] = field(default_factory=dict)
+    _coming: dict[str, Buffer] = field(default_factory=dict)
+    _missing: Counter[str] = field(default_factory=Counter)
+    _lasting: list[Buffer] = field(default_factory=list)
+    _behind: list[tuple[int, Buffer]] = field(default_factory=list)
+    _updates: list[Buffer] = field(default_factory=list)
+    _workspace: Counter[str] = field(default_factory=Counter)
+
+    def program(self) -> list[Instruction]:
+        """All instructions; at the end is read what stays."""
+        graph = self.view.graph
+        operators = [op for op in graph.step_operators if op.name in self.view.interfaces]
+        for op in operators:
+            if op.type in SOURCES:
+                self._source(op)
+            else:
+                self._forward(op)
+        losses = [step.loss for step in graph.train_steps.values()]
+        self._expect(operators, losses)
+        for loss in losses:
+            self._coming[loss.name] = Buffer(loss.item_bytes, GRADIENTS)
+        for op in reversed(operators):
+            self._backward(op)
+        self._add([*self._updates, *(gradient for _, gradient in self._behind)])
+        self._lasting += [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
+        return [*self._program, Instruction(tuple(self._lasting), ())]
+
+    def _add(
+        self, reads: Iterable[Buffer], write: Iterable[Buffer] = (), scratch_bytes: int = 0, may_overwrite: bool = False
+    ) -> None:
+        self._program.append(Instruction(tuple(reads), tuple(write), scratch_bytes, may_overwrite))
+        while self._behind and self._behind[0][0] <= len(self._program):
+            self._program.append(Instruction((self._behind.pop(0)[1],), ()))
+
+    # Forward
+
+    def _source(self, op: Operator) -> None:
+        layout = self.view.interfaces[op.name].results[0]
+        piece = Buffer(piece_bytes(op.result, layout), USES[op.type])
+        self._values[op.result.name] = piece
+        slots = [
+            update.slots * (op.result.mem_bytes if update.is_whole else piece.n_bytes)
+            for update in self.view.graph.updates.get(op.name, ())
+        ]
+        self._lasting += [piece, Buffer(sum(slots), STATE)]
+
+    def _forward(self, op: Operator) -> None:
+        for position, tensor in op.operands:
+            self._taken[op.name, position] = self._operand(op, position, tensor)
+        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
+        if rule.exchanged(config):
+            windows = halo_delivery(op, rule, config, True)
+            self._taken[op.name, 0] = self._delivered(windows, self._taken[op.name, 0])
+        reads = [self._taken[op.name, position] for position, _ in op.operands]
+        made: list[Buffer] = []
+        for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
+            viewed = viewed_operand(op, tensor.name)
+            if viewed is None:
+                made.append(Buffer(piece_bytes(tensor, layout), RESULTS))
+                self._values[tensor.name] = made[-1]
+            else:
+                position = next(i for i, operand in op.operands if operand.name == viewed.name)
+                self._values[tensor.name] = self._taken[op.name, position]
+        if op.type in COMPOSITES:
+            self._kept[op.name] = Buffer(self.costing.kept_inside_bytes(op, config), RESULTS)
+            made.append(self._kept[op.name])
+        if made:
+            self._add(reads, made, self._scratch_bytes(op), op.type in _OVERWRITE)
+
+    def _operand(self, op: Operator, position: int, tensor: Tensor) -> Buffer:
+        source = self._values[tensor.name]
+        to_shared = self._to_shared(tensor)
+        if to_shared is not None:
+            if tensor.name not in self._shared:
+                self._shared[tensor.name] = self._delivered(to_shared, source)
+            source = self._shared[tensor.name]
+        return self._delivered(self.view.delivery(tensor, self.view.demand(op, position)), source)
+
+    def _to_shared(self, tensor: Tensor) -> Delivery | None:
+        shared = self.view.strategy.shared.get(tensor.name)
+        return None if shared is None else delivery_of(tensor, self.view.layout(tensor), shared)
+
+    def _delivered(self, delivery: Delivery, source: Buffer) -> Buffer:
+        return self._moved(self.router.route(delivery).forward, source, delivery.item_bytes, COPIES)
+
+    def _moved(self, path: Path, source: Buffer, item_bytes: int, use: str) -> Buffer:
+        if all(_is_view(step) for step in path.steps):
+            return source
+        *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
+        moved = (_Sent if path.communicates else Buffer)(last, use)
+        # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
+        self._add([source], [moved], max(map(sum, zip([0, *between], [*between, 0], strict=True))))
+        for step in path.steps:
+            if isinstance(step, Step) and step.communicates:
+                for name, n_bytes in workspace_bytes(rank_step(step, path.shape, 0), item_bytes).items():
+                    self._workspace[name] = max(self._workspace[name], n_bytes)
+        return moved
+
+    def _scratch_bytes(self, op: Operator) -> int:
+        """Over split classes softmax and its like are made of several operators, whose results are there for a moment."""
+        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
+        if op.type.startswith("FusedBatchNorm") or not any(config.axes_of(name) for name in rule.inner):
+            return 0
+        position, tensor = op.operands[0]
+        return 2 * piece_bytes(tensor, self.view.demand(op, position).layout)
+
+    # Backward
+
+    def _expect(self, operators: list[Operator], losses: Iterable[Tensor]) -> None:
+        """Count the gradients that come to each tensor."""
+        reached = {loss.name for loss in losses}
+        for op in reversed(operators):
+            if any(tensor.name in reached for tensor in op.outputs):
+                for position, tensor in op.operands:
+                    if (op.name, position) in self.view.gradients:
+                        self._missing[tensor.name] += 1
+                        reached.add(tensor.name)
+
+    def _backward(self, op: Operator) -> None:
+        arriving = [self._arrived(tensor) for tensor in op.outputs if tensor.name in self._coming]
+        if not arriving or op.type in SOURCES:
+            return
+        reads = [
+            *arriving,
+            *(self._taken[op.name, i] for i, _ in op.operands if (op.name, i) in self.backward.kept_operands),
+            *(self._values[tensor.name] for tensor in op.outputs if tensor.name in self.backward.kept_results),
+            *([self._kept[op.name]] if op.name in self._kept else []),
+        ]
+        for position, tensor in op.operands:
+            if (op.name, position) not in self.view.gradients:
+                continue
+            demand = self.view.demand(op, position)
+            gradient = arriving[0]
+            n_bytes = piece_bytes(tensor, demand.layout)
+            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != gradient.n_bytes:
+                gradient = Buffer(n_bytes, GRADIENTS)
+                self._add(reads, [gradient], self._scratch_bytes(op), op.type in _OVERWRITE)
+            self._send_back(tensor, demand, gradient)
+
+    def _send_back(self, tensor: Tensor, demand: Demand, gradient: Buffer) -> None:
+        gradient = self._returned(self.view.delivery(tensor, demand), gradient)
+        if tensor.name in self._coming:
+            total = Buffer(gradient.n_bytes, GRADIENTS)
+            self._add([self._coming[tensor.name], gradient], [total], may_overwrite=True)
+            gradient = total
+        self._coming[tensor.name] = gradient
+        self._missing[tensor.name] -= 1
+        producer = self.view.graph.producers[tensor.name]
+        if not self._missing[tensor.name] and producer.type == VARIABLE:
+            self._update(producer)
+
+    def _arrived(self, tensor: Tensor) -> Buffer:
+        """The gradient of a tensor, as its producer takes it."""
+        gradient, to_shared = self._coming.pop(tensor.name), self._to_shared(tensor)
+        return gradient if to_shared is None else self._returned(to_shared, gradient)
+
+    def _returned(self, delivery: Delivery, gradient: Buffer) -> Buffer:
+        path = self.router.route(delivery).backward
+        return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS)
+
+    def _update(self, op: Operator) -> None:
+        gradient, updates = self._arrived(op.result), self.view.graph.updates
+        if any(update.sums for of_variable in updates.values() for update in of_variable):
+            # What is added up over all gradients must be known first.
+            self._updates.append(gradient)
+        elif isinstance(gradient, _Sent):
+            self._behind.append((len(self._program) + LAG, gradient))
+        else:
+            self._add([gradient])
+
+
+def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:
+    after = step if isinstance(step, HaloStep) else step.target
+    return math.prod(after.largest_local_shape(path.shape)) * item_bytes
+
+
+def _is_view(step: Step | HaloStep) -> bool:
+    """Slices of whole rows take no memory: TensorFlow has them lie where the rows are."""
+    return isinstance(step, Step) and step.kind == "slice" and step.source.splits[1:] == step.target.splits[1:]

@@ -1,0 +1,111 @@
+"""The backward pass in order: a schedule that TensorFlow accepts, fewer gradients at once, no parameter copied."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from execution.strategies import engine_of, feeds_of, random_router, random_strategy, train_and_check, training_fetch
+
+from tensoropt.collectives.single import SingleCommunicator
+from tensoropt.deliveries import PlainCosts, Router
+from tensoropt.engine import Engine, Feed, Fetch
+from tensoropt.lowering import order
+from tensoropt.lowering.backends import CommunicatingBackend, EmulatedBackend
+from tensoropt.lowering.order import BACKWARD, LAG, schedule
+from tensoropt.profiling.trace import StepTrace, traced_step
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import configs
+from tensoropt.strategy import Strategy, StrategyView
+
+DEPTH, WIDTH, BATCH = 8, 512, 512
+
+
+def operators_of(engine: Engine, model: zoo.Recorded) -> list[tf.Operation]:
+    built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
+    return built.call.graph.get_operations()
+
+
+@pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.attention])
+def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
+    function: Callable[..., zoo.Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at while the graph is built: later TensorFlow adds what orders the work on each variable."""
+    seen: list[list[tf.Operation]] = []
+
+    def watched(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
+        seen[:] = [list(operators[n_forward:]), list(schedule(operators, n_forward))]
+        for op in seen[1]:
+            sources = {tensor.op.name for tensor in op.inputs} | {source.name for source in op.control_inputs}
+            waited = sources & {each.name for each in seen[0]}
+            assert waited <= {each.name for each in seen[1][: seen[1].index(op)]}
+        return seen[1]
+
+    monkeypatch.setattr(order, "schedule", watched)
+    model = zoo.record(function, "adam")
+    view = random_strategy(model, Mesh.of(2), 0)
+    engine = engine_of(model, view, random_router(0), EmulatedBackend(Mesh.of(2)), in_order=True)
+    train_and_check(engine, model)
+    made, found = seen
+    assert sorted(op.name for op in found) == sorted(op.name for op in made)
+    updates = [i for i, op in enumerate(found) if op.type.startswith("ResourceApply")]
+    backward = [i for i, op in enumerate(found) if op.name.startswith(BACKWARD)]
+    assert min(updates) < max(backward), "updates come while the backward pass goes on"
+
+
+def test_numbers_and_collectives_are_the_same_in_order() -> None:
+    model = zoo.record(zoo.cnn, "momentum")
+    for seed in range(2):
+        view = random_strategy(model, Mesh.of(2), seed)
+        train_and_check(engine_of(model, view, random_router(seed), EmulatedBackend(Mesh.of(2)), in_order=True), model)
+
+
+def test_in_order_each_operator_waits_for_few_before_it() -> None:
+    model = zoo.record(zoo.mlp, "sgd")
+    view = random_strategy(model, Mesh.of(2), 1)
+    loose, tight = (
+        engine_of(model, view, random_router(1), EmulatedBackend(Mesh.of(2)), in_order=each) for each in (False, True)
+    )
+    added = [sum(len(op.control_inputs) for op in operators_of(each, model)) for each in (loose, tight)]
+    n_backward = sum(op.name.startswith(BACKWARD) for op in operators_of(tight, model))
+    assert 0 < added[1] - added[0] <= 2 * n_backward + LAG
+
+
+def deep() -> zoo.Built:
+    """Products one after the other, whose parameters are as large as what goes through them."""
+    api = tf.compat.v1
+    x = values = api.placeholder(api.float32, [BATCH, WIDTH], name="x")
+    for layer in range(DEPTH):
+        values = api.nn.relu(api.matmul(values, api.get_variable(f"w{layer}", [WIDTH, WIDTH], api.float32)))
+    drawn = np.random.default_rng(0).normal(size=(zoo.N_BATCHES, BATCH, WIDTH)).astype(np.float32)
+    return zoo.Built(api.reduce_mean(api.square(values)), {x: tuple(drawn)}, ())
+
+
+def trace_of(in_order: bool) -> StepTrace:
+    """Of one rank alone, which computes whole operators; several may run at once."""
+    model = zoo.record(deep, "momentum")
+    mesh = Mesh.of(1)
+    chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
+    view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
+    engine = engine_of(model, view, Router(PlainCosts()), backend, in_order)
+    fetch: Fetch = training_fetch(model)
+    feeds: dict[Feed, np.ndarray] = feeds_of(model.graph, model.batches[0])
+    for _ in range(2):
+        engine.run(fetch, feeds)
+    gc.collect()
+    return traced_step(lambda: engine.run(fetch, feeds))
+
+
+def test_in_order_no_more_gradients_are_there_than_are_needed() -> None:
+    """Of eight layers what was kept, and a few gradients: without an order those of half the layers wait for another."""
+    megabyte = 4 * BATCH * WIDTH
+    peak = trace_of(in_order=True).peak_bytes
+    # The batch, the results of the layers, and of one layer the gradient that came, those that it makes, and their sum.
+    assert (DEPTH + 1) * megabyte <= peak <= (DEPTH + 5) * megabyte
+    assert peak <= trace_of(in_order=False).peak_bytes
