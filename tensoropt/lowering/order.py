@@ -31,10 +31,13 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
     Args:
         operators: all of the graph, as they were made.
     """
+    ahead = _needed_ahead(operators, n_forward)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
     for op in schedule(operators, n_forward):
+        if op.name in ahead:
+            continue
         if op.type == "PyFunc" or (not _is_backward(op) and any(source.name in arriving for source in _sources(op))):
             arriving.add(op.name)
             if not op.outputs:
@@ -78,6 +81,19 @@ def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.O
             missing[each] -= 1
             if not missing[each]:
                 heapq.heappush(ready, (is_late[each], each))
+
+
+def _needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
+    """What was made late and is needed by the forward pass: the gradient of a loop gives the loop lists to fill."""
+    late = {op.name for op in operators[n_forward:]}
+    pending = [source for op in operators[:n_forward] for source in _sources(op) if source.name in late]
+    found: set[str] = set()
+    while pending:
+        op = pending.pop()
+        if op.name not in found:
+            found.add(op.name)
+            pending += [source for source in _sources(op) if source.name in late]
+    return found
 
 
 def _is_backward(op: tf.Operation) -> bool:

@@ -102,7 +102,6 @@ SHALLOW: dict[str, Entry] = {
 # step, over 8 to 2e-11 (conditioning.py).
 APPLICATIONS: dict[str, Entry] = {
     "NASNetMobile": application("NASNetMobile", 32, 8),
-    "InceptionResNetV2": application("InceptionResNetV2", 75, 8),
     "DenseNet121": application("DenseNet121", 32, 8),
     "EfficientNetV2B0": application("EfficientNetV2B0", 32, 8),
     "EfficientNetB0": application("EfficientNetB0", 32, 8),

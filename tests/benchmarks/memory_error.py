@@ -1,0 +1,72 @@
+"""How far predicted memory is from what a rank takes: the sum of Equation (1) and the replayed peak, for the same plans.
+
+    tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
+
+The models, and how plans are chosen, are those of ``cost_error.py``; one thread a rank. Each plan runs a few steps, of which
+one is traced. Other work on the machine matters little: only updates that wait for a collective depend on time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+import numpy as np
+from cost_error import MODELS, PERCENTILES, chosen_plans
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.frontier import find_frontier
+from tensoropt.here import prepared_processes
+from tensoropt.offline import record
+from tensoropt.plan import Plan
+from tensoropt.plan_check import check_plan
+from tensoropt.processes import Processes
+from tensoropt.profiling.hardware import Hardware, named
+
+
+def errors_of(name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int) -> np.ndarray:
+    """Relative errors: float[plans, 2], by Equation (1) and of the peak; every rank must call it."""
+    function, sizes = MODELS[name]
+    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    plans = []
+    if processes.rank == 0:
+        frontier = find_frontier(recorded.model, hardware, processes.size)
+        plans = [(kind, plan.to_json()) for kind, plan in chosen_plans(frontier, n_random, n_frontier)]
+    errors = []
+    for kind, value in processes.broadcast(plans):
+        plan = Plan.from_json(value)
+        check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
+        predicted = np.array([plan.memory_bytes, check.memory.predicted])
+        errors.append(predicted / check.memory.measured - 1)
+        if processes.rank == 0:
+            told = ", ".join(f"{value / 1e6:.2f}" for value in (*predicted, check.memory.measured))
+            print(f"{name} {len(errors)}/{len(plans)} {kind}: by Equation (1), peak, measured: {told} MB", flush=True)
+    return np.array(errors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--random", type=int, default=20)
+    parser.add_argument("--frontier", type=int, default=10)
+    arguments = parser.parse_args()
+    processes = prepared_processes()
+    hardware = named(f"v100-1x{processes.size}")
+    rows = []
+    for name in arguments.models.split(","):
+        errors = errors_of(name, hardware, processes, arguments.random, arguments.frontier)
+        row = [name, str(len(errors))]
+        for column in errors.T:
+            values = [np.abs(column).mean(), *np.percentile(np.abs(column), list(PERCENTILES.values()))]
+            row += [" / ".join(f"{value:.1%}" for value in values), f"{min(0.0, column.min()):.1%}"]
+        rows.append(row)
+    if processes.rank == 0:
+        kinds = f"mean / {' / '.join(PERCENTILES)}"
+        print(tabulate(rows, ["model", "plans", f"Equation (1): {kinds}", "under", f"peak: {kinds}", "under"]))
+
+
+if __name__ == "__main__":
+    main()
