@@ -21,7 +21,6 @@ from .costing import OperatorCosting, piece_bytes, viewed_operand
 from .deliveries import Delivery, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
-from .lowering.order import LAG
 from .reschedule.execute import rank_step
 from .reschedule.halo import HaloStep
 from .reschedule.path import Path
@@ -32,6 +31,8 @@ from .strategy import StrategyView
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
 COLLECTIVES = "workspace of collectives"
+SENT_FOR = 4
+"""Instructions after which an update that waited for a collective has mostly run."""
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
@@ -69,7 +70,7 @@ class _Replay:
     values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
     coming: by tensor, the sum of the gradients that have come; ``missing``: how many are still to come.
-    behind: updates that wait for a collective, with the length of the program at which they run at the latest.
+    behind: updates that wait for a collective, with the length of the program at which they have run.
     """
 
     view: StrategyView
@@ -246,7 +247,7 @@ class _Replay:
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)
         elif isinstance(gradient, _Sent):
-            self._behind.append((len(self._program) + LAG, gradient))
+            self._behind.append((len(self._program) + SENT_FOR, gradient))
         else:
             self._add([gradient])
 

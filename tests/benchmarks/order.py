@@ -1,0 +1,76 @@
+"""What an order of the backward pass costs and saves: the same plan with and without it, steps in turn.
+
+    tensoropt run -n 2 tests/benchmarks/order.py [--models vgg16,rnn] [--steps 12]
+
+The models are those of ``cost_error.py``, the plan is the fastest. Started alone one rank has all cores of the machine; by
+``-n 2`` on two cores each has one. Peaks are what the profiler saw in one step, without parameters and slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from cost_error import MODELS
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.engine import Engine, Feed, Fetch
+from tensoropt.execution import MPI, execute
+from tensoropt.frontier import find_frontier
+from tensoropt.here import prepared_processes
+from tensoropt.made_up import made_up_batch
+from tensoropt.offline import record
+from tensoropt.plan import Plan
+from tensoropt.processes import Processes
+from tensoropt.profiling.hardware import named
+from tensoropt.profiling.trace import traced_step
+
+WARM_STEPS = 2
+
+
+def row(name: str, processes: Processes, steps: int) -> list[str]:
+    """One model's line; every rank must call it."""
+    function, sizes = MODELS[name]
+    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    found = None
+    if processes.rank == 0:
+        found = find_frontier(recorded.model, named(f"v100-1x{processes.size}"), processes.size).fastest().to_json()
+    plan, graph = Plan.from_json(processes.broadcast(found)), recorded.model.graph
+    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
+    feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+    engines: list[Engine] = []
+    for in_order in (False, True):
+        engines.append(execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine)
+        engines[-1].in_order = in_order
+        for _ in range(WARM_STEPS):
+            engines[-1].run(fetch, feeds)
+    times_ms: list[list[float]] = [[], []]
+    for number in range(steps):
+        for which in (0, 1) if number % 2 else (1, 0):
+            processes.barrier()
+            started = time.perf_counter()
+            engines[which].run(fetch, feeds)
+            times_ms[which].append(1e3 * (time.perf_counter() - started))
+    cells = [name]
+    for engine, taken in zip(engines, times_ms, strict=True):
+        low, middle, high = np.percentile(taken, [25, 50, 75])
+        trace = traced_step(lambda engine=engine: engine.run(fetch, feeds))
+        cells += [f"{middle:.0f} ({low:.0f} to {high:.0f})", f"{trace.peak_bytes / 1e6:.1f}"]
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--steps", type=int, default=12)
+    arguments = parser.parse_args()
+    processes = prepared_processes()
+    rows = [row(name, processes, arguments.steps) for name in arguments.models.split(",")]
+    if processes.rank == 0:
+        print(tabulate(rows, ["model", "open: ms", "open: peak MB", "in order: ms", "in order: peak MB"]))
+
+
+if __name__ == "__main__":
+    main()
