@@ -122,4 +122,8 @@ def test_a_step_on_one_device_against_the_profiler() -> None:
     model = zoo.record(deep, "momentum")
     foretold = peak_on(model, whole(model))
     measured = trace_of(in_order=True).peak_bytes
-    assert foretold.n_bytes - foretold.by_use[STATE] == pytest.approx(measured, rel=0.02)
+    allocated = foretold.n_bytes - foretold.by_use[STATE]
+    # TensorFlow takes the batch from NumPy without an allocation where it happens to be aligned.
+    assert measured == pytest.approx(allocated, rel=0.02) or measured == pytest.approx(
+        allocated - foretold.by_use[INPUTS], rel=0.02
+    )
