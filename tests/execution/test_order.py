@@ -108,4 +108,5 @@ def test_in_order_no_more_gradients_are_there_than_are_needed() -> None:
     peak = trace_of(in_order=True).peak_bytes
     # The batch, the results of the layers, and of one layer the gradient that came, those that it makes, and their sum.
     assert DEPTH * megabyte <= peak <= (DEPTH + 5) * megabyte
-    assert peak <= trace_of(in_order=False).peak_bytes
+    # TensorFlow takes the batch from NumPy without an allocation where it happens to be aligned.
+    assert peak <= trace_of(in_order=False).peak_bytes + megabyte
