@@ -57,6 +57,7 @@ bench: install ## the benchmarks' tables
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/fit.py
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/data_parallel.py
 	$(BIN)/tensoropt run -n 2 tests/benchmarks/collective.py
+	$(BIN)/tensoropt run -n 2 tests/benchmarks/order.py
 	$(BIN)/python tests/benchmarks/search.py
 	$(BIN)/python tests/benchmarks/spaces.py
 	$(BIN)/python tests/benchmarks/exactness.py

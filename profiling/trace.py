@@ -2,9 +2,9 @@
 
 The profiler writes allocations and releases with the bytes that were asked for and their addresses; summed up in the order
 of time they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. What was
-allocated before the trace (variables) isn't in it, nor on a CPU with oneDNN tensors of less than 256 KiB, for which
-TensorFlow 2.21 has an allocator that tells nothing. Memory that isn't TensorFlow's (what collectives receive) is told
-beside.
+allocated before the trace (variables) isn't in it, but what is released of that is taken off: an update may copy a parameter
+and give back the old one. On a CPU with oneDNN tensors of less than 256 KiB aren't in it either: TensorFlow 2.21 has an
+allocator for them that tells nothing. Memory that isn't TensorFlow's (what collectives receive) is told beside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _ALLOCATION, _DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """An allocation, or with ``n_bytes`` 0 a release, of the memory at ``address``."""
+    """An allocation of the memory at ``address``, or a release of it, whose ``n_bytes`` are 0 or less.
+
+    A release of what was allocated before the first event tells how much that was, or 0 where it counted nowhere.
+    """
 
     time_ps: int
     address: int
@@ -39,12 +42,12 @@ class StepTrace:
 
 
 def peak_of(events: Iterable[MemoryEvent]) -> int:
-    """The most bytes at once; releases of what was allocated before the first event don't count."""
+    """The most bytes at once, beside what was allocated before the first event; what is released of that counts."""
     alive: dict[int, int] = {}
     total = peak = 0
     for event in sorted(events, key=lambda event: event.time_ps):
-        total -= alive.pop(event.address, 0)
-        if event.n_bytes:
+        total -= alive.pop(event.address, max(0, -event.n_bytes))
+        if event.n_bytes > 0:
             alive[event.address] = event.n_bytes
             total += event.n_bytes
             peak = max(peak, total)
@@ -103,7 +106,8 @@ def _is_operator(name: str) -> bool:
 def _memory_event(plane: Any, line: Any, event: Any, is_allocation: bool) -> MemoryEvent:
     stats = dict(_stats(plane, event))
     time_ps = line.timestamp_ns * 1000 + event.offset_ps
-    return MemoryEvent(time_ps, int(stats["addr"]), int(stats["requested_bytes"]) if is_allocation else 0)
+    n_bytes = int(stats["requested_bytes"])
+    return MemoryEvent(time_ps, int(stats["addr"]), n_bytes if is_allocation else -n_bytes)
 
 
 def _stats(plane: Any, of: Any) -> Iterator[tuple[str, int]]:

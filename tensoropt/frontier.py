@@ -63,6 +63,7 @@ class ModelFrontier(PlanFrontier):
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
+    _peaks: dict[int, Peak] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -79,9 +80,12 @@ class ModelFrontier(PlanFrontier):
 
     def peak(self, point: int) -> Peak:
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
-        strategy = self.built.strategy(self.found.strategies[point])
-        view = StrategyView(self.model.graph, strategy, self.model.backward.gradients)
-        return peak_of(view, self.model.backward, self.costing, Router(self.costing.deliveries.steps))
+        if point not in self._peaks:
+            strategy = self.built.strategy(self.found.strategies[point])
+            view = StrategyView(self.model.graph, strategy, self.model.backward.gradients)
+            router = Router(self.costing.deliveries.steps)
+            self._peaks[point] = peak_of(view, self.model.backward, self.costing, router)
+        return self._peaks[point]
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point; see :class:`PlanFrontier`."""

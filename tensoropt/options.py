@@ -16,6 +16,7 @@ from .forcing import Force
 from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import Budget, InfeasibleError
 from .ir import PLACEHOLDER
+from .liveness import Peak
 from .memory_limit import default_limit, memory_text, parse_memory
 from .objectives import MEMORY_TIME, Objectives
 from .plan import Plan
@@ -214,15 +215,19 @@ def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request
     started = time.perf_counter()
     frontier = dataclasses.replace(frontier, assumed=request.assumed)
     plan = plan_of(frontier, point, option, request.assumed)
-    peak = frontier.peak(point)
-    if request.limit_bytes is not None and peak.n_bytes > request.limit_bytes:
-        logger.warning(
-            "the plan keeps %s per device, but at its peak a step takes %s, more than the limit of %s; to be safe ask for "
-            "less memory",
-            memory_text(plan.memory_bytes), memory_text(peak.n_bytes), memory_text(request.limit_bytes),
-        )
     seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
+    if request.limit_bytes is not None:
+        _warn_of_peak(plan, frontier.peak(point), request.limit_bytes)
     return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))
+
+
+def _warn_of_peak(plan: Plan, peak: Peak, limit_bytes: int) -> None:
+    """Say where a step takes more than a limit that what it keeps is within."""
+    if peak.n_bytes > limit_bytes:
+        logger.warning(
+            "the plan keeps %s per device, but at its peak a step takes %s, more than memory=%s; ask for less to be within",
+            memory_text(plan.memory_bytes), memory_text(peak.n_bytes), memory_text(limit_bytes),
+        )
 
 
 def _frontier(request: Request, parallelism: int) -> ModelFrontier:

@@ -92,10 +92,12 @@ class _Replay:
     def program(self) -> list[Instruction]:
         """All instructions; at the end is read what stays."""
         graph = self.view.graph
-        operators = [op for op in graph.step_operators if op.name in self.view.interfaces]
+        operators = [op for op in graph.step_operators if (op.updates or op.name) in self.view.interfaces]
         for op in operators:
             if op.type in SOURCES:
                 self._source(op)
+            elif op.updates is not None:
+                self._written(op, graph.operators[op.updates].result)
             else:
                 self._forward(op)
         losses = [step.loss for step in graph.train_steps.values()]
@@ -127,9 +129,15 @@ class _Replay:
         ]
         self._lasting += [piece, Buffer(sum(slots), STATE)]
 
+    def _written(self, op: Operator, variable: Tensor) -> None:
+        """The forward pass writes to a variable, where it lies, or reads it afterwards."""
+        piece, demand = self._values[variable.name], Demand(self.view.layout(variable), None)
+        self._add([piece, *(self._operand(tensor, demand) for _, tensor in op.operands)])
+        self._values.update({tensor.name: piece for tensor in op.outputs})
+
     def _forward(self, op: Operator) -> None:
         for position, tensor in op.operands:
-            self._taken[op.name, position] = self._operand(op, position, tensor)
+            self._taken[op.name, position] = self._operand(tensor, self.view.demand(op, position))
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         if rule.exchanged(config):
             windows = halo_delivery(op, rule, config, True)
@@ -150,14 +158,14 @@ class _Replay:
         if made:
             self._add(reads, made, self._scratch_bytes(op), op.type in _OVERWRITE)
 
-    def _operand(self, op: Operator, position: int, tensor: Tensor) -> Buffer:
+    def _operand(self, tensor: Tensor, demand: Demand) -> Buffer:
         source = self._values[tensor.name]
         to_shared = self._to_shared(tensor)
         if to_shared is not None:
             if tensor.name not in self._shared:
                 self._shared[tensor.name] = self._delivered(to_shared, source)
             source = self._shared[tensor.name]
-        return self._delivered(self.view.delivery(tensor, self.view.demand(op, position)), source)
+        return self._delivered(self.view.delivery(tensor, demand), source)
 
     def _to_shared(self, tensor: Tensor) -> Delivery | None:
         shared = self.view.strategy.shared.get(tensor.name)
@@ -201,7 +209,7 @@ class _Replay:
 
     def _backward(self, op: Operator) -> None:
         arriving = [self._arrived(tensor) for tensor in op.outputs if tensor.name in self._coming]
-        if not arriving or op.type in SOURCES:
+        if not arriving or op.type in SOURCES or op.updates is not None:
             return
         reads = [
             *arriving,

@@ -56,6 +56,11 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
     updates = [i for i, op in enumerate(found) if op.type.startswith("ResourceApply")]
     backward = [i for i, op in enumerate(found) if op.name.startswith(BACKWARD)]
     assert min(updates) < max(backward), "updates come while the backward pass goes on"
+    place = {op.name: i for i, op in enumerate(found)}
+    for i in updates:
+        reads = [op for op in found[i].inputs[0].consumers() if op.type == "ReadVariableOp" and op.name not in place]
+        readers = [op.name for read in reads for op in read.outputs[0].consumers() if op.name in place]
+        assert all(place[name] < i for name in readers), "no update comes while its variable's old value is read"
 
 
 def test_numbers_and_collectives_are_the_same_in_order() -> None:

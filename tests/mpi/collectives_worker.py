@@ -9,6 +9,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 
@@ -17,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.collectives.workspace import workspace_bytes
 from tensoropt.reschedule.execute import rank_step, run_path
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
@@ -59,6 +61,24 @@ def check_every_step(mesh, communicator, shape):
             assert_same(got, simulate_step(step, shape, pieces)[RANK], f"{layout} {step} {shape}")
     expected = set(KINDS) - (set() if len(shape) > 1 or len(mesh.sizes) > 1 else {"all_to_all"})
     assert seen == expected, seen
+
+
+def check_workspace(mesh, shape):
+    """What a communicator keeps is what is foretold, but for blocks and chunks that are smaller on this rank."""
+    communicator, foretold, item_bytes = MpiCommunicator(COMM, mesh), Counter(), 4
+    communicator.prepare(all_subsets(mesh))
+    for layout in all_layouts(mesh, shape):
+        pieces = scatter(np.ones(shape, np.float32), layout)
+        for step in legal_steps(layout, shape):
+            seen = rank_step(step, shape, RANK)
+            seen.run(pieces[RANK], communicator)
+            if step.communicates:
+                for name, n_bytes in workspace_bytes(seen, item_bytes).items():
+                    foretold[name] = max(foretold[name], n_bytes)
+            spare = foretold.total() - communicator.workspace_bytes
+            assert 0 <= spare <= item_bytes * COMM.size, (step, foretold, communicator.workspace_bytes)
+    assert foretold.total() > 0
+    communicator.free()
 
 
 def check_random_paths(mesh, communicator, shape, count):
@@ -139,7 +159,9 @@ def check(mesh: Mesh) -> None:
     communicator.prepare(reversed(all_subsets(mesh)))
     for shape in [(7,), (5, 7), (3, 4, 6), (4, 8)]:
         check_every_step(mesh, communicator, shape)
+        check_workspace(mesh, shape)
         check_random_paths(mesh, communicator, shape, 80)
+    check_workspace(mesh, (90001,))
     check_booleans(mesh, communicator)
     check_all_reduce(mesh, communicator)
     check_direct_calls(mesh, communicator)

@@ -34,6 +34,8 @@ def test_the_peak_of_a_worked_example():
     events = [MemoryEvent(*each) for each in allocations]
     assert peak_of(events) == peak_of(reversed(events)) == 170
     assert peak_of([]) == peak_of([MemoryEvent(0, 5, 0)]) == 0
+    # A copy of 60 takes the place of what was there before.
+    assert peak_of([MemoryEvent(0, 1, 60), MemoryEvent(1, 9, -60), MemoryEvent(2, 2, 50), MemoryEvent(3, 2, -50)]) == 60
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100))))
