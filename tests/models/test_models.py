@@ -46,6 +46,18 @@ def check(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sg
     assert not off, f"{len(off)} tensors differ:\n" + "\n".join(off[:MOST_TOLD])
 
 
+@pytest.mark.parametrize("name", [*APPLICATIONS, *SEQUENCES])
+def test_every_model_at_full_depth(name: str, request: pytest.FixtureRequest) -> None:
+    """In a process for each model, since graphs of all its ranks take gigabytes; first, while this process is small."""
+    if not request.config.getoption("--all-models"):
+        pytest.skip("held by pytest tests/models --all-models")
+    folder = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "models.all_strategies", name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("name", "strategy"), FAST.items())
 def test_as_one_device(name: str, strategy: str) -> None:
     check(name, strategy)
@@ -59,15 +71,3 @@ def test_in_single_precision(name: str, strategy: str) -> None:
 @pytest.mark.parametrize(("name", "strategy"), sorted(ADAM))
 def test_by_adam(name: str, strategy: str) -> None:
     check(name, strategy, optimizer="adam")
-
-
-@pytest.mark.parametrize("name", [*APPLICATIONS, *SEQUENCES])
-def test_every_model_at_full_depth(name: str, request: pytest.FixtureRequest) -> None:
-    """In a process for each model, since graphs of all its ranks take gigabytes."""
-    if not request.config.getoption("--all-models"):
-        pytest.skip("held by pytest tests/models --all-models")
-    folder = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "models.all_strategies", name]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
