@@ -25,7 +25,7 @@ def plain(name: str) -> list[float]:
     """The losses by Keras alone."""
     entry = SMALL[name]
     with floats("float64"):
-        model, optimizer, given = prepared(entry)
+        model, optimizer, given = prepared(name)
         model.compile(optimizer, entry.loss, jit_compile=False)
         return model.fit(**given, batch_size=entry.batch_size).history["loss"]
 
