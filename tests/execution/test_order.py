@@ -16,7 +16,7 @@ from tensoropt.deliveries import PlainCosts, Router
 from tensoropt.engine import Engine, Feed, Fetch
 from tensoropt.lowering import order
 from tensoropt.lowering.backends import CommunicatingBackend, EmulatedBackend
-from tensoropt.lowering.order import BACKWARD, LAG, schedule
+from tensoropt.lowering.order import BACKWARD, LAG, put_in_order, schedule
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
@@ -61,6 +61,26 @@ def test_a_schedule_has_each_operator_after_all_that_it_waits_for(
         reads = [op for op in found[i].inputs[0].consumers() if op.type == "ReadVariableOp" and op.name not in place]
         readers = [op.name for read in reads for op in read.outputs[0].consumers() if op.name in place]
         assert all(place[name] < i for name in readers), "no update comes while its variable's old value is read"
+
+
+def test_the_backward_pass_begins_when_the_loss_is_known_and_not_with_a_constant() -> None:
+    """TensorFlow computes what depends on no input when it makes the graph, and drops what that was to run after."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 3])
+        loss = tf.reduce_mean(tf.square(x))
+        n_forward = len(graph.get_operations())
+        tf.gradients(loss, x)
+        backward = graph.get_operations()[n_forward:]
+        before = {op.name: len(op.control_inputs) for op in backward}
+        put_in_order(graph.get_operations(), n_forward)
+    ordered = [op for op in backward if len(op.control_inputs) > before[op.name]]
+    assert loss.op in ordered[0].control_inputs and all(x.op in _ancestors(op) for op in ordered)
+    assert {"RealDiv", "Tile"} <= {op.type for op in backward} - {op.type for op in ordered}
+
+
+def _ancestors(op: tf.Operation) -> set[tf.Operation]:
+    sources = {tensor.op for tensor in op.inputs}
+    return sources.union(*map(_ancestors, sources))
 
 
 def test_numbers_and_collectives_are_the_same_in_order() -> None:
