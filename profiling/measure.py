@@ -121,7 +121,7 @@ def measure(
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
         origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
-        return Hardware(name, device, fitted, tables, provenance, measured=origin)
+        return Hardware(name, device, fitted, tables, provenance, measured=origin, collective_call_us=call_us)
 
     watching = watching or Watching()
     tables: Tables = {}

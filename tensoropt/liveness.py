@@ -1,7 +1,9 @@
 """The peak of memory of a program without branches: what is alive at once, instruction by instruction.
 
 A *buffer* is memory that some instruction writes and others read; it lives from the first to the last of them. An
-instruction may write its result over an operand that nobody reads afterwards, as TensorFlow's elementwise operators do.
+instruction may write its result over an operand that nobody reads afterwards, as TensorFlow's elementwise operators do. A
+buffer that Python made, as collectives do, is never written over, and lives on until TensorFlow calls Python the next time:
+it can't be given back without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -17,19 +19,23 @@ class Buffer:
 
     n_bytes: int
     use: str
+    is_python_s: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Attributes:
     scratch_bytes: that it takes while it runs, beside what it writes.
-    may_overwrite: whether a result may take the memory of an operand of the same size that dies here.
+    overwrites: buffers whose memory a result may take if they die here, with the bytes that are read: a result of as many
+        takes it. Of a view of a part of a buffer these are fewer than the buffer's, all of which the result keeps.
+    calls_python: whether what Python made, and died before, is given back after it.
     """
 
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     scratch_bytes: int = 0
-    may_overwrite: bool = False
+    overwrites: tuple[tuple[Buffer, int], ...] = ()
+    calls_python: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,23 +62,28 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
         dying[i] = [buffer for buffer in dict.fromkeys((*each.reads, *each.writes)) if last[id(buffer)] == i]
     written = {buffer for each in program for buffer in each.writes}
     alive: Counter[str] = Counter()
+    size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
     for buffer in {buffer for each in program for buffer in each.reads} - written:
         alive[buffer.use] += buffer.n_bytes
     total, peak = alive.total(), Peak(alive.total(), Counter(alive))
+    held: list[Buffer] = []
     for i, each in enumerate(program):
-        free = [buffer for buffer in dying[i] if buffer in each.reads] if each.may_overwrite else []
+        free = [(b, seen) for b, seen in dict.fromkeys(each.overwrites) if b in dying[i] and not b.is_python_s]
         for buffer in each.writes:
-            over = next((other for other in free if other.n_bytes == buffer.n_bytes), None)
+            over = next((other for other, seen in free if seen == buffer.n_bytes), None)
             if over is not None:
-                free.remove(over)
+                free = [(b, seen) for b, seen in free if b is not over]
                 dying[i].remove(over)
-                alive[over.use] -= over.n_bytes
-                total -= over.n_bytes
-            alive[buffer.use] += buffer.n_bytes
-            total += buffer.n_bytes
+                alive[over.use] -= size[id(over)]
+                total -= size[id(over)]
+                size[id(buffer)] = size[id(over)]
+            alive[buffer.use] += size[id(buffer)]
+            total += size[id(buffer)]
         if total + each.scratch_bytes > peak.n_bytes:
             peak = Peak(total + each.scratch_bytes, +(alive + Counter({SCRATCH: each.scratch_bytes})), i)
-        for buffer in dying[i]:
-            alive[buffer.use] -= buffer.n_bytes
-            total -= buffer.n_bytes
+        given_back = held if each.calls_python else []
+        held = [*([] if each.calls_python else held), *(buffer for buffer in dying[i] if buffer.is_python_s)]
+        for buffer in (*given_back, *(buffer for buffer in dying[i] if not buffer.is_python_s)):
+            alive[buffer.use] -= size[id(buffer)]
+            total -= size[id(buffer)]
     return peak

@@ -27,6 +27,7 @@ from .profiling.store import FILE, Store
 from .profiling.work import Measured, Work
 from .rules.registry import rule_of
 from .rules.rule import Config, interface
+from .strategy import Strategy
 
 Search = Callable[[Mapping[str, Measured]], Plan]
 _Wanted = list[tuple[str, Config, float]]
@@ -64,7 +65,7 @@ class MeasuredSearch:
         Args:
             on_first_rank: gives what rank 0 computes, or the error that it met, to all.
         """
-        started, measured_now = self.clock(), 0
+        started, has_measured = self.clock(), False
         found: list[Plan] = []
 
         def is_spent() -> bool:
@@ -72,21 +73,38 @@ class MeasuredSearch:
 
         def next_round() -> _Wanted:
             found[:] = [self.search(self.store.measured)]
-            return [] if measured_now and is_spent() else self._wanted(found[0])
+            return [] if has_measured and is_spent() else self._wanted(found[0])
 
         def result() -> Plan:
             return replace(found[0], assumed={**found[0].assumed, "operators": self._told(found[0])})
 
         while wanted := on_first_rank(next_round):
-            for number, (name, config, predicted_us) in enumerate(wanted):
-                if self.processes.broadcast(measured_now > 0 and is_spent()):
-                    break
-                self._measure(name, config, predicted_us)
-                measured_now += 1
-                if self.progress is not None and self.processes.rank == 0:
-                    self.progress("operators", number + 1, len(wanted))
+            self._measure_all(wanted, is_spent)
+            has_measured = True
         plan: Plan = on_first_rank(result)
         return plan
+
+    def measure(self, frontier: ModelFrontier | None, strategies: Iterable[Strategy]) -> None:
+        """Measure all operators of some strategies, whatever the budget; every rank must call it.
+
+        Args:
+            frontier: whose costs they are, on rank 0; what others give doesn't matter.
+        """
+        wanted: _Wanted = []
+        if frontier is not None and self.processes.rank == 0:
+            in_step = [op.name for op in self.model.graph.step_operators if op.updates is None]
+            pairs = dict.fromkeys((name, strategy.configs[name]) for strategy in strategies for name in in_step)
+            wanted = self._unmeasured(frontier, pairs)
+        self._measure_all(self.processes.broadcast(wanted), lambda: False)
+
+    def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
+        """One after the other, until the budget is spent by rank 0's clock; but one at least."""
+        for number, (name, config, predicted_us) in enumerate(wanted):
+            if self.processes.broadcast(number > 0 and is_spent()):
+                break
+            self._measure(name, config, predicted_us)
+            if self.progress is not None and self.processes.rank == 0:
+                self.progress("operators", number + 1, len(wanted))
 
     def _measure(self, name: str, config: Config, predicted_us: float) -> None:
         op = self.model.graph.operators[name]

@@ -18,7 +18,7 @@ from .backward import Backward
 from .collectives.workspace import workspace_bytes
 from .composite.body import COMPOSITES
 from .costing import OperatorCosting, piece_bytes, viewed_operand
-from .deliveries import Delivery, Router, delivery_of, halo_delivery
+from .deliveries import Delivery, Route, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
 from .reschedule.execute import rank_step
@@ -27,6 +27,7 @@ from .reschedule.path import Path
 from .reschedule.steps import Step
 from .rules.rule import Demand
 from .strategy import StrategyView
+from .takers import LOSS, Taker, step_demand
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
@@ -41,6 +42,10 @@ _OVERWRITE = frozenset(
     "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
     "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh".split()
 )
+# The gradient of one operand is made from that of the result and the other operand.
+_PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
+# Over split classes these keep, a byte a class, which one is the label.
+_WHICH_CLASS = frozenset(["SparseSoftmaxCrossEntropyWithLogits"])
 # The gradient of an operand at these positions is that of the result, where neither is broadcast.
 _PASSED_ON = {
     **dict.fromkeys(("AddV2", "Add"), (0, 1)),
@@ -68,6 +73,7 @@ class _Sent(Buffer):
 class _Replay:
     """Attributes:
     values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
+    copies: by what they are of, and how, those that are made without a collective.
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
     coming: by tensor, the sum of the gradients that have come; ``missing``: how many are still to come.
     behind: updates that wait for a collective, with the length of the program at which they have run.
@@ -80,6 +86,7 @@ class _Replay:
     _program: list[Instruction] = field(default_factory=list)
     _values: dict[str, Buffer] = field(default_factory=dict)
     _shared: dict[str, Buffer] = field(default_factory=dict)
+    _copies: dict[tuple[Buffer, Path], Buffer] = field(default_factory=dict)
     _taken: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     _kept: dict[str, Buffer] = field(default_factory=dict)
     _coming: dict[str, Buffer] = field(default_factory=dict)
@@ -103,6 +110,8 @@ class _Replay:
         losses = [step.loss for step in graph.train_steps.values()]
         self._expect(operators, losses)
         for loss in losses:
+            whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
+            self._add([self._operand(loss, whole)])
             self._coming[loss.name] = Buffer(loss.item_bytes, GRADIENTS)
         for op in reversed(operators):
             self._backward(op)
@@ -111,9 +120,14 @@ class _Replay:
         return [*self._program, Instruction(tuple(self._lasting), ())]
 
     def _add(
-        self, reads: Iterable[Buffer], write: Iterable[Buffer] = (), scratch_bytes: int = 0, may_overwrite: bool = False
+        self,
+        reads: Iterable[Buffer],
+        write: Iterable[Buffer] = (),
+        scratch_bytes: int = 0,
+        overwrites: Iterable[tuple[Buffer, int]] = (),
+        calls_python: bool = False,
     ) -> None:
-        self._program.append(Instruction(tuple(reads), tuple(write), scratch_bytes, may_overwrite))
+        self._program.append(Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python))
         while self._behind and self._behind[0][0] <= len(self._program):
             self._program.append(Instruction((self._behind.pop(0)[1],), ()))
 
@@ -142,7 +156,7 @@ class _Replay:
         if rule.exchanged(config):
             windows = halo_delivery(op, rule, config, True)
             self._taken[op.name, 0] = self._delivered(windows, self._taken[op.name, 0])
-        reads = [self._taken[op.name, position] for position, _ in op.operands]
+        operands = [(self._taken[op.name, position], self._operand_bytes(op, position)) for position, _ in op.operands]
         made: list[Buffer] = []
         for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
             viewed = viewed_operand(op, tensor.name)
@@ -153,10 +167,26 @@ class _Replay:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
                 self._values[tensor.name] = self._taken[op.name, position]
         if op.type in COMPOSITES:
-            self._kept[op.name] = Buffer(self.costing.kept_inside_bytes(op, config), RESULTS)
-            made.append(self._kept[op.name])
+            self._keep(op, self.costing.kept_inside_bytes(op, config), made)
+        elif op.type in _WHICH_CLASS and self._splits_inner(op):
+            position, tensor = op.operands[0]
+            self._keep(op, self._operand_bytes(op, position) // tensor.item_bytes, made)
         if made:
-            self._add(reads, made, self._scratch_bytes(op), op.type in _OVERWRITE)
+            overwrites = operands if op.type in _OVERWRITE else ()
+            scratch_bytes = self._scratch_bytes(op)
+            self._add([buffer for buffer, _ in operands], made, scratch_bytes, overwrites)
+
+    def _operand_bytes(self, op: Operator, position: int) -> int:
+        tensor = op.inputs[position]
+        assert tensor is not None
+        return piece_bytes(tensor, self.view.demand(op, position).layout)
+
+    def _result_bytes(self, op: Operator, tensor: Tensor) -> int:
+        return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
+
+    def _keep(self, op: Operator, n_bytes: int, made: list[Buffer]) -> None:
+        self._kept[op.name] = Buffer(n_bytes, RESULTS)
+        made.append(self._kept[op.name])
 
     def _operand(self, tensor: Tensor, demand: Demand) -> Buffer:
         source = self._values[tensor.name]
@@ -172,28 +202,38 @@ class _Replay:
         return None if shared is None else delivery_of(tensor, self.view.layout(tensor), shared)
 
     def _delivered(self, delivery: Delivery, source: Buffer) -> Buffer:
-        return self._moved(self.router.route(delivery).forward, source, delivery.item_bytes, COPIES)
+        path = self.router.route(delivery).forward
+        if path.communicates:
+            return self._moved(path, source, delivery.item_bytes, COPIES)
+        # TensorFlow merges equal operators on equal operands.
+        key = source, path
+        if key not in self._copies:
+            self._copies[key] = self._moved(path, source, delivery.item_bytes, COPIES)
+        return self._copies[key]
 
     def _moved(self, path: Path, source: Buffer, item_bytes: int, use: str) -> Buffer:
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
-        moved = (_Sent if path.communicates else Buffer)(last, use)
+        moved = _Sent(last, use, is_python_s=True) if path.communicates else Buffer(last, use)
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
-        self._add([source], [moved], max(map(sum, zip([0, *between], [*between, 0], strict=True))))
+        scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
+        self._add([source], [moved], scratch_bytes, calls_python=path.communicates)
         for step in path.steps:
             if isinstance(step, Step) and step.communicates:
                 for name, n_bytes in workspace_bytes(rank_step(step, path.shape, 0), item_bytes).items():
                     self._workspace[name] = max(self._workspace[name], n_bytes)
         return moved
 
+    def _splits_inner(self, op: Operator) -> bool:
+        config = self.view.strategy.configs[op.name]
+        return any(config.axes_of(name) for name in self.view.rules[op.name].inner)
+
     def _scratch_bytes(self, op: Operator) -> int:
         """Over split classes softmax and its like are made of several operators, whose results are there for a moment."""
-        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
-        if op.type.startswith("FusedBatchNorm") or not any(config.axes_of(name) for name in rule.inner):
+        if op.type.startswith("FusedBatchNorm") or not self._splits_inner(op):
             return 0
-        position, tensor = op.operands[0]
-        return 2 * piece_bytes(tensor, self.view.demand(op, position).layout)
+        return 2 * self._operand_bytes(op, op.operands[0][0])
 
     # Backward
 
@@ -208,31 +248,54 @@ class _Replay:
                         reached.add(tensor.name)
 
     def _backward(self, op: Operator) -> None:
-        arriving = [self._arrived(tensor) for tensor in op.outputs if tensor.name in self._coming]
+        coming = [tensor for tensor in op.outputs if tensor.name in self._coming]
+        arriving = [(self._arrived(tensor), self._result_bytes(op, tensor)) for tensor in coming]
         if not arriving or op.type in SOURCES or op.updates is not None:
             return
-        reads = [
+        operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
+        results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
+        known = [
             *arriving,
-            *(self._taken[op.name, i] for i, _ in op.operands if (op.name, i) in self.backward.kept_operands),
-            *(self._values[tensor.name] for tensor in op.outputs if tensor.name in self.backward.kept_results),
-            *([self._kept[op.name]] if op.name in self._kept else []),
+            *((self._taken[op.name, position], self._operand_bytes(op, position)) for position in operands),
+            *((self._values[tensor.name], self._result_bytes(op, tensor)) for tensor in results),
         ]
+        inside = [self._kept[op.name]] if op.name in self._kept else []
+        found: list[tuple[Tensor, Demand, Buffer]] = []
         for position, tensor in op.operands:
             if (op.name, position) not in self.view.gradients:
                 continue
-            demand = self.view.demand(op, position)
-            gradient = arriving[0]
-            n_bytes = piece_bytes(tensor, demand.layout)
-            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != gradient.n_bytes:
+            gradient, of_result = arriving[0]
+            n_bytes = self._operand_bytes(op, position)
+            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
                 gradient = Buffer(n_bytes, GRADIENTS)
-                self._add(reads, [gradient], self._scratch_bytes(op), op.type in _OVERWRITE)
-            self._send_back(tensor, demand, gradient)
+                scratch_bytes = self._scratch_bytes(op)
+                own = self._taken[op.name, position] if op.type in _PRODUCTS else None
+                reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
+                self._add(reads, [gradient], scratch_bytes, known if op.type in _OVERWRITE else ())
+            found.append((tensor, self.view.demand(op, position), gradient))
+        for each in self._as_sent(found):
+            self._send_back(*each)
+
+    def _as_sent(self, found: list[tuple[Tensor, Demand, Buffer]]) -> list[tuple[Tensor, Demand, Buffer]]:
+        """In which order the gradients of an operator's operands go back.
+
+        As the operands come; but where several came through collectives, in the reverse of their order.
+        """
+        by_collective = [i for i, each in enumerate(found) if self._route(*each[:2]).forward.communicates]
+        late = by_collective[:-1]
+        return [*(each for i, each in enumerate(found) if i not in late), *(found[i] for i in reversed(late))]
+
+    def _route(self, tensor: Tensor, demand: Demand) -> Route:
+        return self.router.route(self.view.delivery(tensor, demand))
 
     def _send_back(self, tensor: Tensor, demand: Demand, gradient: Buffer) -> None:
         gradient = self._returned(self.view.delivery(tensor, demand), gradient)
         if tensor.name in self._coming:
-            total = Buffer(gradient.n_bytes, GRADIENTS)
-            self._add([self._coming[tensor.name], gradient], [total], may_overwrite=True)
+            shared = self.view.strategy.shared.get(tensor.name)
+            n_bytes = piece_bytes(tensor, self.view.layout(tensor) if shared is None else shared.layout)
+            total = Buffer(n_bytes, GRADIENTS)
+            summands = [self._coming[tensor.name], gradient]
+            self._add(summands, [total], overwrites=[(summand, n_bytes) for summand in summands])
             gradient = total
         self._coming[tensor.name] = gradient
         self._missing[tensor.name] -= 1

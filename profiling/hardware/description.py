@@ -143,6 +143,7 @@ class Hardware:
         provenance: where each number comes from, by field.
         operators: what classes of operators take, by class, dtype and way; what isn't there goes by the device's rates.
         measured: what it was measured under; None of what wasn't.
+        collective_call_us: the part of every measured collective's time that is the engine's call into Python.
     """
 
     name: str
@@ -152,9 +153,12 @@ class Hardware:
     provenance: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     operators: Rates = NO_RATES
     measured: Origin | None = None
+    collective_call_us: float = 0.0
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
+        call_us = checks.number(self.collective_call_us, "collective_call_us", "microseconds, at least 0", least=0)
+        object.__setattr__(self, "collective_call_us", call_us)
         object.__setattr__(self, "levels", tuple(self.levels))
         if not self.levels:
             raise checks.fail("levels", [], "at least one level")
@@ -266,6 +270,7 @@ class Hardware:
             "collectives": collectives,
             "operators": rates_to_json(self.operators),
             "provenance": dict(self.provenance),
+            **({"collective_call_us": self.collective_call_us} if self.collective_call_us else {}),
             **measured,
         }
 
@@ -281,7 +286,7 @@ class Hardware:
             value,
             "",
             ("format", "version", "name", "device", "levels"),
-            ("collectives", "operators", "provenance", "measured"),
+            ("collectives", "operators", "provenance", "measured", "collective_call_us"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us",))
@@ -301,6 +306,7 @@ class Hardware:
             provenance=optional["provenance"],
             operators=rates_from_json(optional["operators"]),
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
+            collective_call_us=top.get("collective_call_us", 0.0),
         )
 
     @classmethod

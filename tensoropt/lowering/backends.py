@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,3 +53,36 @@ class CommunicatingBackend:
     def maximum(self, path: Path) -> Runner:
         (step,) = path.steps
         return lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
+
+
+@dataclass(frozen=True)
+class TimedBackend(CommunicatingBackend):
+    """Writes down how long each path took, with what it copies before and after its collectives.
+
+    Attributes:
+        seconds: of each path since they were last taken.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    clock: Callable[[], float] = time.perf_counter
+
+    def take(self) -> float:
+        """The sum so far, which is forgotten."""
+        total = sum(self.seconds)
+        self.seconds.clear()
+        return total
+
+    def runner(self, path: Path) -> Runner:
+        return self._timed(super().runner(path))
+
+    def maximum(self, path: Path) -> Runner:
+        return self._timed(super().maximum(path))
+
+    def _timed(self, run: Runner) -> Runner:
+        def timed(*pieces: np.ndarray) -> list[np.ndarray]:
+            started = self.clock()
+            results = run(*pieces)
+            self.seconds.append(self.clock() - started)
+            return results
+
+        return timed

@@ -53,7 +53,10 @@ def cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Each rank has the loss of the labels that are among its own classes: a partial result."""
+    """Each rank has the loss of the labels that are among its own classes: a partial result.
+
+    What is as large as the logits is made as seldom as can be: it is what a language model has most of.
+    """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
     assert job.interface.operands[0] is not None and job.op.inputs[0] is not None
@@ -62,6 +65,9 @@ def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
     for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
         first = opaque(layout.bounds(shape, rank)[-1][0], label.dtype)
         own = tf.equal(tf.expand_dims(label - first, -1), tf.range(tf.shape(x, label.dtype)[-1], dtype=label.dtype))
-        losses.append(tf.reduce_sum(tf.where(own, tf.math.log(total) - x, tf.zeros_like(x)), -1))
+        # By selection: infinity times zero is not a number.
+        logit = tf.reduce_sum(tf.where(own, x, tf.zeros((), x.dtype)), -1)
+        loss = tf.math.log(tf.squeeze(total, -1)) - logit
+        losses.append(tf.where(tf.reduce_any(own, -1), loss, tf.zeros((), x.dtype)))
         gradients.append(e / total - tf.cast(own, e.dtype))
     return [losses, gradients]

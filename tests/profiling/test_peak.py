@@ -34,20 +34,30 @@ def programs(draw: st.DrawFn) -> list[Instruction]:
     program = []
     for _ in range(draw(st.integers(1, 8))):
         reads = tuple(draw(st.lists(st.sampled_from(known), max_size=3))) if known else ()
-        writes = tuple(Buffer(draw(st.integers(0, 9)), draw(st.sampled_from("ab"))) for _ in range(draw(st.integers(0, 2))))
+        calls_python = draw(st.booleans())
+        writes = tuple(
+            Buffer(draw(st.integers(0, 9)), draw(st.sampled_from("ab")), calls_python)
+            for _ in range(draw(st.integers(0, 2)))
+        )
         known += writes
-        program.append(Instruction(reads, writes, draw(st.integers(0, 5))))
+        program.append(Instruction(reads, writes, draw(st.integers(0, 5)), calls_python=calls_python))
     return program
 
 
 def counted(program: list[Instruction]) -> int:
-    """At each instruction the buffers that it touches, and those that some instruction before and one after it touch."""
+    """At each instruction the buffers that it touches, and those that some instruction before and one after it touch.
+
+    What Python made is touched once more by the next call of Python.
+    """
     peak = 0
+    calls = [i for i, each in enumerate(program) if each.calls_python]
     everything = {buffer for each in program for buffer in (*each.reads, *each.writes)}
     for at, instruction in enumerate(program):
         alive = 0
         for buffer in everything:
             touched = [i for i, each in enumerate(program) if buffer in (*each.reads, *each.writes)]
+            if buffer.is_python_s:
+                touched.append(min((call for call in calls if call > touched[-1]), default=len(program)))
             is_given = not any(buffer in each.writes for each in program)
             if (is_given or touched[0] <= at) and at <= touched[-1]:
                 alive += buffer.n_bytes
@@ -63,16 +73,30 @@ def test_the_peak_is_the_most_that_is_touched_before_and_after(program: list[Ins
 
 @given(programs())
 def test_overwriting_takes_no_more(program: list[Instruction]) -> None:
-    over = [replace(each, may_overwrite=True) for each in program]
+    over = [replace(each, overwrites=tuple((b, b.n_bytes) for b in each.reads)) for each in program]
     assert peak_of_program(over).n_bytes <= peak_of_program(program).n_bytes
 
 
 def test_a_result_takes_the_memory_of_what_dies() -> None:
     x, y, z = Buffer(4, "x"), Buffer(4, "y"), Buffer(4, "z")
-    chain = [Instruction((), (x,)), Instruction((x,), (y,), 0, True), Instruction((y,), (z,), 0, True)]
+    chain = [Instruction((), (x,)), Instruction((x,), (y,), 0, ((x, 4),)), Instruction((y,), (z,), 0, ((y, 4),))]
     assert peak_of_program(chain).n_bytes == 4
     assert peak_of_program([*chain, Instruction((x,), ())]).n_bytes == 8
-    assert peak_of_program([replace(each, may_overwrite=False) for each in chain]).n_bytes == 8
+    assert peak_of_program([replace(each, overwrites=()) for each in chain]).n_bytes == 8
+
+
+def test_what_takes_the_memory_of_a_view_keeps_all_that_it_views() -> None:
+    rows, some, more = Buffer(8, "rows"), Buffer(4, "some"), Buffer(1, "more")
+    chain = [Instruction((), (rows,)), Instruction((rows,), (some,), 0, ((rows, 4),)), Instruction((some,), (more,))]
+    peak = peak_of_program(chain)
+    assert peak.n_bytes == 9 and peak.by_use == {"some": 8, "more": 1}
+
+
+def test_what_python_made_stays_until_the_next_call_and_is_not_written_over() -> None:
+    received, result, more = Buffer(4, "received", is_python_s=True), Buffer(4, "result"), Buffer(4, "more")
+    chain = [Instruction((), (received,), calls_python=True), Instruction((received,), (result,), 0, ((received, 4),))]
+    assert peak_of_program([*chain, Instruction((result,), (more,))]).n_bytes == 12
+    assert peak_of_program([*chain, Instruction((), (), calls_python=True), Instruction((result,), (more,))]).n_bytes == 8
 
 
 def two_layers() -> zoo.Built:
