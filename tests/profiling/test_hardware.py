@@ -41,6 +41,7 @@ GOOD = {
         }
     },
     "provenance": {"flops_per_s": "somewhere"},
+    "collective_call_us": 20.5,
     "measured": {"date": "2026-11-21", "tensorflow": "2.21.0", "threads": 1, "is_complete": False, "is_quick": False},
 }
 MISSING = object()
@@ -110,6 +111,7 @@ FAULTS = [
     (("collectives", "all_reduce", "bc", "time_us"), [1.0], ["all_reduce.bc.time_us: got [1.0]", "2 sizes"]),
     (("collectives", "all_reduce", "bc", "time_us"), [1, NAN], ["collectives.all_reduce.bc.time_us: got nan"]),
     (("collectives", "all_reduce", "bc", "time_us"), MISSING, ["collectives.all_reduce.bc.time_us: missing"]),
+    (("collective_call_us",), -1, ["collective_call_us: got -1"]),
     (("provenance",), "me", ["provenance: got 'me'"]),
     (("provenance", "levels"), "", ["provenance.levels: got ''"]),
     (("collectives", "all_reduce", "bc", "spread"), [0.1], ["all_reduce.bc.spread: got [0.1]", "2 sizes"]),
