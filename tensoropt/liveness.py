@@ -2,14 +2,14 @@
 
 A *buffer* is memory that some instruction writes and others read; it lives from the first to the last of them. An
 instruction may write its result over an operand that nobody reads afterwards, as TensorFlow's elementwise operators do. A
-buffer that Python made, as collectives do, is never written over, and lives on until TensorFlow calls Python the next time:
-it can't be given back without the interpreter's lock.
+buffer that Python made, as collectives do, is never written over, and lives on until TensorFlow has called Python the next
+time: it can't be given back without the interpreter's lock. What follows a call and doesn't wait for it runs meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -65,25 +65,32 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
     size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
     for buffer in {buffer for each in program for buffer in each.reads} - written:
         alive[buffer.use] += buffer.n_bytes
-    total, peak = alive.total(), Peak(alive.total(), Counter(alive))
-    held: list[Buffer] = []
+    peak = Peak(alive.total(), Counter(alive))
+    held: list[Buffer] = []  # died since the last call
+    leaving: list[Buffer] = []  # died before it
+
+    def give_back(buffers: Iterable[Buffer]) -> None:
+        for buffer in buffers:
+            alive[buffer.use] -= size[id(buffer)]
+
     for i, each in enumerate(program):
+        if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
+            give_back(leaving)
+            leaving = []
         free = [(b, seen) for b, seen in dict.fromkeys(each.overwrites) if b in dying[i] and not b.is_python_s]
         for buffer in each.writes:
             over = next((other for other, seen in free if seen == buffer.n_bytes), None)
             if over is not None:
                 free = [(b, seen) for b, seen in free if b is not over]
                 dying[i].remove(over)
-                alive[over.use] -= size[id(over)]
-                total -= size[id(over)]
+                give_back([over])
                 size[id(buffer)] = size[id(over)]
             alive[buffer.use] += size[id(buffer)]
-            total += size[id(buffer)]
-        if total + each.scratch_bytes > peak.n_bytes:
-            peak = Peak(total + each.scratch_bytes, +(alive + Counter({SCRATCH: each.scratch_bytes})), i)
-        given_back = held if each.calls_python else []
-        held = [*([] if each.calls_python else held), *(buffer for buffer in dying[i] if buffer.is_python_s)]
-        for buffer in (*given_back, *(buffer for buffer in dying[i] if not buffer.is_python_s)):
-            alive[buffer.use] -= size[id(buffer)]
-            total -= size[id(buffer)]
+        total = alive.total() + each.scratch_bytes
+        if total > peak.n_bytes:
+            peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i)
+        give_back(leaving)
+        give_back(buffer for buffer in dying[i] if not buffer.is_python_s)
+        died = [buffer for buffer in dying[i] if buffer.is_python_s]
+        leaving, held = (held, died) if each.calls_python else ([], held + died)
     return peak

@@ -47,7 +47,7 @@ def programs(draw: st.DrawFn) -> list[Instruction]:
 def counted(program: list[Instruction]) -> int:
     """At each instruction the buffers that it touches, and those that some instruction before and one after it touch.
 
-    What Python made is touched once more by the next call of Python.
+    What Python made is touched once more by the next call of Python, and by what follows that and doesn't wait for it.
     """
     peak = 0
     calls = [i for i, each in enumerate(program) if each.calls_python]
@@ -57,7 +57,10 @@ def counted(program: list[Instruction]) -> int:
         for buffer in everything:
             touched = [i for i, each in enumerate(program) if buffer in (*each.reads, *each.writes)]
             if buffer.is_python_s:
-                touched.append(min((call for call in calls if call > touched[-1]), default=len(program)))
+                call = min((call for call in calls if call > touched[-1]), default=len(program))
+                follows = program[call + 1] if call + 1 < len(program) else None
+                runs_meanwhile = follows and not follows.calls_python and not set(program[call].writes) & set(follows.reads)
+                touched.append(call + 1 if runs_meanwhile else call)
             is_given = not any(buffer in each.writes for each in program)
             if (is_given or touched[0] <= at) and at <= touched[-1]:
                 alive += buffer.n_bytes
@@ -96,7 +99,9 @@ def test_what_python_made_stays_until_the_next_call_and_is_not_written_over() ->
     received, result, more = Buffer(4, "received", is_python_s=True), Buffer(4, "result"), Buffer(4, "more")
     chain = [Instruction((), (received,), calls_python=True), Instruction((received,), (result,), 0, ((received, 4),))]
     assert peak_of_program([*chain, Instruction((result,), (more,))]).n_bytes == 12
-    assert peak_of_program([*chain, Instruction((), (), calls_python=True), Instruction((result,), (more,))]).n_bytes == 8
+    call, waits = Instruction((), (sent := Buffer(0, "sent"),), calls_python=True), Instruction((result, sent), (more,))
+    assert peak_of_program([*chain, call, waits]).n_bytes == 8
+    assert peak_of_program([*chain, call, Instruction((result,), (more,))]).n_bytes == 12
 
 
 def two_layers() -> zoo.Built:
