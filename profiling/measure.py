@@ -22,7 +22,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, cycle
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
+COLD_BYTES = 1 << 26
+"""What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 QUICK_S = 30.0
@@ -249,10 +251,10 @@ def collective_tables(
     ranks = _Ranks(place.communicator, mesh)
     pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
-    share_s = budget_s / len(pairs)
+    share_s, memory = budget_s / len(pairs), _cold_memory()
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
         times, spreads = _series(
-            ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes)  # noqa: B023
+            ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes, memory)  # noqa: B023
         )
         sizes = tuple(sorted(times))
         time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
@@ -261,8 +263,8 @@ def collective_tables(
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
     """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
-    ranks = _Ranks(place.communicator, mesh)
-    return {size: ranks.typical_s(_collective(kind, mesh, axes, place, size), SIZE_S) for size in sizes}
+    ranks, memory = _Ranks(place.communicator, mesh), _cold_memory()
+    return {size: ranks.typical_s(_collective(kind, mesh, axes, place, size, memory), SIZE_S) for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
@@ -293,25 +295,39 @@ def _series(
     return times, spreads
 
 
-def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -> Action:
-    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``."""
+def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, memory: np.ndarray) -> Action:
+    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``.
+
+    Args:
+        memory: float32, of which each run sends another part.
+    """
     communicator = place.communicator
     assert communicator is not None
     n_members, mine = mesh.size_of(axes), mesh.index_along(axes, place.rank)
-    n_numbers = n_bytes // np.dtype(np.float32).itemsize
+    n_numbers = n_bytes // memory.itemsize
     bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
-    whole = np.ones(n_numbers, np.float32)
-    blocks = [whole[start:end] for start, end in bounds]
-    shapes = [block.shape for block in blocks]
-    if kind == "all_reduce":
-        return lambda: communicator.all_reduce(axes, whole)
-    if kind == "reduce_scatter":
-        return lambda: communicator.reduce_scatter(axes, blocks, shapes[mine])
-    if kind == "all_gather":
-        return lambda: communicator.all_gather(axes, blocks[mine], shapes, communicator.empty(whole.shape, whole.dtype))
+    shapes = [(end - start,) for start, end in bounds]
+    parts = cycle(memory[: len(memory) // n_numbers * n_numbers].reshape(-1, n_numbers))
     received = [shapes[mine]] * n_members
-    n_received = shapes[mine][0] * n_members
-    return lambda: communicator.all_to_all(axes, blocks, received, communicator.empty((n_received,), whole.dtype))
+    n_received = n_numbers if kind == "all_gather" else shapes[mine][0] * n_members
+
+    def run() -> object:
+        whole = next(parts)
+        blocks = [whole[start:end] for start, end in bounds]
+        if kind == "all_reduce":
+            return communicator.all_reduce(axes, whole)
+        if kind == "reduce_scatter":
+            return communicator.reduce_scatter(axes, blocks, shapes[mine])
+        result = communicator.empty((n_received,), memory.dtype)
+        if kind == "all_gather":
+            return communicator.all_gather(axes, blocks[mine], shapes, result)
+        return communicator.all_to_all(axes, blocks, received, result)
+
+    return run
+
+
+def _cold_memory() -> np.ndarray:
+    return np.ones(COLD_BYTES // np.dtype(np.float32).itemsize, np.float32)
 
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
