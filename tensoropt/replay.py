@@ -10,21 +10,24 @@ gradients and updates as soon as they can be (:mod:`.lowering.order`).
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .backward import Backward
 from .collectives.workspace import workspace_bytes
 from .composite.body import COMPOSITES
 from .costing import OperatorCosting, piece_bytes, viewed_operand
-from .deliveries import Delivery, Route, Router, delivery_of, halo_delivery
+from .deliveries import Delivery, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
 from .reschedule.execute import rank_step
 from .reschedule.halo import HaloStep
+from .reschedule.layout import Layout
 from .reschedule.path import Path
 from .reschedule.steps import Step
+from .reverse_order import reverse_order
 from .rules.rule import Demand
 from .strategy import StrategyView
 from .takers import LOSS, Taker, step_demand
@@ -32,6 +35,7 @@ from .takers import LOSS, Taker, step_demand
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
 COLLECTIVES = "workspace of collectives"
+OPERATOR, OPERAND, SHARED, RESULT = "operator", "operand", "shared copy", "result"
 SENT_FOR = 4
 """Instructions after which an update that waited for a collective has mostly run."""
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
@@ -64,6 +68,16 @@ def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, ro
     return peak_of_program(_Replay(view, backward, costing, router).program())
 
 
+class _Node(NamedTuple):
+    """Where the backward pass comes to: an operator; the delivery of its operand at a position, or to the shared copy of a
+    tensor; or, where gradients are left for an operator, one of its results.
+    """
+
+    kind: str
+    name: str
+    position: int = -1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent(Buffer):
     """What a collective received: whoever waits for it runs a little later."""
@@ -75,7 +89,8 @@ class _Replay:
     values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
     copies: by what they are of, and how, those that are made without a collective.
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
-    coming: by tensor, the sum of the gradients that have come; ``missing``: how many are still to come.
+    coming: the gradients that have come to a delivery, or to a result; ``collectives``: the deliveries of the forward pass
+        that are collectives, in order; None for one that has no gradient.
     behind: updates that wait for a collective, with the length of the program at which they have run.
     """
 
@@ -89,8 +104,8 @@ class _Replay:
     _copies: dict[tuple[Buffer, Path], Buffer] = field(default_factory=dict)
     _taken: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     _kept: dict[str, Buffer] = field(default_factory=dict)
-    _coming: dict[str, Buffer] = field(default_factory=dict)
-    _missing: Counter[str] = field(default_factory=Counter)
+    _coming: defaultdict[_Node, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
+    _collectives: list[_Node | None] = field(default_factory=list)
     _lasting: list[Buffer] = field(default_factory=list)
     _behind: list[tuple[int, Buffer]] = field(default_factory=list)
     _updates: list[Buffer] = field(default_factory=list)
@@ -108,13 +123,13 @@ class _Replay:
             else:
                 self._forward(op)
         losses = [step.loss for step in graph.train_steps.values()]
-        self._expect(operators, losses)
         for loss in losses:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
             self._add([self._operand(loss, whole)])
-            self._coming[loss.name] = Buffer(loss.item_bytes, GRADIENTS)
-        for op in reversed(operators):
-            self._backward(op)
+            self._coming[_Node(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS))
+        starts = [_Node(OPERATOR, graph.producers[loss.name].name) for loss in losses]
+        for node in reverse_order(starts, self._sources, self._collectives):
+            self._back_at(node)
         self._add([*self._updates, *(gradient for _, gradient in self._behind)])
         self._lasting += [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
         return [*self._program, Instruction(tuple(self._lasting), ())]
@@ -151,7 +166,8 @@ class _Replay:
 
     def _forward(self, op: Operator) -> None:
         for position, tensor in op.operands:
-            self._taken[op.name, position] = self._operand(tensor, self.view.demand(op, position))
+            node, demand = _Node(OPERAND, op.name, position), self.view.demand(op, position)
+            self._taken[op.name, position] = self._operand(tensor, demand, node)
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         if rule.exchanged(config):
             windows = halo_delivery(op, rule, config, True)
@@ -177,9 +193,7 @@ class _Replay:
             self._add([buffer for buffer, _ in operands], made, scratch_bytes, overwrites)
 
     def _operand_bytes(self, op: Operator, position: int) -> int:
-        tensor = op.inputs[position]
-        assert tensor is not None
-        return piece_bytes(tensor, self.view.demand(op, position).layout)
+        return piece_bytes(_operand_of(op, position), self.view.demand(op, position).layout)
 
     def _result_bytes(self, op: Operator, tensor: Tensor) -> int:
         return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
@@ -188,22 +202,23 @@ class _Replay:
         self._kept[op.name] = Buffer(n_bytes, RESULTS)
         made.append(self._kept[op.name])
 
-    def _operand(self, tensor: Tensor, demand: Demand) -> Buffer:
+    def _operand(self, tensor: Tensor, demand: Demand, taker: _Node | None = None) -> Buffer:
         source = self._values[tensor.name]
         to_shared = self._to_shared(tensor)
         if to_shared is not None:
             if tensor.name not in self._shared:
-                self._shared[tensor.name] = self._delivered(to_shared, source)
+                self._shared[tensor.name] = self._delivered(to_shared, source, _Node(SHARED, tensor.name))
             source = self._shared[tensor.name]
-        return self._delivered(self.view.delivery(tensor, demand), source)
+        return self._delivered(self.view.delivery(tensor, demand), source, taker)
 
     def _to_shared(self, tensor: Tensor) -> Delivery | None:
         shared = self.view.strategy.shared.get(tensor.name)
         return None if shared is None else delivery_of(tensor, self.view.layout(tensor), shared)
 
-    def _delivered(self, delivery: Delivery, source: Buffer) -> Buffer:
+    def _delivered(self, delivery: Delivery, source: Buffer, node: _Node | None = None) -> Buffer:
         path = self.router.route(delivery).forward
         if path.communicates:
+            self._collectives.append(node)
             return self._moved(path, source, delivery.item_bytes, COPIES)
         # TensorFlow merges equal operators on equal operands.
         key = source, path
@@ -237,21 +252,69 @@ class _Replay:
 
     # Backward
 
-    def _expect(self, operators: list[Operator], losses: Iterable[Tensor]) -> None:
-        """Count the gradients that come to each tensor."""
-        reached = {loss.name for loss in losses}
-        for op in reversed(operators):
-            if any(tensor.name in reached for tensor in op.outputs):
-                for position, tensor in op.operands:
-                    if (op.name, position) in self.view.gradients:
-                        self._missing[tensor.name] += 1
-                        reached.add(tensor.name)
+    def _sources(self, node: _Node) -> list[_Node]:
+        """Where gradients go from an operator, a delivery to an operand, or to a copy that is shared."""
+        if node.kind == SHARED:
+            return [_Node(OPERATOR, self.view.graph.producers[node.name].name)]
+        op = self.view.graph.operators[node.name]
+        if node.kind == OPERAND:
+            return [self._left_at(_operand_of(op, node.position))]
+        return [self._goes_to(op, i) for i, _ in op.operands if (op.name, i) in self.view.gradients]
+
+    def _goes_to(self, op: Operator, position: int) -> _Node:
+        """The delivery of an operand; where there is nothing to do, what would come after it."""
+        tensor = _operand_of(op, position)
+        if self.router.route(self.view.delivery(tensor, self.view.demand(op, position))).is_free:
+            return self._left_at(tensor)
+        return _Node(OPERAND, op.name, position)
+
+    def _left_at(self, tensor: Tensor) -> _Node:
+        to_shared = self._to_shared(tensor)
+        if to_shared is not None and not self.router.route(to_shared).is_free:
+            return _Node(SHARED, tensor.name)
+        return _Node(OPERATOR, self.view.graph.producers[tensor.name].name)
+
+    def _back_at(self, node: _Node) -> None:
+        """What the backward pass does at an operator or a delivery."""
+        graph = self.view.graph
+        if node.kind == SHARED:
+            tensor = graph.tensors[node.name]
+            to_shared = self._to_shared(tensor)
+            assert to_shared is not None
+            gradient = self._returned(to_shared, self._arrived(node, to_shared.demand.layout, tensor))
+            self._coming[_Node(RESULT, tensor.name)].append(gradient)
+            return
+        op = graph.operators[node.name]
+        if node.kind == OPERAND:
+            operand, demand = _operand_of(op, node.position), self.view.demand(op, node.position)
+            delivery = self.view.delivery(operand, demand)
+            self._leave(operand, self._returned(delivery, self._arrived(node, demand.layout, operand)))
+        elif op.type == VARIABLE:
+            self._update(op)
+        elif op.type not in SOURCES:
+            self._backward(op)
+
+    def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
+        """A gradient has come to where takers of a tensor take it."""
+        node = self._left_at(tensor)
+        self._coming[node if node.kind == SHARED else _Node(RESULT, tensor.name)].append(gradient)
+
+    def _arrived(self, at: _Node, layout: Layout, tensor: Tensor) -> Buffer:
+        """The sum of the gradients that have come."""
+        coming, n_bytes = self._coming.pop(at), piece_bytes(tensor, layout)
+        if len(coming) == 1:
+            return coming[0]
+        total = Buffer(n_bytes, GRADIENTS)
+        self._add(coming, [total], overwrites=[(summand, n_bytes) for summand in coming])
+        return total
 
     def _backward(self, op: Operator) -> None:
-        coming = [tensor for tensor in op.outputs if tensor.name in self._coming]
-        arriving = [(self._arrived(tensor), self._result_bytes(op, tensor)) for tensor in coming]
-        if not arriving or op.type in SOURCES or op.updates is not None:
-            return
+        coming = [(_Node(RESULT, tensor.name), tensor) for tensor in op.outputs]
+        arriving = [
+            (self._arrived(node, self.view.layout(tensor), tensor), self._result_bytes(op, tensor))
+            for node, tensor in coming
+            if node in self._coming
+        ]
         operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
         results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
         known = [
@@ -260,7 +323,6 @@ class _Replay:
             *((self._values[tensor.name], self._result_bytes(op, tensor)) for tensor in results),
         ]
         inside = [self._kept[op.name]] if op.name in self._kept else []
-        found: list[tuple[Tensor, Demand, Buffer]] = []
         for position, tensor in op.operands:
             if (op.name, position) not in self.view.gradients:
                 continue
@@ -268,52 +330,21 @@ class _Replay:
             n_bytes = self._operand_bytes(op, position)
             if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
                 gradient = Buffer(n_bytes, GRADIENTS)
-                scratch_bytes = self._scratch_bytes(op)
                 own = self._taken[op.name, position] if op.type in _PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
-                self._add(reads, [gradient], scratch_bytes, known if op.type in _OVERWRITE else ())
-            found.append((tensor, self.view.demand(op, position), gradient))
-        for each in self._as_sent(found):
-            self._send_back(*each)
-
-    def _as_sent(self, found: list[tuple[Tensor, Demand, Buffer]]) -> list[tuple[Tensor, Demand, Buffer]]:
-        """In which order the gradients of an operator's operands go back.
-
-        As the operands come; but where several came through collectives, in the reverse of their order.
-        """
-        by_collective = [i for i, each in enumerate(found) if self._route(*each[:2]).forward.communicates]
-        late = by_collective[:-1]
-        return [*(each for i, each in enumerate(found) if i not in late), *(found[i] for i in reversed(late))]
-
-    def _route(self, tensor: Tensor, demand: Demand) -> Route:
-        return self.router.route(self.view.delivery(tensor, demand))
-
-    def _send_back(self, tensor: Tensor, demand: Demand, gradient: Buffer) -> None:
-        gradient = self._returned(self.view.delivery(tensor, demand), gradient)
-        if tensor.name in self._coming:
-            shared = self.view.strategy.shared.get(tensor.name)
-            n_bytes = piece_bytes(tensor, self.view.layout(tensor) if shared is None else shared.layout)
-            total = Buffer(n_bytes, GRADIENTS)
-            summands = [self._coming[tensor.name], gradient]
-            self._add(summands, [total], overwrites=[(summand, n_bytes) for summand in summands])
-            gradient = total
-        self._coming[tensor.name] = gradient
-        self._missing[tensor.name] -= 1
-        producer = self.view.graph.producers[tensor.name]
-        if not self._missing[tensor.name] and producer.type == VARIABLE:
-            self._update(producer)
-
-    def _arrived(self, tensor: Tensor) -> Buffer:
-        """The gradient of a tensor, as its producer takes it."""
-        gradient, to_shared = self._coming.pop(tensor.name), self._to_shared(tensor)
-        return gradient if to_shared is None else self._returned(to_shared, gradient)
+                self._add(reads, [gradient], self._scratch_bytes(op), known if op.type in _OVERWRITE else ())
+            if (node := self._goes_to(op, position)).kind == OPERAND:
+                self._coming[node].append(gradient)
+            else:
+                self._leave(tensor, gradient)
 
     def _returned(self, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward
         return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS)
 
     def _update(self, op: Operator) -> None:
-        gradient, updates = self._arrived(op.result), self.view.graph.updates
+        gradient = self._arrived(_Node(RESULT, op.result.name), self.view.layout(op.result), op.result)
+        updates = self.view.graph.updates
         if any(update.sums for of_variable in updates.values() for update in of_variable):
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)
@@ -321,6 +352,12 @@ class _Replay:
             self._behind.append((len(self._program) + SENT_FOR, gradient))
         else:
             self._add([gradient])
+
+
+def _operand_of(op: Operator, position: int) -> Tensor:
+    tensor = op.inputs[position]
+    assert tensor is not None
+    return tensor
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:

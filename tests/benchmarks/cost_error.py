@@ -45,13 +45,14 @@ from tensoropt.profiling.work import Measured
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
 
-# On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so activations are larger.
+# Steps of 0.2 to 2 s on two cores. On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so
+# activations are larger.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vgg16": (
         "vgg16",
-        {"batch": 32, "image": 32, "widths": (32, 64, 128, 256, 256), "hidden": (1024, 1024), "classes": 100},
+        {"batch": 64, "image": 32, "widths": (32, 64, 128, 256, 256), "hidden": (1024, 1024), "classes": 100},
     ),
-    "wide_resnet": ("wide_resnet", {"batch": 32, "image": 16, "depth": 10, "widening": 4}),
+    "wide_resnet": ("wide_resnet", {"batch": 32, "image": 32, "depth": 10, "widening": 4}),
     "transformer": (
         "transformer", {"batch": 32, "length": 64, "layers": 2, "width": 256, "heads": 4, "vocabulary": 2048}
     ),
