@@ -3,8 +3,8 @@
 Equation (1) of the TensorOpt paper adds up what operators keep, so that a search can add, too. What is alive at once is less
 (a gradient goes when it has been used; what was kept goes while the backward pass runs) and more (gradients on their way,
 results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
-operator at a time: forward in program order, deliveries where the lowering makes them, backward in reverse, sums of
-gradients and updates as soon as they can be (:mod:`.lowering.order`).
+operator at a time: forward in program order, deliveries where the lowering makes them, backward in the order in which
+TensorFlow comes to operators and deliveries (:mod:`.reverse_order`), updates as soon as they can be (:mod:`.lowering.order`).
 """
 
 from __future__ import annotations
