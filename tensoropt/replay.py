@@ -4,7 +4,8 @@ Equation (1) of the TensorOpt paper adds up what operators keep, so that a searc
 (a gradient goes when it has been used; what was kept goes while the backward pass runs) and more (gradients on their way,
 results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
 operator at a time: forward in program order, deliveries where the lowering makes them, backward in the order in which
-TensorFlow comes to operators and deliveries (:mod:`.reverse_order`), updates as soon as they can be (:mod:`.lowering.order`).
+TensorFlow comes to operators and deliveries (:mod:`.reverse_order`), updates as soon as they can be
+(:mod:`.lowering.order`).
 """
 
 from __future__ import annotations
