@@ -292,7 +292,7 @@ class _Replay:
             self._leave(operand, self._returned(delivery, self._arrived(node, demand.layout, operand)))
         elif op.type == VARIABLE:
             self._update(op)
-        elif op.type not in SOURCES:
+        elif op.type not in SOURCES and op.updates is None:
             self._backward(op)
 
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
