@@ -27,7 +27,7 @@ from .graph import LayoutGraph, layout_graph
 from .layout import Axes
 from .orders import Ints, Mask, axes_of_mask, orders
 from .search import StepTimes, path_time_ns, rewinding, unwinding
-from .steps import COMMUNICATING, KINDS, Move, State, move_between
+from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
 """Times that are held together in a search, so that temporary memory is bounded: states times sources."""
@@ -56,15 +56,19 @@ class Weighted:
         sizes, size_of = np.unique(elements, return_inverse=True)
         n_masks, kinds = 1 << len(axis_sizes), (*COMMUNICATING, "local")
         cost_kind = np.minimum(np.arange(len(KINDS)), len(COMMUNICATING))[graph.kind]
-        query = (cost_kind * n_masks + graph.mask) * len(sizes) + size_of[graph.sized_by]
+        of_axes = graph.mask.astype(np.int64) * len(sizes) + size_of[graph.sized_by]
+        query, copy = (number * n_masks * len(sizes) + of_axes for number in (cost_kind, len(COMMUNICATING)))
         usable = fits[graph.source] & np.repeat(fits, np.diff(graph.start))
+        copied = graph.copied & -(2 << leading_dim(steps.shape))
+        n_copies = (copied != 0).astype(np.int64) + (copied & copied - 1 != 0)  # bits, of at most two
+        is_copied = usable & (n_copies > 0)
         asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
-        asked[query[usable]] = True
+        asked[query[usable]] = asked[copy[is_copied]] = True
         times = np.full(len(asked), NEVER[np.dtype(np.int64)])
         for number in np.flatnonzero(asked).tolist():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
-        weight = np.where(usable, times[query], NEVER[np.dtype(np.int64)])
+        weight = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
         of_all = graph.orders.runs is None  # else a renamed layout need not be in the graph
         classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
         return cls(graph, fits, weight, classes)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .layout import Axes
 from .orders import Ints, Mask, Orders, axes_of_mask, mask_of_axes, orders
-from .steps import KINDS, SIZED_BY_RESULT, State
+from .steps import COMMUNICATING, KINDS, SIZED_BY_RESULT, State
 
 
 def all_states(n_axes: int, rank: int, partial: bool) -> Iterator[State]:
@@ -59,6 +59,7 @@ class LayoutGraph:
     kind: npt.NDArray[np.int8]  # [edges], index into KINDS
     mask: npt.NDArray[np.int16]  # [edges], the axes that move, as bits
     sized_by: npt.NDArray[np.int32]  # [edges]: the state whose pieces a step's cost is measured by
+    copied: npt.NDArray[np.int32]  # [edges], the dimensions along which a collective cuts or joins pieces, as bits
     by_splits: Ints  # the states, those with fewest axes that split first
 
     @property
@@ -124,6 +125,8 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     by_target = np.argsort(target, kind="stable")
     kinds, source, target, mask = kinds[by_target], source[by_target], target[by_target], mask[by_target]
     by_result = np.array([name in SIZED_BY_RESULT for name in KINDS])
+    changed = dims[source] != dims[target]
+    cuts = (kinds < len(COMMUNICATING)) & ((kinds != KINDS.index("all_to_all")) | (changed.sum(axis=1) > 1))
     return LayoutGraph(
         known,
         dims,
@@ -134,6 +137,7 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
         kinds.astype(np.int8),
         mask.astype(np.int16),
         np.where(by_result[kinds], target, source).astype(np.int32),
+        np.where(cuts, changed @ (1 << np.arange(rank)), 0).astype(np.int32),
         np.argsort(known.length[dims].sum(axis=1), kind="stable"),
     )
 

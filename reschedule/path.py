@@ -87,10 +87,12 @@ class Path:
 
 
 def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: StepCosts) -> int:
-    """The time that a cost model gives for one step on a tensor of ``shape``."""
+    """The time that a cost model gives for one step on a tensor of ``shape``: its collective and what that copies."""
     if isinstance(step, HaloStep):
         return step.time_ns(shape, itemsize, costs)
-    return costs.time_ns(step.cost_kind, step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize))
+    mesh, axes, n_bytes, copies = step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize), step.n_copies(shape)
+    time_ns = costs.time_ns(step.cost_kind, mesh, axes, n_bytes)
+    return time_ns + copies * costs.time_ns("local", mesh, axes, n_bytes) if copies else time_ns
 
 
 def all_layouts(mesh: Mesh, shape: Shape, partial: bool = True) -> tuple[Layout, ...]:

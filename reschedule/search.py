@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from .layout import Axes, Shape
 from .orders import Orders, mask_of_axes, orders
-from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves
+from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves, n_copies
 
 Ask = Callable[[str, Axes, int], int]
 """A cost model for one tensor: (kind, ascending axes, elements of the largest piece) to nanoseconds."""
@@ -38,7 +38,10 @@ class StepTimes:
         """The time of a move between states that fit."""
         elements = self.elements(move.target if move.kind in SIZED_BY_RESULT else state)
         assert elements is not None
-        return self.ask(move.kind if move.kind in COMMUNICATING else "local", tuple(sorted(move.axes)), elements)
+        axes = tuple(sorted(move.axes))
+        time_ns = self.ask(move.kind if move.kind in COMMUNICATING else "local", axes, elements)
+        copies = n_copies(move.kind, move.dim, move.to_dim, self.shape)
+        return time_ns + copies * self.ask("local", axes, elements) if copies else time_ns
 
     def ask(self, kind: str, axes: Axes, elements: int) -> int:
         key = (kind, axes, elements)

@@ -86,9 +86,31 @@ class Step:
         layout = self.target if self.kind in SIZED_BY_RESULT else self.source
         return math.prod(layout.largest_local_shape(shape)) * itemsize
 
+    def n_copies(self, shape: Shape) -> int:
+        """How often the bytes of :meth:`n_bytes` are copied in memory besides, see :func:`n_copies`."""
+        return n_copies(self.kind, self.dim, self.to_dim, shape)
+
     def __str__(self) -> str:
         where = "" if self.dim is None else f" {self.dim}" if self.to_dim is None else f" {self.dim}>{self.to_dim}"
         return f"{self.kind}({axes_text(self.axes)}{where})"
+
+
+def n_copies(kind: str, dim: int | None, to_dim: int | None, shape: Shape) -> int:
+    """How often a collective's bytes are copied in memory, apart from the collective itself.
+
+    What members send each other follows each other in memory only along the leading dimension (the first with more than
+    one element). Parts along another are put together before they are sent, and where they belong after they arrived.
+    An all-to-all within a dimension sends pieces whole. Blocks whose order isn't the ranks' are copied as well; that isn't
+    counted.
+    """
+    if kind not in COMMUNICATING or dim == to_dim:
+        return 0
+    return sum(each > leading_dim(shape) for each in (dim, to_dim) if each is not None)
+
+
+def leading_dim(shape: Shape) -> int:
+    """The first dimension with more than one element; 0 if there is none."""
+    return next((dim for dim, extent in enumerate(shape) if extent > 1), 0)
 
 
 def legal_steps(layout: Layout, shape: Shape) -> tuple[Step, ...]:

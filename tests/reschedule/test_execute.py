@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.collectives.single import SingleCommunicator
-from tensoropt.reschedule.execute import apply_local, pack, run_path, unpack
+from tensoropt.reschedule.execute import apply_local, pack, rank_step, run_path, unpack
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, all_layouts
@@ -78,6 +78,23 @@ def test_sends_are_views_where_they_follow_in_memory() -> None:
         again = pack(the_step(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0, given_local)
         assert all(piece.flags.c_contiguous for piece in again)
         assert np.array_equal(np.concatenate(again), given_local)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 8, 16), (8, 8, 8)], ids=str)
+def test_copies_are_counted_where_parts_do_not_follow_in_memory(shape: tuple[int, ...]) -> None:
+    mesh = Mesh.of(2, 2)
+    counted = set()
+    for layout in all_layouts(mesh, shape):
+        for step in legal_steps(layout, shape):
+            splits = (*step.source.splits, *step.target.splits)
+            if any(tuple(sorted(axes)) != axes for axes in splits):
+                continue  # blocks that aren't in the order of ranks are put in it, uncounted
+            ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
+            sends = any(rank.send_slices and not rank.send_in_place for rank in ranks)
+            receives = any(rank.recv_slices and not rank.recv_in_place for rank in ranks)
+            assert step.n_copies(shape) == sends + receives, step
+            counted.add((step.kind, step.n_copies(shape)))
+    assert counted >= {("all_gather", 1), ("all_gather", 0), ("all_to_all", 2 if len(shape) == 3 and shape[0] > 1 else 1)}
 
 
 def test_a_piece_of_the_wrong_shape_is_refused() -> None:

@@ -16,7 +16,7 @@ from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import axes_of_mask, n_layouts
 from tensoropt.reschedule.path import all_layouts
-from tensoropt.reschedule.steps import KINDS, State, Step, legal_steps, make_step, move_between, moves
+from tensoropt.reschedule.steps import KINDS, State, Step, leading_dim, legal_steps, make_step, move_between, moves
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,7 +108,15 @@ def test_bytes_of_the_largest_rank(source: str, target: str, n_elements: int) ->
 @pytest.mark.parametrize("runs", [None, 1, 2])
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize(
-    ("mesh", "shape"), [(Mesh.of(2, 3), (5, 2, 4)), (Mesh.of(2, 6), (12, 7)), (Mesh.of(4), ()), (Mesh.of(1), (3,))], ids=str
+    ("mesh", "shape"),
+    [
+        (Mesh.of(2, 3), (5, 2, 4)),
+        (Mesh.of(2, 6), (12, 7)),
+        (Mesh.of(2, 2), (1, 8, 4)),
+        (Mesh.of(4), ()),
+        (Mesh.of(1), (3,)),
+    ],
+    ids=str,
 )
 def test_the_graph_has_the_same_edges_and_bytes_as_the_steps(
     mesh: Mesh, shape: tuple[int, ...], partial: bool, runs: int | None
@@ -122,15 +130,16 @@ def test_the_graph_has_the_same_edges_and_bytes_as_the_steps(
     assert fits.tolist() == [layout.fits(shape) for layout in layouts]
     assert graph.number_of([State.of(layout) for layout in layouts]).tolist() == list(range(len(layouts)))
     targets = np.repeat(np.arange(len(layouts)), np.diff(graph.start))
-    edges = zip(graph.source, targets, graph.kind, graph.mask, elements[graph.sized_by], strict=True)
+    copied = (graph.copied[:, None] >> np.arange(leading_dim(shape) + 1, len(shape) + 1) & 1).sum(axis=1)
+    edges = zip(graph.source, targets, graph.kind, graph.mask, elements[graph.sized_by], copied, strict=True)
     in_graph = [
-        (layouts[i], layouts[j], KINDS[kind], axes_of_mask(int(mask)), size * 4)
-        for i, j, kind, mask, size in edges
+        (layouts[i], layouts[j], KINDS[kind], axes_of_mask(int(mask)), size * 4, n_copies)
+        for i, j, kind, mask, size, n_copies in edges
         if fits[i] and fits[j]
     ]
     assert len(in_graph) == len(set(in_graph))
     assert set(in_graph) == {
-        (step.source, step.target, step.kind, step.group_axes, step.n_bytes(shape, 4))
+        (step.source, step.target, step.kind, step.group_axes, step.n_bytes(shape, 4), step.n_copies(shape))
         for layout in layouts
         if layout.fits(shape)
         for step in legal_steps(layout, shape)
