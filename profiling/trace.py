@@ -1,4 +1,4 @@
-"""One step as TensorFlow's profiler saw it: what each operator took, and the exact peak of memory.
+"""Steps as TensorFlow's profiler saw them: when each operator ran, and the exact peak of memory.
 
 The profiler writes allocations and releases with the bytes that were asked for and their addresses; summed up in the order
 of time they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. What was
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +31,65 @@ class MemoryEvent:
     n_bytes: int
 
 
-@dataclass(frozen=True)
-class StepTrace:
-    """Attributes:
-    operators_us: what each TensorFlow operator of the step took, by its name in the graph; several runs add up.
-    peak_bytes: the most that was allocated at once since the trace began.
+@dataclass(frozen=True, slots=True)
+class OperatorEvent:
+    """One run of a TensorFlow operator, by the system's clock.
+
+    Attributes:
+        name: in the graph.
+        type: TensorFlow's; of operators that TensorFlow runs as one, theirs together.
+        thread: the number of the thread that ran it, or of the device's stream.
     """
 
-    operators_us: dict[str, float] = field(default_factory=dict)
-    peak_bytes: int = 0
+    name: str
+    type: str
+    thread: int
+    start_ps: int
+    duration_ps: int
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """What ran and what memory was taken, in no order; times are the system clock's."""
+
+    operators: tuple[OperatorEvent, ...] = ()
+    memory: tuple[MemoryEvent, ...] = ()
+
+    @cached_property
+    def operators_us(self) -> dict[str, float]:
+        """What each operator took, by its name in the graph; several runs add up."""
+        total_us: dict[str, float] = {}
+        for event in self.operators:
+            total_us[event.name] = total_us.get(event.name, 0.0) + event.duration_ps / 1e6
+        return total_us
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that was allocated at once since the trace began."""
+        return peak_of(self.memory)
 
 
 def peak_of(events: Iterable[MemoryEvent]) -> int:
     """The most bytes at once, beside what was allocated before the first event; what is released of that counts."""
+    return max([0, *(n_bytes for _, n_bytes in allocated(events))])
+
+
+def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
+    """(picoseconds, bytes that are allocated from then on), beside what was allocated before the first event."""
     alive: dict[int, int] = {}
-    total = peak = 0
+    total = 0
     for event in sorted(events, key=lambda event: event.time_ps):
         total -= alive.pop(event.address, max(0, -event.n_bytes))
         if event.n_bytes > 0:
             alive[event.address] = event.n_bytes
             total += event.n_bytes
-            peak = max(peak, total)
-    return peak
+        yield event.time_ps, total
 
 
 def traced_step(
     step: Callable[[], object], beside: Callable[[], Iterable[MemoryEvent]] = lambda: ()
 ) -> StepTrace:
-    """Run a step under TensorFlow's profiler. It should have run before, so that nothing is built meanwhile.
+    """Run a step, or several, under TensorFlow's profiler. It should have run before, so that nothing is built meanwhile.
 
     Args:
         beside: is called after the step: memory that TensorFlow doesn't tell of, by the system's clock.
@@ -79,22 +111,21 @@ def _read(content: bytes, beside: Iterable[MemoryEvent]) -> StepTrace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)
-    operators_us: dict[str, float] = {}
-    memory: list[MemoryEvent] = []
-    start_ps = 0
+    operators: list[OperatorEvent] = []
+    memory = list(beside)
+    # Events are told from the start of the trace on.
+    start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
     for plane in space.planes:
-        # Events are told from the start of the trace on.
-        start_ps = max(start_ps, 1000 * dict(_stats(plane, plane)).get("profile_start_time", 0))
         for line in plane.lines:
             for event in line.events:
                 name = plane.event_metadata[event.metadata_id].name
+                time_ps = start_ps + line.timestamp_ns * 1000 + event.offset_ps
                 if name in (_ALLOCATION, _DEALLOCATION):
-                    memory.append(_memory_event(plane, line, event, name == _ALLOCATION))
+                    memory.append(_memory_event(plane, event, time_ps, name == _ALLOCATION))
                 elif _is_operator(name):
-                    operator = name.rpartition(":")[0]
-                    operators_us[operator] = operators_us.get(operator, 0.0) + event.duration_ps / 1e6
-    memory += [replace(event, time_ps=event.time_ps - start_ps) for event in beside]
-    return StepTrace(operators_us, peak_of(memory))
+                    operator, _, kind = name.rpartition(":")
+                    operators.append(OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps))
+    return StepTrace(tuple(operators), tuple(memory))
 
 
 def _is_operator(name: str) -> bool:
@@ -103,9 +134,8 @@ def _is_operator(name: str) -> bool:
     return bool(operator) and kind.isidentifier() and "::" not in name and " " not in name
 
 
-def _memory_event(plane: Any, line: Any, event: Any, is_allocation: bool) -> MemoryEvent:
+def _memory_event(plane: Any, event: Any, time_ps: int, is_allocation: bool) -> MemoryEvent:
     stats = dict(_stats(plane, event))
-    time_ps = line.timestamp_ns * 1000 + event.offset_ps
     n_bytes = int(stats["requested_bytes"])
     return MemoryEvent(time_ps, int(stats["addr"]), n_bytes if is_allocation else -n_bytes)
 

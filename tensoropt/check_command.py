@@ -24,18 +24,23 @@ STEPS, MOST_WRONG, NAME_WIDTH = 20, 5, 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``tensoropt check``."""
     parser.usage = "mpirun -n N tensoropt check MODEL --plan PLAN.json [--steps N] [OPTION ...]"
-    parser.add_argument(
-        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
-    )
-    parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="what search or plan.save wrote")
+    add_plan_arguments(parser)
     parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are timed; default: {STEPS}")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for the search of the plan")
-    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
     parser.add_argument(
         "--cluster", metavar="NAME|FILE", help="whose costs single collectives are held against; default: these devices"
     )
     add_strictness(parser)
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all rows")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model runs, by which plan."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
+    )
+    parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="what search or plan.save wrote")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for the search of the plan")
+    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
 
 
 def run(arguments: argparse.Namespace) -> int:

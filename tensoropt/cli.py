@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tensoropt.launch", "run a script on several ranks"),
     "search": ("tensoropt.search_command", "find a model's plans for hardware that needn't be at hand"),
     "check": ("tensoropt.check_command", "hold a plan against what it predicted"),
+    "timeline": ("tensoropt.timeline_command", "trace where a plan's step goes, for a browser"),
     "calibrate": ("tensoropt.calibrate_command", "measure these devices and their links"),
     "compare": ("tensoropt.compare_command", "hold a model's frontier against what other algorithms choose"),
 }

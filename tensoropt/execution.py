@@ -166,7 +166,8 @@ def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBacke
         processes.wait_for_others()
         sys.exit(0)
     communicator = MpiCommunicator(part, mesh, processes.begin_collective)
-    return CommunicatingBackend(mesh, processes.rank, communicator), processes.part(part), communicator.prepare
+    backend = CommunicatingBackend(mesh, processes.rank, communicator, processes.waiting)
+    return backend, processes.part(part), communicator.prepare
 
 
 @dataclass

@@ -12,7 +12,7 @@ So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two th
 reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
 end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
 the others as it ends how many collectives it began, and a thread of each looks once a second whether this rank has
-begun one more than a rank that ended.
+begun one more than a rank that ended. The same thread sees to collectives that last too long, see :mod:`.waiting`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
+from .waiting import DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, timeout_s, too_long
 
 if TYPE_CHECKING:
     from .processes import Processes
@@ -104,7 +105,9 @@ class Ending:
         """Tell the other ranks, without waiting, how many collectives this one has begun in its life."""
         message = collectives_begun.to_bytes(8, "little")
         self._farewells = [
-            self.comm.Isend(bytearray(message), dest=rank) for rank in range(self.comm.size) if rank != self.comm.rank
+            self.comm.Isend(bytearray(message), dest=rank, tag=FAREWELL_TAG)
+            for rank in range(self.comm.size)
+            if rank != self.comm.rank
         ]
 
     def receive_farewells(self) -> list[tuple[int, int]]:
@@ -113,9 +116,9 @@ class Ending:
 
         received = []
         status = MPI.Status()
-        while self.comm.Iprobe(status=status):
+        while self.comm.Iprobe(tag=FAREWELL_TAG, status=status):
             message = bytearray(8)
-            self.comm.Recv(message, source=status.Get_source())
+            self.comm.Recv(message, source=status.Get_source(), tag=FAREWELL_TAG)
             received.append((status.Get_source(), int.from_bytes(message, "little")))
         return received
 
@@ -137,6 +140,7 @@ class ErrorHandling:
         self._requested_exit: tuple[int, int] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._timeout_s = DEFAULT_TIMEOUT_S
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         """Replaces ``sys.excepthook``."""
@@ -195,7 +199,12 @@ class ErrorHandling:
         ending.join(KIND_NORMAL)
 
     def watch(self) -> None:
-        """Look, from a thread, for ranks that ended while this one waits for them."""
+        """Look, from a thread, for ranks that ended while this one waits for them, and for collectives that last too long.
+
+        Raises:
+            InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
+        """
+        self._timeout_s = timeout_s()
         self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
         self._watcher.start()
 
@@ -203,7 +212,9 @@ class ErrorHandling:
         ending = self.processes.ending
         assert ending is not None
         ended: dict[int, int] = {}
+        questions = Questions(ending.comm)
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
+            self._look_for_late(ending, questions)
             ended.update(ending.receive_farewells())
             missing = [rank for rank, begun in ended.items() if begun < self.processes.collectives_begun]
             if missing:
@@ -214,6 +225,21 @@ class ErrorHandling:
                     file=sys.stderr,
                 )
                 ending.abort(1)
+
+    def _look_for_late(self, ending: Ending, questions: Questions) -> None:
+        """Answer the other ranks, and ask them if this one waits for too long; if it still does then, end all."""
+        processes, waiting = self.processes, self.processes.waiting
+        since_s = waiting.since_s
+        own = Answer(processes.collectives_begun, waiting.what if since_s is not None else "")
+        questions.answer(own)
+        if since_s is None or time.monotonic() - since_s < self._timeout_s:
+            return
+        answers = questions.ask(own)
+        if waiting.since_s == since_s:
+            time.sleep(0.1 * processes.rank)  # as below
+            waited_s = time.monotonic() - since_s
+            print(f"tensoropt: {too_long(processes.rank, waited_s, own, answers, processes.size)}", file=sys.stderr)
+            ending.abort(1)
 
     def _stop(self) -> None:
         self._stop_watching.set()

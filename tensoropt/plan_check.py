@@ -11,7 +11,6 @@ and activation): those are compared as one.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,28 +20,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .collectives.timed import TimedCall, TimedCommunicator
-from .costing import ALIASES
+from .collectives.timed import TimedCall
 from .deliveries import PlainCosts
-from .engine import Engine, Feed, Fetch
-from .execution import MPI, execute
+from .engine import Engine
 from .frontier import Model, costing_of
 from .ir import SOURCES, VARIABLE
-from .lowering.backends import CommunicatingBackend, TimedBackend
-from .made_up import made_up_batch
 from .plan import Plan
+from .plan_trial import PlanTrial
 from .processes import Processes
 from .profiling.costs import CollectiveCosts
 from .profiling.hardware import Hardware
-from .profiling.trace import StepTrace, traced_step
+from .profiling.trace import traced_step
 from .replay import peak_of
 from .reschedule.layout import axes_text
 from .reschedule.mesh import Mesh
 from .strategy import StrategyView
+from .traced_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as
 
-WARM_STEPS = 3
 UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training step"
-_GRADIENT = re.compile(r"gradients(?:_\d+)?/(?P<operator>.+?)_grad/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,36 +98,22 @@ def check_plan(
     Raises:
         InputError: the plan is for another model, or for more devices than there are.
     """
-    execution = execute(plan, model, initial_value, processes, MPI)
-    engine, part = execution.engine, execution.processes
-    assert isinstance(engine.backend, CommunicatingBackend)
-    timed = TimedCommunicator(engine.backend.communicator)
-    engine.backend = paths = TimedBackend(engine.backend.mesh, engine.backend.rank, timed)
-    graph = model.graph
-    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
-    feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
-
-    def step() -> None:
-        engine.run(fetch, feeds)
-
-    for _ in range(WARM_STEPS):
-        step()
+    trial = PlanTrial.of(plan, model, initial_value, processes)
+    timed, part = trial.communicator, trial.processes
     own_s, paths_s, calls = [], [], []
     for _ in range(steps):
-        timed.take()
-        paths.take()
         part.barrier()
         started = time.perf_counter()
-        step()
+        trial.step()
         own_s.append(time.perf_counter() - started)
-        paths_s.append(paths.take())
+        paths_s.append(trial.paths.take())
         calls.append(timed.take())
     part.barrier()
     timed.take_memory()
-    trace = traced_step(step, timed.take_memory)
-    log = [entry.operator for entry in engine.function(fetch, tuple(feeds)).log]
-    gathered = part.gather(_Rank(own_s, paths_s, calls, trace, _state_bytes(engine), timed.workspace_bytes))
-    return _compared(plan, model, gathered, log, hardware)
+    trace = traced_step(trial.step, timed.take_memory)
+    state_bytes = _state_bytes(trial.engine)
+    rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + timed.workspace_bytes)
+    return _compared(plan, model, part.gather(rank), [entry.operator for entry in trial.log], hardware)
 
 
 @dataclass(frozen=True)
@@ -142,9 +123,8 @@ class _Rank:
     steps_s: list[float]
     paths_s: list[float]
     calls: list[tuple[TimedCall, ...]]
-    trace: StepTrace
-    state_bytes: int
-    workspace_bytes: int
+    operators_us: dict[str, float]
+    peak_bytes: int
 
     @property
     def calls_s(self) -> np.ndarray:
@@ -155,10 +135,6 @@ class _Rank:
     def copies_s(self) -> np.ndarray:
         """[steps]: of deliveries, outside of their collectives."""
         return np.array(self.paths_s) - self.calls_s.sum(axis=1)
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.trace.peak_bytes + self.state_bytes + self.workspace_bytes
 
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
@@ -195,7 +171,7 @@ def _compared(
         Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
         tuple(memory),
         _collectives(plan.mesh, ranks, each_us, hardware),
-        _operators(plan, model, _slowest([rank.trace.operators_us for rank in ranks])),
+        _operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
         _edges(plan, model, log, each_us),
     )
 
@@ -272,7 +248,7 @@ def _slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tuple[Compared, ...]:
     """Every operator of the training steps, forward and backward; those that TensorFlow ran as one, as one."""
     planned = {op.name: op for op in plan.operators}
-    group_of = _groups(model, traced_us)
+    group_of = ran_as(model, traced_us)
     predicted: dict[str, float] = {}
     members: dict[str, list[str]] = {}
     for op in model.graph.step_operators:
@@ -282,9 +258,9 @@ def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tupl
             members.setdefault(group, []).append(op.name)
     measured: dict[str, float] = {}
     for name, time_us in traced_us.items():
-        ran_as = _group_of_event(name, group_of)
-        if ran_as is not None:
-            measured[ran_as] = measured.get(ran_as, 0.0) + time_us
+        of_event = _group_of_event(name, group_of)
+        if of_event is not None:
+            measured[of_event] = measured.get(of_event, 0.0) + time_us
     return tuple(
         Compared(
             group if group in (UPDATES, OTHERS) else " + ".join(members.get(group, [group])),
@@ -295,28 +271,12 @@ def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tupl
     )
 
 
-def _groups(model: Model, traced_us: Mapping[str, float]) -> dict[str, str]:
-    """Operator name to the name under which TensorFlow ran it: its own, or that of an operator that takes its result."""
-    groups: dict[str, str] = {}
-    takers: dict[str, str] = {}
-    for op in model.graph.step_operators:
-        for _, tensor in op.operands:
-            takers.setdefault(model.graph.producers[tensor.name].name, op.name)
-    for op in reversed(model.graph.step_operators):
-        ran_by_itself = op.name in traced_us or op.type in ALIASES or op.type in SOURCES
-        groups[op.name] = op.name if ran_by_itself else groups.get(takers.get(op.name, ""), op.name)
-    return groups
-
-
 def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
     """None of what isn't compute: callbacks of collectives."""
-    if "collective" in name.rpartition("/")[2]:
+    operator, way = TracedName.of(name, group_of)
+    if way == CALL:
         return None
-    gradient = _GRADIENT.match(name)
-    operator = gradient["operator"] if gradient else name
-    if operator in group_of:
-        return group_of[operator]
-    return UPDATES if "Apply" in name else OTHERS
+    return group_of[operator] if way in (FORWARD, BACKWARD) else UPDATES if way == UPDATE else OTHERS
 
 
 def to_json(check: PlanCheck) -> dict[str, Any]:

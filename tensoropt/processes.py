@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from .errors import InputError, TensorOptError, describe
 from .failures import Ending, install_error_handling, install_lone_error_handling
 from .launch import share_of_cores, usable_cores
+from .waiting import Waiting
 
 __all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
 
@@ -122,6 +123,7 @@ class Processes:
     ending: Ending | None = None
     whole: Processes | None = None
     collectives_begun: int = field(default=0, init=False)
+    waiting: Waiting = field(default_factory=Waiting, init=False)
 
     @property
     def alone(self) -> bool:

@@ -25,11 +25,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """One collective of one rank; ``n_bytes`` in the sense of its kind, as costs have it."""
+    """One collective of one rank, by the communicator's clock; ``n_bytes`` in the sense of its kind, as costs have it."""
 
     kind: str
     axes: Axes
     n_bytes: int
+    started_s: float
     seconds: float
 
 
@@ -103,7 +104,7 @@ class TimedCommunicator:
         return self._followed(result)
 
     def _note(self, kind: str, axes: Axes, n_bytes: int, started: float) -> None:
-        self.calls.append(TimedCall(kind, axes, n_bytes, self.clock() - started))
+        self.calls.append(TimedCall(kind, axes, n_bytes, started, self.clock() - started))
 
     def _followed(self, result: Array) -> Array:
         """Note that a new result is there now, and, once nothing refers to its memory any more, that it is not."""

@@ -12,6 +12,7 @@ from ..reschedule.execute import Communicator, RankPath
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.simulate import simulate, simulate_all_reduce
+from ..waiting import Waiting
 
 Runner = Callable[..., list[np.ndarray]]
 
@@ -26,33 +27,52 @@ class EmulatedBackend:
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.mesh.n_devices))
 
-    def runner(self, path: Path) -> Runner:
+    def runner(self, path: Path, what: str) -> Runner:
         return lambda *pieces: simulate(path, pieces)
 
-    def maximum(self, path: Path) -> Runner:
+    def maximum(self, path: Path, what: str) -> Runner:
         (step,) = path.steps
         return lambda *pieces: simulate_all_reduce(pieces, self.mesh, step.axes, "max")
 
 
 @dataclass(frozen=True)
 class CommunicatingBackend:
-    """This process is one rank; collectives go through a communicator."""
+    """This process is one rank; collectives go through a communicator.
+
+    Attributes:
+        waiting: is told in which collectives this rank is.
+    """
 
     mesh: Mesh
     rank: int
     communicator: Communicator
+    waiting: Waiting = field(default_factory=Waiting)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return (self.rank,)
 
-    def runner(self, path: Path) -> Runner:
+    def runner(self, path: Path, what: str) -> Runner:
         seen = RankPath.of(path, self.rank)
-        return lambda piece: [seen.run(piece, self.communicator)]
+        return self._told(what, lambda piece: [seen.run(piece, self.communicator)])
 
-    def maximum(self, path: Path) -> Runner:
+    def maximum(self, path: Path, what: str) -> Runner:
         (step,) = path.steps
-        return lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
+        return self._told(
+            what, lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
+        )
+
+    def _told(self, what: str, run: Runner) -> Runner:
+        waiting = self.waiting
+
+        def told(*pieces: np.ndarray) -> list[np.ndarray]:
+            waiting.begin(what)
+            try:
+                return run(*pieces)
+            finally:
+                waiting.end()
+
+        return told
 
 
 @dataclass(frozen=True)
@@ -72,11 +92,11 @@ class TimedBackend(CommunicatingBackend):
         self.seconds.clear()
         return total
 
-    def runner(self, path: Path) -> Runner:
-        return self._timed(super().runner(path))
+    def runner(self, path: Path, what: str) -> Runner:
+        return self._timed(super().runner(path, what))
 
-    def maximum(self, path: Path) -> Runner:
-        return self._timed(super().maximum(path))
+    def maximum(self, path: Path, what: str) -> Runner:
+        return self._timed(super().maximum(path, what))
 
     def _timed(self, run: Runner) -> Runner:
         def timed(*pieces: np.ndarray) -> list[np.ndarray]:

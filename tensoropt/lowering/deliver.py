@@ -41,11 +41,11 @@ class Backend(Protocol):
         """The ranks that are built here."""
         ...
 
-    def runner(self, path: Path) -> Callable[..., list[np.ndarray]]:
-        """A function from the pieces of ``ranks`` before a path to those after it."""
+    def runner(self, path: Path, what: str) -> Callable[..., list[np.ndarray]]:
+        """A function from the pieces of ``ranks`` before a path to those after it; ``what`` says it in messages."""
         ...
 
-    def maximum(self, path: Path) -> Callable[..., list[np.ndarray]]:
+    def maximum(self, path: Path, what: str) -> Callable[..., list[np.ndarray]]:
         """The same for a path of one all-reduce that takes maxima instead of sums."""
         ...
 
@@ -100,11 +100,14 @@ class Deliverer:
         if not path.communicates:
             return [self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)]
         dtype = values[0].dtype
-        for step in path.steps:
-            if step.communicates:
-                axes = axes_text(step.group_axes)
-                self.log.append(Collective(step.kind, axes, path.shape, dtype.name, operator))
-        runner = self.backend.runner(path) if reduction == "sum" else self.backend.maximum(path)
+        collectives = [
+            Collective(step.kind, axes_text(step.group_axes), path.shape, dtype.name, operator)
+            for step in path.steps
+            if step.communicates
+        ]
+        self.log += collectives
+        what = ", then ".join(map(str, collectives))
+        runner = self.backend.runner(path, what) if reduction == "sum" else self.backend.maximum(path, what)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> list[np.ndarray]:
             return [_TURN, *runner(*pieces)]

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from mpirun import child_environment, run_command, run_ranks
 
+from tensoropt.waiting import Answer, too_long
+
 WORKER = Path(__file__).with_name("worker.py")
+LATE = Path(__file__).with_name("late_rank.py")
 RECORDED = Path(__file__).with_name("recorded.py")
 LIMIT_S = 30.0
 
@@ -95,6 +98,40 @@ def test_a_rank_that_mpirun_sees_killed_ends_the_others():
     result = run_ranks(3, WORKER, "kill", "1", timeout=LIMIT_S)
     assert result.returncode == 137
     assert "signal 9 (Killed)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "said"), [("sleep", "rank 1 hasn't come to it and is in no collective"), ("stop", "rank 1 doesn't answer")]
+)
+def test_a_collective_that_waits_too_long_says_who_is_missing(does, said):
+    started = time.monotonic()
+    result = run_ranks(2, LATE, does, "0", timeout=2 * LIMIT_S, env={"TENSOROPT_TIMEOUT": "2"})
+    assert result.returncode == 1 and time.monotonic() - started < LIMIT_S
+    assert "done" not in result.stdout and "Traceback" not in result.stderr
+    begins = r"tensoropt: rank 0 has waited for \d+ s in \w+\(a\) of float32\[[\d, ]+\] for \w+"
+    [sentence] = re.findall(begins + ": (.*)", result.stderr)
+    assert said in sentence and "TENSOROPT_TIMEOUT=SECONDS" in sentence
+
+
+def test_what_isn_t_spent_in_collectives_doesn_t_count(tmp_path):
+    # Each rank is outside of collectives for longer than it may be inside of one.
+    result = run_ranks(2, LATE, "nothing", "2.5", timeout=2 * LIMIT_S, env={"TENSOROPT_TIMEOUT": "2"})
+    assert result.returncode == 0 and result.stdout.count("done") == 2, result.stderr
+
+
+def test_a_timeout_that_is_no_time_is_refused():
+    for given in ("soon", "0", "nan"):
+        result = run_ranks(2, WORKER, "slow", "all", timeout=LIMIT_S, env={"TENSOROPT_TIMEOUT": given})
+        assert result.returncode == 2
+        assert result.stderr.count("TENSOROPT_TIMEOUT is how many seconds a rank waits in a collective") == 1
+
+
+def test_all_ranks_that_have_come_are_none_that_is_missing():
+    own = Answer(7, "all_reduce(a)")
+    said = too_long(2, 12.3, own, {0: own, 1: Answer(8, "")}, 3)
+    assert said.startswith("rank 2 has waited for 12 s in all_reduce(a): all ranks have come to it")
+    said = too_long(2, 12.3, own, {0: Answer(6, "slice(b)")}, 3)
+    assert "rank 0 hasn't come to it and is in slice(b); rank 1 doesn't answer. All" in said
 
 
 def test_all_exit_with_a_code(tmp_path):

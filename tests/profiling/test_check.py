@@ -122,7 +122,7 @@ def test_a_timed_backend_adds_up_what_paths_take():
     summed = cheapest_path(Layout(mesh, ((), ()), (0,)), Layout.replicated(mesh, 2), (4, 2), 4, PlainCosts())
     backend = TimedBackend(mesh, 0, SingleCommunicator(), clock=lambda: 3.0 * next(now))
     piece = np.ones((4, 2), np.float32)
-    for run in (backend.runner(summed), backend.maximum(summed)):
+    for run in (backend.runner(summed, "a sum"), backend.maximum(summed, "a maximum")):
         assert run(piece)[0].tolist() == piece.tolist()
     assert backend.take() == 6.0 and backend.take() == 0.0
 

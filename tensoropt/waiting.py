@@ -1,0 +1,119 @@
+"""Waiting too long: a rank that finds itself in a collective for longer than ``TENSOROPT_TIMEOUT`` asks who is missing.
+
+A thread of each rank looks once a second. It answers what other ranks ask (how many collectives this one has begun, and in
+which it is), and asks itself when this rank's collective has lasted too long. Who has begun fewer collectives hasn't come to
+this one; who doesn't answer is stopped, or its machine can't be reached. The messages go over the communicator of the
+:class:`~tensoropt.failures.Ending`, so they meet nothing else, and cost nothing until they are needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import InputError
+
+TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
+ANSWER_S = 4.0
+"""How long to wait for answers: a few times the interval at which ranks look for questions."""
+_NAP_S = 0.02
+FAREWELL_TAG, _QUESTION_TAG, _ANSWER_TAG = 1, 2, 3
+
+
+def timeout_s() -> float:
+    """What ``TENSOROPT_TIMEOUT`` says, in seconds; ``inf`` for ever.
+
+    Raises:
+        InputError: it is no number, or not above 0.
+    """
+    given = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InputError(f"{TIMEOUT} is how many seconds a rank waits in a collective, a number above 0, got {given!r}")
+    return seconds
+
+
+@dataclass
+class Waiting:
+    """In which collectives this rank is, and since when; written by the thread that calls them.
+
+    Attributes:
+        what: collectives and the operator that they are for.
+        since_s: by the monotonic clock; None outside of collectives.
+    """
+
+    what: str = ""
+    since_s: float | None = None
+
+    def begin(self, what: str) -> None:
+        self.what = what
+        self.since_s = time.monotonic()
+
+    def end(self) -> None:
+        self.since_s = None
+
+
+class Answer(NamedTuple):
+    """How many collectives a rank has begun, and what it is in ("" if none)."""
+
+    begun: int
+    what: str
+
+
+class Questions:
+    """Asks the other ranks, and answers them, from one thread of each.
+
+    Args:
+        comm: a communicator (mpi4py) whose messages with these tags are used for nothing else.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._sent: list[Any] = []  # requests, which must live until they are done
+
+    def answer(self, own: Answer) -> None:
+        """Answer what was asked since the last call."""
+        for rank in self._others:
+            while self.comm.iprobe(source=rank, tag=_QUESTION_TAG):
+                self.comm.recv(source=rank, tag=_QUESTION_TAG)
+                self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=_ANSWER_TAG))
+
+    def ask(self, own: Answer) -> dict[int, Answer]:
+        """What the other ranks answer, by rank; those who don't are left out. Answers them meanwhile."""
+        self._sent += [self.comm.isend(None, dest=rank, tag=_QUESTION_TAG) for rank in self._others]
+        answers: dict[int, Answer] = {}
+        deadline = time.monotonic() + ANSWER_S
+        while len(answers) < len(self._others) and time.monotonic() < deadline:
+            self.answer(own)
+            for rank in self._others:
+                while self.comm.iprobe(source=rank, tag=_ANSWER_TAG):
+                    answers[rank] = Answer(*self.comm.recv(source=rank, tag=_ANSWER_TAG))
+            time.sleep(_NAP_S)
+        return answers
+
+
+def too_long(rank: int, waited_s: float, own: Answer, answers: Mapping[int, Answer], size: int) -> str:
+    """The sentence about a collective that lasts too long."""
+    missing = []
+    for other in range(size):
+        answer = answers.get(other)
+        if other == rank:
+            continue
+        if answer is None:
+            missing.append(f"rank {other} doesn't answer")
+        elif answer.begun < own.begun:
+            where = f"is in {answer.what}" if answer.what else "is in no collective"
+            missing.append(f"rank {other} hasn't come to it and {where}")
+    who = "; ".join(missing) or "all ranks have come to it, so the connection between them is what is slow"
+    return (
+        f"rank {rank} has waited for {waited_s:.0f} s in {own.what}: {who}. All ranks must run the same steps; "
+        f"{TIMEOUT}=SECONDS lets ranks wait for longer"
+    )
