@@ -3,7 +3,8 @@
 A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
 largest before, then those of all other points of the frontier; then it is searched again. It ends when all operators of the
 frontier have been measured (those of other strategies can't make the answer slower than it is predicted to be), or when the
-budget is spent. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run,
+budget is spent. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of
+its compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run,
 and the slowest counts.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from .errors import InputError
 from .frontier import Model, ModelFrontier
@@ -30,6 +33,8 @@ from .rules.rule import Config, interface
 from .strategy import Strategy
 
 Search = Callable[[Mapping[str, Measured]], Plan]
+NEGLIGIBLE = 0.01
+"""Of the plan's compute time: the smallest operators up to this much of it are never measured."""
 _Wanted = list[tuple[str, Config, float]]
 """(operator, config, predicted microseconds)."""
 
@@ -126,15 +131,19 @@ class MeasuredSearch:
         assert isinstance(frontier, ModelFrontier)
         configs = plan.strategy.configs
         in_step = [op.name for op in self.model.graph.step_operators if op.name in configs]
-        of_plan = self._unmeasured(frontier, [(name, configs[name]) for name in in_step])
+        pairs_of_plan = [(name, configs[name]) for name in in_step]
+        least_us = _least_worth_us(frontier, pairs_of_plan)
+        of_plan = self._unmeasured(frontier, pairs_of_plan, least_us)
         if of_plan:
             return of_plan
         pairs = dict.fromkeys(
             pair for states in frontier.found.strategies for pair in frontier.built.strategy(states).configs.items()
         )
-        return self._unmeasured(frontier, pairs)
+        return self._unmeasured(frontier, pairs, least_us)
 
-    def _unmeasured(self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> _Wanted:
+    def _unmeasured(
+        self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]], least_us: float = 0.0
+    ) -> _Wanted:
         wanted: dict[str, tuple[str, Config, float]] = {}
         for name, config in pairs:
             work = _work(frontier, name, config)
@@ -142,8 +151,9 @@ class MeasuredSearch:
                 continue
             if work.key not in wanted and work.key not in self.store.measured:
                 predicted_us = frontier.costing.compute.time_ns(work) / 1e3
-                wanted[work.key] = (name, config, predicted_us)
-                self._works[name, config] = work
+                if predicted_us >= least_us:
+                    wanted[work.key] = (name, config, predicted_us)
+                    self._works[name, config] = work
         return sorted(wanted.values(), key=lambda each: -each[2])
 
     def _told(self, plan: Plan) -> dict[str, Any]:
@@ -165,6 +175,14 @@ class MeasuredSearch:
             "measured_time_percent": round(100 * measured_ns / total_ns, 1) if total_ns else 100.0,
             "environment": self.store.environment,
         }
+
+
+def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:
+    """What an operator must be predicted to take for it to be measured: those of the plan below come to next to nothing."""
+    works = (_work(frontier, name, config) for name, config in pairs)
+    times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in works if work is not None)
+    small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
+    return times_us[int(small.sum())] if times_us else 0.0
 
 
 def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:

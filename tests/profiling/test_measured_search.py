@@ -11,7 +11,8 @@ import zoo
 
 import tensoropt
 from tensoropt.errors import InputError
-from tensoropt.measured_search import MeasuredSearch, find_measured, parse_budget
+from tensoropt.frontier import ModelFrontier
+from tensoropt.measured_search import NEGLIGIBLE, MeasuredSearch, _work, find_measured, parse_budget
 from tensoropt.measuring import OperatorTimer, Timed, Trial
 from tensoropt.options import Request, mini_time
 from tensoropt.processes import Processes
@@ -69,6 +70,10 @@ def variables_of(model) -> int:
     return sum(op.is_trainable for op in model.graph.variables)
 
 
+def in_step(model) -> set[str]:
+    return {op.name for op in model.graph.step_operators if op.updates is None}
+
+
 def found(searching: MeasuredSearch):
     return searching.find(lambda compute: compute())
 
@@ -76,8 +81,13 @@ def found(searching: MeasuredSearch):
 def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     machine, store = Machine(), Store(None, "here")
     plan = found(searching(model, machine, store))
-    told = plan.assumed["operators"]
-    assert told["predicted"] == variables_of(model) and told["measured"] > 5
+    told, frontier = plan.assumed["operators"], plan.frontier
+    assert isinstance(frontier, ModelFrontier)
+    works = {op.name: _work(frontier, op.name, op.config) for op in plan.operators if op.name in in_step(model)}
+    times_us = {name: frontier.costing.compute.time_ns(work) / 1e3 for name, work in works.items() if work is not None}
+    unknown_us = [time_us for name, time_us in times_us.items() if works[name].key and works[name].key not in store.measured]
+    assert sum(unknown_us) <= NEGLIGIBLE * sum(times_us.values())
+    assert told["predicted"] == variables_of(model) + len(unknown_us) and told["measured"] > 5
     assert len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
     # What was measured is in the plan's costs.
     times = {op.name: op.time_us for op in plan.operators}
