@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,28 +76,33 @@ class Questions:
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
-        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._sent: list[Any] = []  # requests, which must live until they are done
 
     def answer(self, own: Answer) -> None:
         """Answer what was asked since the last call."""
-        for rank in self._others:
-            while self.comm.iprobe(source=rank, tag=_QUESTION_TAG):
-                self.comm.recv(source=rank, tag=_QUESTION_TAG)
-                self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=_ANSWER_TAG))
+        for rank, _ in self._received(_QUESTION_TAG):
+            self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=_ANSWER_TAG))
 
     def ask(self, own: Answer) -> dict[int, Answer]:
         """What the other ranks answer, by rank; those who don't are left out. Answers them meanwhile."""
-        self._sent += [self.comm.isend(None, dest=rank, tag=_QUESTION_TAG) for rank in self._others]
+        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+        self._sent += [self.comm.isend(None, dest=rank, tag=_QUESTION_TAG) for rank in others]
         answers: dict[int, Answer] = {}
         deadline = time.monotonic() + ANSWER_S
-        while len(answers) < len(self._others) and time.monotonic() < deadline:
+        while len(answers) < len(others) and time.monotonic() < deadline:
             self.answer(own)
-            for rank in self._others:
-                while self.comm.iprobe(source=rank, tag=_ANSWER_TAG):
-                    answers[rank] = Answer(*self.comm.recv(source=rank, tag=_ANSWER_TAG))
+            answers |= {rank: Answer(*answer) for rank, answer in self._received(_ANSWER_TAG)}
             time.sleep(_NAP_S)
         return answers
+
+    def _received(self, tag: int) -> Iterator[tuple[int, Any]]:
+        """(rank, message) of what has come with a tag."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=tag, status=status):
+            source = status.Get_source()
+            yield source, self.comm.recv(source=source, tag=tag)
 
 
 def too_long(rank: int, waited_s: float, own: Answer, answers: Mapping[int, Answer], size: int) -> str:
