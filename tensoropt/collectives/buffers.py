@@ -22,8 +22,9 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
     resolved = np.dtype(dtype)
     n_bytes = math.prod(shape) * resolved.itemsize
     memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + n_bytes].view(resolved).reshape(shape)
+    # Not ctypes.data and views, which take a microsecond longer.
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return np.ndarray(shape, resolved, memory, start)
 
 
 def keep_freed_memory() -> None:

@@ -15,12 +15,10 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
     local, result = (math.prod(shape) * item_bytes for shape in (step.local_shape, step.result_shape))
     n_members = len(step.recv_shapes)
     if step.kind == "all_reduce":
-        if n_members == 2:
-            return {"reduce": local}
-        if local * n_members <= GATHER_AND_ADD_BYTES:
+        if n_members > 2 and local * n_members <= GATHER_AND_ADD_BYTES:
             return {"reduce": local * n_members}
         chunk = -(-math.prod(step.local_shape) // n_members)
-        return {"reduce": chunk * n_members * item_bytes}
+        return {"reduce": chunk * (n_members if n_members > 2 else 1) * item_bytes}
     found = {}
     if step.send_slices and not step.send_in_place:
         found["send"] = local

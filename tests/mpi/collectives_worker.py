@@ -108,7 +108,7 @@ def check_booleans(mesh, communicator):
 
 
 def check_all_reduce(mesh, communicator):
-    """All three algorithms (exchange, gather, chunks), every dtype and operation; scalars and empty arrays."""
+    """All three algorithms (halves, gather, chunks), every dtype and operation; scalars and empty arrays."""
     for shape in [(), (0,), (1,), (3, 5), (70001,)]:
         for dtype in DTYPES:
             rng = np.random.default_rng(5)
