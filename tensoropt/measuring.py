@@ -21,6 +21,7 @@ import tensorflow as tf
 from .ir import Operator, Tensor
 from .lowering.operators import Job, Values, emit
 from .rules.rule import Config, Interface, Rule
+from .works import local_shapes
 
 logger = logging.getLogger("tensoropt")
 AIMED_S = 2e-3
@@ -162,17 +163,13 @@ def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., 
 
 
 def _as_it_is(k: int, values: Values) -> Values:
-    """Stands for a delivery inside of an operator: it keeps shapes, and its time is charged by itself."""
+    """Stands for a delivery inside of an operator, whose time is charged by itself: nothing changes, or a halo is there."""
     return values
 
 
 def _operands(trial: Trial) -> list[tf.Tensor]:
-    layouts = (trial.interface.operands[position] for position, _ in trial.op.operands)
-    return [
-        _made_up(tensor, demand.layout.largest_local_shape(tensor.shape))
-        for (_, tensor), demand in zip(trial.op.operands, layouts, strict=True)
-        if demand is not None
-    ]
+    shapes = local_shapes(trial.op, trial.rule, trial.config, trial.interface)
+    return [_made_up(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
 
 
 def _gradients(trial: Trial) -> list[tf.Tensor]:

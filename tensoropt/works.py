@@ -7,8 +7,10 @@ from collections.abc import Container
 from functools import lru_cache
 
 from .composite.body import COMPOSITES
+from .deliveries import halo_delivery
 from .ir import SOURCES, Operator
 from .profiling.work import Work
+from .reschedule.layout import Shape
 from .rules.rule import Config, Interface, Rule
 
 # Attributes that don't change how long an operator takes, and static inputs that say global shapes.
@@ -37,15 +39,29 @@ def work_of(
     return Work(op.type, dtype, flops, n_bytes, len(places), _key(op, rule, config, seen, places))
 
 
-def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tuple[int, ...]) -> str:
-    """Empty where an operator can't be timed by itself: what it needs from other devices is another's to charge."""
-    if op.type in SOURCES or op.type in COMPOSITES or rule.exchanged(config):
-        return ""
+def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> list[Shape]:
+    """Per tensor operand the largest piece that the operator reads; where windows overlap blocks, all that they cover."""
     shapes = []
     for position, tensor in op.operands:
         demand = seen.operands[position]
         assert demand is not None
-        shapes.append(f"{tensor.dtype}{list(demand.layout.largest_local_shape(tensor.shape))}")
+        if position == 0 and rule.exchanged(config):
+            halo = halo_delivery(op, rule, config, with_gradient=False).halo
+            assert halo is not None
+            shapes.append(halo.largest_local_shape(tensor.shape))
+        else:
+            shapes.append(demand.layout.largest_local_shape(tensor.shape))
+    return shapes
+
+
+def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tuple[int, ...]) -> str:
+    """Empty where an operator can't be timed by itself."""
+    if op.type in SOURCES or op.type in COMPOSITES:
+        return ""
+    pieces = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
+    shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in pieces]
+    if rule.exchanged(config):
+        shapes.append("all that windows cover")
     inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)
     return f"{op.type}({', '.join(shapes)}){inner} to {list(places)} {attributes_key(op)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
@@ -21,6 +22,7 @@ from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
+from tensoropt.works import local_shapes
 
 ALONE = Processes(0, 1, ("here",))
 DEVICES = 2
@@ -196,6 +198,33 @@ def trial_of(model, name: str, text: str) -> Trial:
     rule, config = rule_of(op), Config.parse(here().mesh(), text)
     places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
     return Trial(op, rule, config, interface(rule, config), places, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("Conv2D", "h:a"), ("Conv2D", "n:a h:b"), ("MaxPool", "h:a"), ("AvgPool", "h:a w:b")]
+)
+def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
+    def overlapping():
+        api = tf.compat.v1
+        x = api.placeholder(api.float32, [4, 12, 12, 3], name="x")
+        kernel = api.get_variable("kernel", [3, 3, 3, 8])
+        hidden = tf.nn.conv2d(x, kernel, 1, "SAME", name="Conv2D")
+        hidden = tf.nn.max_pool2d(hidden, 3, 1, "SAME", name="MaxPool")
+        batch = np.zeros((zoo.N_BATCHES, 4, 12, 12, 3), np.float32)
+        return zoo.Built(api.reduce_mean(tf.nn.avg_pool2d(hidden, 3, 1, "SAME", name="AvgPool")), {x: tuple(batch)}, ())
+
+    model = zoo.record(overlapping, "sgd").model
+    op, rule = model.graph.operators[name], rule_of(model.graph.operators[name])
+    chosen = Config.parse(here(4).mesh(), config)
+    assert rule.exchanged(chosen)
+    seen = interface(rule, chosen)
+    places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
+    assert places
+    shapes = local_shapes(op, rule, chosen, seen)
+    (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
+    assert shapes[0][1] in (own // split + 1, own // split + 2)  # rows above or below, and in the middle both
+    timed = OperatorTimer().time(Trial(op, rule, chosen, seen, places, 50.0))
+    assert timed is not None and timed.forward_us > 0 and timed.backward_us > 0
 
 
 def test_real_operators_are_timed_whole_and_split():
