@@ -41,6 +41,8 @@ REPEATS = (3, 15)
 """Fewest and most."""
 COLD_BYTES = 1 << 26
 """What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
+EVICTING_BYTES = 1 << 23
+"""So much is written before each collective: by then a step's compute has taken the place of its buffers in the caches."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 QUICK_S = 30.0
@@ -159,6 +161,12 @@ class _Ranks:
     def smallest(self, value: float) -> float:
         return -self.largest(-value)
 
+    def cold_s(self, action: Action, evict: Action) -> float:
+        """What an action takes this rank that all start together, with what else than it was in the caches before."""
+        evict()
+        self.largest(0.0)
+        return time_s(action)
+
     def typical_s(self, action: Action, budget_s: float) -> float:
         """The slowest rank's lower quartile over repeats of ``action``, which all ranks start together."""
         action()
@@ -251,10 +259,10 @@ def collective_tables(
     ranks = _Ranks(place.communicator, mesh)
     pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
-    share_s, memory = budget_s / len(pairs), _cold_memory()
+    share_s, memory, evict = budget_s / len(pairs), _cold_memory(), _evicting()
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
         times, spreads = _series(
-            ranks, share_s, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes, memory)  # noqa: B023
+            ranks, share_s, evict, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes, memory)  # noqa: B023
         )
         sizes = tuple(sorted(times))
         time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
@@ -263,8 +271,8 @@ def collective_tables(
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
     """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
-    ranks, memory = _Ranks(place.communicator, mesh), _cold_memory()
-    return {size: ranks.typical_s(_collective(kind, mesh, axes, place, size, memory), SIZE_S) for size in sizes}
+    ranks, memory, evict = _Ranks(place.communicator, mesh), _cold_memory(), _evicting()
+    return {size: _repeated(ranks, SIZE_S, evict, _collective(kind, mesh, axes, place, size, memory))[0] for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
@@ -272,7 +280,7 @@ def _axes_of(mesh: Mesh, level: int) -> Axes:
 
 
 def _series(
-    ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]
+    ranks: _Ranks, share_s: float, evict: Action, of_size: Callable[[int], Action]
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds and relative spread by size; a size's time is predicted from the next larger known one, else in proportion."""
     times: dict[int, float] = {}
@@ -284,15 +292,19 @@ def _series(
             predicted_s = larger[0] if larger else times[max(times)] * size / max(times)
             if spent_s + REPEATS[0] * predicted_s > share_s:
                 continue
-        action = of_size(size)
-        action()
-        once_s = ranks.largest(time_s(action))
-        repeats = _repeats(share_s / len(SIZES), once_s)
-        mine_s = sorted(time_s(action) for _ in range(repeats))
-        times[size] = ranks.largest(lower_quartile(mine_s))
-        spreads[size] = ranks.largest(mine_s[3 * repeats // 4] / lower_quartile(mine_s) - 1)
-        spent_s += once_s * 2 + times[size] * repeats
+        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), evict, of_size(size))
+        spent_s += took_s
     return times, spreads
+
+
+def _repeated(ranks: _Ranks, budget_s: float, evict: Action, action: Action) -> tuple[float, float, float]:
+    """Of a collective the slowest rank's seconds, their relative spread, and about what measuring it took."""
+    action()
+    once_s = ranks.largest(time_s(lambda: ranks.cold_s(action, evict)))
+    repeats = _repeats(budget_s, once_s)
+    mine_s = sorted(ranks.cold_s(action, evict) for _ in range(repeats))
+    low_s = lower_quartile(mine_s)
+    return ranks.largest(low_s), ranks.largest(mine_s[3 * repeats // 4] / low_s - 1), (repeats + 2) * once_s
 
 
 def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, memory: np.ndarray) -> Action:
@@ -324,6 +336,11 @@ def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, m
         return communicator.all_to_all(axes, blocks, received, result)
 
     return run
+
+
+def _evicting() -> Action:
+    other = np.ones(EVICTING_BYTES // np.dtype(np.float32).itemsize, np.float32)
+    return lambda: np.negative(other, out=other)
 
 
 def _cold_memory() -> np.ndarray:
