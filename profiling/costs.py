@@ -23,15 +23,15 @@ Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_
     reduce_scatter  ``(g-1) a + c n (g-1)/g / B``              :func:`modelled`
     all_reduce      ``2 (g-1) a + 2 c n (g-1)/g / B``          :func:`modelled`
     all_to_all      ``(g-1) a + d n (g-1)/g / B``              :func:`modelled`
-    local           ``2 n / memory_bytes_per_s``               :func:`modelled`
+    local           ``n / copied_bytes_per_s``                 :func:`modelled`
     operator        in :class:`OperatorCosts`                  :class:`OperatorCosts`
     ==============  =========================================  ==================
 
 Levels follow each other, inner ones first for sums, last for gathers, so their times add, and outside of a machine a
 group moves ``n`` once, whatever its members there. ``c`` is contention: the groups that share one unit's link, which
 are the ``d`` devices below one unit over the group's members there. all_to_all has no such sharing: every device below
-the unit sends its own part. A local step reads and writes. Constants: the 2 of all_reduce is its two passes, the 2 of
-local its read and its write.
+the unit sends its own part. A local step copies; where the rate of that isn't known it reads and writes at the memory's
+bandwidth, ``2 n / memory_bytes_per_s``. The 2 of all_reduce is its two passes.
 
 Times are whole nanoseconds, so that all searches agree to the bit. Modelled and measured times cost O(levels) and
 O(log sizes); answers are kept.
@@ -109,7 +109,7 @@ def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -
         mesh: a mesh of ``hardware``: as many levels, outermost first.
     """
     if kind == "local":
-        return Line(0.0, 2e9 / hardware.device.memory_bytes_per_s)
+        return Line(0.0, 1e9 / (hardware.device.copied_bytes_per_s or hardware.device.memory_bytes_per_s / 2))
     latency_ns = ns_per_byte = 0.0
     devices_below = members_below = 1
     for index in reversed(range(len(mesh.levels))):
@@ -162,7 +162,8 @@ class CollectiveCosts:
     def source(self, kind: str, axes: tuple[int, ...]) -> str:
         """Where the time of ``kind`` over ``axes`` comes from, for the record."""
         measured = (kind, tuple(sorted(axes))) in self._curves
-        field = "collectives" if measured else "memory_bytes_per_s" if kind == "local" else "levels"
+        local = "copied_bytes_per_s" if self.hardware.device.copied_bytes_per_s else "memory_bytes_per_s"
+        field = "collectives" if measured else local if kind == "local" else "levels"
         said = self.hardware.provenance.get(field, "source not given")
         return f"{'measured' if measured else 'modelled'}: {said}"
 

@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator
-from ..reschedule.layout import Axes, axes_text, block_bounds
+from ..reschedule.execute import Communicator, RankStep, rank_step
+from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
+from ..reschedule.steps import Move, State, make_step
 from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .memory import available_memory_bytes
@@ -43,6 +44,8 @@ COLD_BYTES = 1 << 26
 """What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
 EVICTING_BYTES = 1 << 23
 """So much is written before each collective: by then a step's compute has taken the place of its buffers in the caches."""
+COPIED = (4096, 256)
+"""Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 QUICK_S = 30.0
@@ -211,6 +214,8 @@ def _measure_device(
     bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(engine.stream(), share_s)
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
+    # Collectives copy where NumPy does: elsewhere than on a CPU that says nothing of the device.
+    copied_per_s = 4 * COPIED[0] * COPIED[1] / _repeated(ranks, share_s, _evicting(), _copying())[0] if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
     device = Device(
         name=engine.device_name(),
@@ -218,6 +223,7 @@ def _measure_device(
         flops_per_s=rates,
         memory_bytes_per_s=bytes_per_s,
         operator_overhead_us=overhead_us,
+        copied_bytes_per_s=copied_per_s,
     )
     free = f"free when measured, over {place.local_ranks} ranks of the machine, the least of all ranks"
     provenance = {
@@ -226,6 +232,8 @@ def _measure_device(
         "memory_bytes_per_s": f"{when}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
         "operator_overhead_us": f"{when}: {engine.name}, a chain of products of 4 by 4 matrices",
     }
+    if copied_per_s:
+        provenance["copied_bytes_per_s"] = f"{when}: NumPy, rows of {4 * COPIED[1]} bytes put together from two halves"
     if ranks.unequal > UNEQUAL:
         provenance["ranks"] = f"the slowest rank took {ranks.unequal:.1f} times as long as the fastest; the slowest counts"
     return device, provenance
@@ -320,20 +328,41 @@ def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, m
     bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
     shapes = [(end - start,) for start, end in bounds]
     parts = cycle(memory[: len(memory) // n_numbers * n_numbers].reshape(-1, n_numbers))
-    received = [shapes[mine]] * n_members
-    n_received = n_numbers if kind == "all_gather" else shapes[mine][0] * n_members
+    if kind != "all_to_all":
+        step = _alone(kind, mesh, axes, n_numbers, place.rank)
 
     def run() -> object:
         whole = next(parts)
         blocks = [whole[start:end] for start, end in bounds]
-        if kind == "all_reduce":
-            return communicator.all_reduce(axes, whole)
-        if kind == "reduce_scatter":
-            return communicator.reduce_scatter(axes, blocks, shapes[mine])
-        result = communicator.empty((n_received,), memory.dtype)
-        if kind == "all_gather":
-            return communicator.all_gather(axes, blocks[mine], shapes, result)
-        return communicator.all_to_all(axes, blocks, received, result)
+        if kind == "all_to_all":
+            # There is none without copies, which are charged by themselves.
+            result = communicator.empty((shapes[mine][0] * n_members,), memory.dtype)
+            return communicator.all_to_all(axes, blocks, [shapes[mine]] * n_members, result, whole)
+        return step.run(blocks[mine] if kind == "all_gather" else whole, communicator)
+
+    return run
+
+
+def _alone(kind: str, mesh: Mesh, axes: Axes, n_numbers: int, rank: int) -> RankStep:
+    """One step of a tensor of one dimension, as paths carry it out."""
+    whole, split, partial = State(((),), ()), State((axes,), ()), State(((),), axes)
+    source, target = {
+        "all_gather": (split, whole), "reduce_scatter": (partial, split), "all_reduce": (partial, whole)
+    }[kind]
+    dim = None if kind == "all_reduce" else 0
+    step = make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))
+    return rank_step(step, (n_numbers,), rank)
+
+
+def _copying() -> Action:
+    rows, columns = COPIED
+    half = np.ones((rows, columns // 2), np.float32)
+
+    def run() -> object:
+        whole = np.empty((rows, columns), np.float32)
+        whole[:, : columns // 2] = half
+        whole[:, columns // 2 :] = half
+        return whole
 
     return run
 

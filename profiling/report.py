@@ -22,6 +22,7 @@ def hardware_table(hardware: Hardware) -> str:
         ("hardware", f"{hardware.name}: {hardware.n_devices} x {device.name}, mesh {hardware.mesh()}"),
         ("memory", f"{device.memory_bytes / 1e9:,.2f} GB per device, {device.memory_bytes_per_s / 1e9:,.1f} GB/s"),
         ("GFLOP/s", rates),
+        *([("copies", f"{device.copied_bytes_per_s / 1e9:,.1f} GB/s")] if device.copied_bytes_per_s else []),
         ("per operator", f"{device.operator_overhead_us:.1f} us"),
     ]
     levels = [(lv.name, lv.count, lv.latency_us, lv.bytes_per_s / 1e9) for lv in hardware.levels]

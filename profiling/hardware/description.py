@@ -44,6 +44,7 @@ class Device:
         flops_per_s: floating-point operations per second by dtype; ``float32`` is always there.
         memory_bytes_per_s: what is read plus what is written, per second.
         operator_overhead_us: what starting one operator costs.
+        copied_bytes_per_s: what is written, per second, where parts of a tensor are put together; 0 where that isn't known.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Device:
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
     operator_overhead_us: float = 0.0
+    copied_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         checks.text(self.name, "device.name")
@@ -66,6 +68,9 @@ class Device:
             "memory_bytes_per_s": checks.number(self.memory_bytes_per_s, "device.memory_bytes_per_s", per_second),
             "operator_overhead_us": checks.number(
                 self.operator_overhead_us, "device.operator_overhead_us", "microseconds, at least 0", least=0
+            ),
+            "copied_bytes_per_s": checks.number(
+                self.copied_bytes_per_s, "device.copied_bytes_per_s", "bytes per second, at least 0", least=0
             ),
         }
         for name, value in values.items():
@@ -252,6 +257,7 @@ class Hardware:
             "flops_per_s": dict(self.device.flops_per_s),
             "memory_bytes_per_s": self.device.memory_bytes_per_s,
             "operator_overhead_us": self.device.operator_overhead_us,
+            **({"copied_bytes_per_s": self.device.copied_bytes_per_s} if self.device.copied_bytes_per_s else {}),
         }
         levels = [
             {"name": lv.name, "count": lv.count, "latency_us": lv.latency_us, "bytes_per_s": lv.bytes_per_s}
@@ -289,7 +295,7 @@ class Hardware:
             ("collectives", "operators", "provenance", "measured", "collective_call_us"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
-        device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us",))
+        device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
         level_fields = ("name", "count", "latency_us", "bytes_per_s")
         levels = checks.sequence(top["levels"], "levels", "a list of levels, outermost first")
         optional = {name: top.get(name, {}) for name in ("collectives", "operators", "provenance")}

@@ -10,6 +10,10 @@ quick measurement). ``--budget 60s`` is what the search may measure. One thread 
 the space to the frontier: of the i-th of n a share of i/n of the operators has a random config, and the others that of a
 frontier's point. The noise is that of the fastest plan, run again and again between the others: how far one of its runs is
 from their median. Errors are |predicted - measured| / measured.
+
+A shared machine's speed drifts by a third within minutes. So a product of matrices and an elementwise operator are timed on
+all ranks when the operators are measured and before and after each plan's run; *at one speed* is the step's error with what
+was measured brought to the speed at which the operators were, and *speeds* are the slowest and the fastest run's.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,9 @@ from tensoropt.options import Request, assumptions, mini_time
 from tensoropt.plan import Plan, PlannedOperator
 from tensoropt.plan_check import PlanCheck, check_plan
 from tensoropt.processes import Processes
+from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.hardware import Hardware
+from tensoropt.profiling.measure import lower_quartile
 from tensoropt.profiling.work import Measured
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
@@ -58,10 +64,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "rnn": ("rnn", {"batch": 256, "steps": 6, "layers": 2, "hidden": 1024, "vocabulary": 2048}),
 }
+SPEED_REPEATS = 15
 REPEATS = 5
 """Of the plan whose noise is measured."""
 TIMES = ("step", "searched", "compute", "network")
-PARTS = (*TIMES, "memory")
+PARTS = ("steady", *TIMES, "memory")
+TITLES = {"steady": "step at one speed"}
 COMPARED = ("mini_time / best", "data parallel / mini_time")
 PERCENTILES = {"median": 50, "p95": 95}
 
@@ -77,11 +85,17 @@ class Run:
     network: tuple[float, float]
     memory: tuple[float, float]
     waiting_us: float
+    speed: float
 
     @classmethod
-    def of(cls, kind: str, searched_us: float, check: PlanCheck) -> Run:
+    def of(cls, kind: str, searched_us: float, check: PlanCheck, speed: float) -> Run:
         step, *parts = ((c.predicted, c.measured) for c in (check.step, check.compute, check.network, check.memory))
-        return cls(kind, step, (searched_us, step[1]), *parts, check.waiting_us)
+        return cls(kind, step, (searched_us, step[1]), *parts, check.waiting_us, speed)
+
+    @property
+    def steady(self) -> tuple[float, float]:
+        """The step, had the machine been as fast as when the operators were measured."""
+        return self.step[0], self.step[1] * self.speed
 
 
 def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
@@ -101,12 +115,28 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
         yield "random", replace(frontier, found=alone).plan(0)
 
 
+@dataclass
+class Speed:
+    """How fast the slowest rank computes, by a product of matrices and an elementwise operator; every rank must ask."""
+
+    processes: Processes
+    actions: tuple[Callable[[], Any], ...] = field(default_factory=lambda: _reference(TensorFlowEngine()))
+
+    def seconds(self) -> float:
+        low = [lower_quartile([time_s(action) for _ in range(SPEED_REPEATS)]) for action in self.actions]
+        return float(np.prod([self.processes.gather_max(seconds) for seconds in low]) ** 0.5)
+
+
+def _reference(engine: TensorFlowEngine) -> tuple[Callable[[], Any], ...]:
+    return engine.gemm("float32"), engine.stream()
+
+
 def planned(
-    recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace
-) -> list[tuple[str, float, Plan]]:
+    recorded: Recorded, hardware: Hardware, processes: Processes, arguments: argparse.Namespace, speed: Speed
+) -> tuple[list[tuple[str, float, Plan]], float]:
     """What all ranks run, as (kind, microseconds that the search predicts, plan by measured operators), mini_time first.
 
-    Every rank must call it.
+    Every rank must call it. The second value is the reference's seconds while the operators were measured.
     """
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
     found: list[Plan] = []
@@ -130,12 +160,15 @@ def planned(
             frontier = plan.frontier
             each = [("mini_time", plan), *chosen_plans(frontier, arguments.random, arguments.frontier)]
             each += [("data parallel", find_baseline(frontier, "data-parallel").plan(0))]
+        seconds = [speed.seconds()]
         searching.measure(frontier, [plan.strategy for _, plan in each])
+        seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, store.measured)
             chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing).to_json()) for kind, plan in each]
-    return [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
+    plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
+    return plans, float(np.mean(seconds))
 
 
 def costed(plan: Plan, model: Model, costing: OperatorCosting) -> Plan:
@@ -159,7 +192,8 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
     """Every plan's run, and the noise: the mean distance of the repeated plan's runs from their median, over it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
-    plans = planned(recorded, hardware, processes, arguments)
+    speed = Speed(processes)
+    plans, then_s = planned(recorded, hardware, processes, arguments, speed)
     repeated_at = set(np.linspace(0, len(plans) - 1, REPEATS).round().astype(int).tolist())
     runs, repeats = [], []
 
@@ -167,12 +201,16 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
         return check_plan(plan, recorded.model, recorded.first_values(), processes, arguments.steps, hardware)
 
     for number, (kind, searched_us, plan) in enumerate(plans):
-        runs.append(Run.of(kind, searched_us, run(plan)))
+        seconds = [speed.seconds()]
+        check = run(plan)
+        seconds.append(speed.seconds())
+        runs.append(Run.of(kind, searched_us, check, then_s / float(np.mean(seconds))))
         if number in repeated_at:
             repeats.append(run(plans[0][-1]).step.measured)
         if processes.rank == 0:
             parts = [f"{part} {p / 1e3:.1f} / {m / 1e3:.1f}" for part in TIMES for p, m in [getattr(runs[-1], part)]]
-            print(f"{name} {number + 1}/{len(plans)} {kind}: predicted / measured ms: {', '.join(parts)}", flush=True)
+            told = f"predicted / measured ms: {', '.join(parts)}; speed {runs[-1].speed:.2f}"
+            print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
     middle = float(np.median(repeats))
     return runs, float(np.mean(np.abs(np.array(repeats) / middle - 1)))
 
@@ -189,7 +227,9 @@ def row(name: str, runs: Sequence[Run], noise: float) -> list[str]:
     memory = np.array([run.memory for run in runs])
     cells.append(f"{min(0.0, float((memory[:, 0] / memory[:, 1]).min() - 1)):.1%}")
     steps = np.array([run.step for run in runs])
+    speeds = [run.speed for run in runs]
     cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}", f"{noise:.1%}"]
+    cells += [f"{min(speeds):.2f} to {max(speeds):.2f}"]
     cells += [f"{steps[0, 1] / steps[:, 1].min():.2f}", f"{steps[-1, 1] / steps[0, 1]:.2f}"]
     return cells
 
@@ -214,8 +254,8 @@ def main() -> None:
         if processes.rank == 0 and arguments.json:
             arguments.json.write_text(json.dumps(everything, indent=1))
     if processes.rank == 0:
-        errors = [f"{part}: mean / {' / '.join(PERCENTILES)}" for part in PARTS]
-        print(tabulate(rows, ["model", "plans", *errors, "memory under", "tau", "noise", *COMPARED]))
+        errors = [f"{TITLES.get(part, part)}: mean / {' / '.join(PERCENTILES)}" for part in PARTS]
+        print(tabulate(rows, ["model", "plans", *errors, "memory under", "tau", "noise", "speeds", *COMPARED]))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ GOOD = {
         "flops_per_s": {"float32": 1e12, "float16": 4e12},
         "memory_bytes_per_s": 1e11,
         "operator_overhead_us": 2.0,
+        "copied_bytes_per_s": 3e10,
     },
     "levels": [
         {"name": "machine", "count": 2, "latency_us": 5.0, "bytes_per_s": 1e10},
@@ -85,6 +86,7 @@ FAULTS = [
     (("device", "flops_per_s"), 1e12, ["device.flops_per_s: got 1000000000000.0", "object"]),
     (("device", "flops_per_s"), {"float16": 1.0}, ["device.flops_per_s.float32: missing", "float16"]),
     (("device", "flops_per_s", "float16"), INFINITY, ["device.flops_per_s.float16: got inf"]),
+    (("device", "copied_bytes_per_s"), -1, ["device.copied_bytes_per_s: got -1", "at least 0"]),
     (("device", "operator_overhead_us"), -0.1, ["device.operator_overhead_us: got -0.1", "at least 0"]),
     (("device", "cores"), 4, ["device.cores: unknown field"]),
     (("levels",), [], ["levels: got []", "at least one"]),

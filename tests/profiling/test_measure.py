@@ -43,11 +43,11 @@ class SlowOneCommunicator:
         assert sum(shape[0] for shape in recv_shapes) == out.size
         self._collective("all_gather", axes, out.nbytes)
 
-    def all_to_all(self, axes, sends, recv_shapes, out=None):
+    def all_to_all(self, axes, sends, recv_shapes, out=None, joined=None):
         assert [send.shape for send in sends][self.rank] == recv_shapes[0]
         self._collective("all_to_all", axes, sum(send.nbytes for send in sends))
 
-    def reduce_scatter(self, axes, sends, own_shape):
+    def reduce_scatter(self, axes, sends, own_shape, joined=None):
         assert sends[self.rank].shape == own_shape
         self._collective("reduce_scatter", axes, sum(send.nbytes for send in sends))
 
