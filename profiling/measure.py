@@ -20,6 +20,7 @@ alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, throug
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, cycle
@@ -44,6 +45,7 @@ COLD_BYTES = 1 << 26
 """What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
 EVICTING_BYTES = 1 << 23
 """So much is written before each collective: by then a step's compute has taken the place of its buffers in the caches."""
+EVICTING_MARGIN = 1.5
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 SIZE_S = 0.2
@@ -165,9 +167,9 @@ class _Ranks:
         return -self.largest(-value)
 
     def cold_s(self, action: Action, evict: Action) -> float:
-        """What an action takes this rank that all start together, with what else than it was in the caches before."""
-        evict()
+        """What an action takes this rank, which all start together by their clocks: nothing of it is in the caches."""
         self.largest(0.0)
+        evict()
         return time_s(action)
 
     def typical_s(self, action: Action, budget_s: float) -> float:
@@ -215,7 +217,8 @@ def _measure_device(
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     # Collectives copy where NumPy does: elsewhere than on a CPU that says nothing of the device.
-    copied_per_s = 4 * COPIED[0] * COPIED[1] / _repeated(ranks, share_s, _evicting(), _copying())[0] if own is None else 0.0
+    copied_s = _repeated(ranks, share_s, _evicting(ranks), _copying())[0]
+    copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
     device = Device(
         name=engine.device_name(),
@@ -267,7 +270,7 @@ def collective_tables(
     ranks = _Ranks(place.communicator, mesh)
     pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
-    share_s, memory, evict = budget_s / len(pairs), _cold_memory(), _evicting()
+    share_s, memory, evict = budget_s / len(pairs), _cold_memory(), _evicting(ranks)
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
         times, spreads = _series(
             ranks, share_s, evict, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes, memory)  # noqa: B023
@@ -279,7 +282,8 @@ def collective_tables(
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
     """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
-    ranks, memory, evict = _Ranks(place.communicator, mesh), _cold_memory(), _evicting()
+    ranks, memory = _Ranks(place.communicator, mesh), _cold_memory()
+    evict = _evicting(ranks)
     return {size: _repeated(ranks, SIZE_S, evict, _collective(kind, mesh, axes, place, size, memory))[0] for size in sizes}
 
 
@@ -367,9 +371,23 @@ def _copying() -> Action:
     return run
 
 
-def _evicting() -> Action:
+def _evicting(ranks: _Ranks) -> Action:
+    """Takes the place of all else in the caches, for as long on each rank: to agree afterwards would fetch code again."""
     other = np.ones(EVICTING_BYTES // np.dtype(np.float32).itemsize, np.float32)
-    return lambda: np.negative(other, out=other)
+
+    def write() -> object:
+        return np.negative(other, out=other)
+
+    lasts_s = EVICTING_MARGIN * ranks.largest(min(time_s(write) for _ in range(REPEATS[0])))
+
+    def evict() -> object:
+        until_s = time.perf_counter() + lasts_s
+        write()
+        while time.perf_counter() < until_s:
+            pass
+        return None
+
+    return evict
 
 
 def _cold_memory() -> np.ndarray:

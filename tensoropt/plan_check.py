@@ -108,8 +108,8 @@ def check_plan(
         own_s.append(time.perf_counter() - started)
         paths_s.append(trial.paths.take())
         calls.append(timed.take())
+    timed.follows_memory = True
     part.barrier()
-    timed.take_memory()
     trace = traced_step(trial.step, timed.take_memory)
     state_bytes = _state_bytes(trial.engine)
     rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + timed.workspace_bytes)

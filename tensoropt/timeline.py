@@ -92,6 +92,7 @@ def traced(
             steps.append((started_ns, time.time_ns()))
             calls.append(trial.communicator.take())
 
+    trial.communicator.follows_memory = True
     to_system_ns = time.time_ns() - round(time.perf_counter() * 1e9)
     trace = traced_step(run, trial.communicator.take_memory)
     log = trial.log

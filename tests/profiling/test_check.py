@@ -104,7 +104,7 @@ def test_a_timed_communicator_writes_down_kind_axes_bytes_and_seconds():
 
 
 def test_a_timed_communicator_follows_its_results_until_nothing_refers_to_them():
-    timed = TimedCommunicator(SingleCommunicator())
+    timed = TimedCommunicator(SingleCommunicator(), follows_memory=True)
     piece = np.ones((4, 2), np.float32)
     first = timed.all_reduce((0,), piece)
     part = first[1:]
