@@ -32,7 +32,7 @@ from ..reschedule.execute import Communicator, RankStep, rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.steps import Move, State, make_step
-from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
+from .compute import EVICTING_BYTES, STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .memory import available_memory_bytes
 
@@ -43,8 +43,6 @@ REPEATS = (3, 15)
 """Fewest and most."""
 COLD_BYTES = 1 << 26
 """What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
-EVICTING_BYTES = 1 << 23
-"""So much is written before each collective: by then a step's compute has taken the place of its buffers in the caches."""
 EVICTING_MARGIN = 1.5
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
