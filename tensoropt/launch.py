@@ -8,6 +8,7 @@ each rank bound to its share of the cores where there is one for each, and waiti
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -95,8 +96,11 @@ def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``tensoropt run``."""
-    parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...]"
+    parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
     parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
+    parser.add_argument(
+        "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
+    )
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
 
 
@@ -107,13 +111,28 @@ def run(arguments: argparse.Namespace) -> NoReturn:
         program = program[1:]
     if arguments.n_ranks < 1:
         raise InputError(describe("-n takes the number of ranks", got=arguments.n_ranks, expected="1 or more"))
-    if not program:
+    if arguments.module:
+        program = ["-m", *arguments.module]
+        if not _is_module(arguments.module[0]):
+            raise InputError(describe("there is no such module", got=repr(arguments.module[0]), where=sys.executable))
+    elif not program:
         raise InputError(describe("no script", expected="tensoropt run -n N SCRIPT [ARGUMENT ...]"))
-    if not Path(program[0]).is_file():
+    elif not Path(program[0]).is_file():
         raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
     command = mpirun_command(arguments.n_ranks, program)
     sys.stdout.flush()
     os.execvpe(command[0], command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python would find a module to run, from the folder that it is started in."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
 
 
 def configure_environment(prefix: Path) -> Path | None:

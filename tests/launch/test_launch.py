@@ -27,6 +27,14 @@ def test_run_starts_ranks(dashes):
     assert len(result.stdout.splitlines()) == 2
 
 
+def test_run_takes_a_module_with_its_options(tmp_path):
+    (tmp_path / "told.py").write_text("import sys; print(*sys.argv[1:])")
+    command = [sys.executable, "-m", "tensoropt", "run", "-n", "2", "-m", "told", "-q", "--level", "3"]
+    done = run_command(command, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["-q --level 3"] * 2
+
+
 def test_run_passes_the_exit_code_on():
     assert tensoropt("run", "-n", 2, WORKER, "exit", "all").returncode == 3
 
@@ -42,6 +50,7 @@ def test_run_debug_reaches_the_ranks():
         (["run", "-n", "2"], "no script"),
         (["run", "-n", "0", "train.py"], "number of ranks: got 0, expected 1 or more"),
         (["run", "-n", "2", "nowhere.py"], "must be a file: got 'nowhere.py'"),
+        (["run", "-n", "2", "-m", "nowhere.at.all"], "there is no such module: got 'nowhere.at.all'"),
         (["run", "train.py"], "required: -n"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),
