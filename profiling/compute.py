@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .python_calls import keep_thread_state
+
 Action = Callable[[], Any]
 
 STREAM_BYTES = 1 << 24
@@ -185,13 +187,17 @@ class TensorFlowEngine:
     def callbacks(self) -> Chain | None:
         tf = self._tf
 
+        def called(x: np.ndarray) -> list[np.ndarray]:
+            keep_thread_state()
+            return [x, x]
+
         def build(calls: bool) -> Action:
             def body(x: Any, other: Any) -> Any:
                 for _ in range(_CALLBACKS):
                     with tf.control_dependencies([x]):
                         x = x + tf.reduce_sum(other) * 1e-30
                     if calls:
-                        x = tf.numpy_function(lambda y: [y, y], [x], [tf.float32, tf.float32])[0]
+                        x = tf.numpy_function(called, [x], [tf.float32, tf.float32])[0]
                         x.set_shape(start.shape)
                 return x
 

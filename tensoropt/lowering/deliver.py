@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..deliveries import Delivery, Route
+from ..profiling.python_calls import keep_thread_state
 from ..reschedule.layout import Shape, axes_text
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
@@ -110,6 +111,7 @@ class Deliverer:
         runner = self.backend.runner(path, what) if reduction == "sum" else self.backend.maximum(path, what)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> list[np.ndarray]:
+            keep_thread_state()
             return [_TURN, *runner(*pieces)]
 
         turn = tf.constant(_TURN) if self._turn is None else self._turn

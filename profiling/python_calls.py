@@ -1,0 +1,23 @@
+"""What makes TensorFlow's calls of Python cheaper.
+
+A thread of TensorFlow's that calls Python is given a thread state for the call, with a stack that is mapped and unmapped
+again: in a step, where nothing of it is in the caches, that is about half of what a call takes. CPython keeps the state of a
+thread that holds one more reference to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+
+_kept: set[int] = set()
+
+
+def keep_thread_state() -> None:
+    """Have the thread that this runs in keep its state until it ends; TensorFlow's threads end with the process."""
+    ident = threading.get_ident()
+    if ident not in _kept:
+        _kept.add(ident)
+        if sys.implementation.name == "cpython":
+            ctypes.pythonapi.PyGILState_Ensure()
