@@ -235,9 +235,11 @@ class _Replay:
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         self._add([source], [moved], scratch_bytes, calls_python=path.communicates)
+        # Of blocks that aren't even the last rank has the largest in each dimension.
+        largest = self.view.strategy.mesh.n_devices - 1
         for step in path.steps:
             if isinstance(step, Step) and step.communicates:
-                for name, n_bytes in workspace_bytes(rank_step(step, path.shape, 0), item_bytes).items():
+                for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
                     self._workspace[name] = max(self._workspace[name], n_bytes)
         return moved
 
