@@ -44,9 +44,9 @@ test: install ## all tests, those on several ranks too
 	$(BIN)/python -m pytest -n 2 -m "not ranks"
 	$(BIN)/python -m pytest -m ranks
 
-test-all: install ## what `make test` leaves out: every Keras model at full depth against plain Keras
-	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models -k full_depth
-	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models -k larger
+test-all: install ## every Keras model at full depth against plain Keras, too
+	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models
+	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

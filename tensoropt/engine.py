@@ -212,7 +212,7 @@ class Engine:
     def _emit(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
     ) -> list[tf.Tensor]:
-        sources = {op.result.name: [v.read_value() for v in self.variables[op.name]] for op in self.graph.variables
+        sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
                    if op.name in needed}
         for feed, values in fed.items():
             sources[feed.tensor.name] = values
@@ -249,7 +249,7 @@ class Engine:
             for variable, value in zip(variables, operands[0], strict=True):
                 getattr(variable, UPDATE_OPERATORS[op.type])(value)
             return []
-        return [[variable.read_value() for variable in variables]]
+        return [[variable.value() for variable in variables]]
 
     def _train(self, step: TrainStep, losses: Values, model: LocalModel) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]

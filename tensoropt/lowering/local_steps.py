@@ -51,7 +51,12 @@ class LocalSteps:
 
             def box() -> tuple[tf.Tensor, ...]:
                 before, extents, _ = _relative(step.target, step.source, shape, rank)
-                return opaque(before, tf.int32), opaque(extents, tf.int32)
+                if step.target.is_even(shape):
+                    # The same on all ranks.
+                    (size,) = self._once(tuple(extents), lambda: (tf.constant(extents, tf.int32),))
+                else:
+                    size = opaque(extents, tf.int32)
+                return opaque(before, tf.int32), size
 
             return tf.slice(value, *self._once(key, box))
         if step.kind == "pad":
@@ -67,8 +72,9 @@ class LocalSteps:
 
         mesh, axes = step.source.mesh, step.axes
         (keeps,) = self._once((mesh, axes, rank), lambda: (opaque(mesh.index_along(axes, rank) == 0, tf.bool),))
+        (zero,) = self._once(value.dtype, lambda: (tf.zeros((), value.dtype),))
         # By selection and not by multiplication: infinity times zero is not a number.
-        return tf.where(keeps, value, tf.zeros_like(value))
+        return tf.where(keeps, value, zero)
 
     def _halo(self, step: HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
         """What windows leave out is cut off, and padding is filled in."""

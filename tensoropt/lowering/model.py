@@ -108,7 +108,8 @@ class LocalModel:
         def complete(k: int, values: Values) -> Values:
             return self.deliverer.deliver(inner[k], self.router.route(inner[k]), values, op.name)
 
-        job = Job(op, rule, config, self.view.interfaces[op.name], self.deliverer.backend.ranks, complete)
+        seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
+        job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated)
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
             self._values[tensor.name] = values

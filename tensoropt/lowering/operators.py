@@ -18,6 +18,7 @@ from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
 from .dilated import convolved, is_dilated
 from .halo import AVERAGES, averages, of_frames
+from .lean_gradients import lean_gradient
 from .local import local_constant, local_statics, opaque, uniform_shape
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
@@ -29,7 +30,8 @@ Complete = Callable[[int, Values], Values]
 class Job:
     """An operator with its config, as the lowering of one operator sees it.
 
-    ``complete(k, values)`` runs the k-th delivery inside of the operator; ``random`` says how random operators draw.
+    ``complete(k, values)`` runs the k-th delivery inside of the operator; ``random`` says how random operators draw;
+    ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known.
     """
 
     op: Operator
@@ -39,6 +41,7 @@ class Job:
     ranks: tuple[int, ...]
     complete: Complete
     random: RandomMode = field(default_factory=random_mode)
+    differentiated: frozenset[int] = frozenset()
 
     def layout(self, operand: int) -> Layout:
         """The layout in which an operand is given, by its position among the inputs."""
@@ -143,7 +146,8 @@ def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]
         layout = job.interface.results[0]
         local = list(layout.local_shape(shape, rank))
         return [tf.reshape(inputs[0], local if layout.is_even(shape) else opaque(local, tf.int32))]
-    return raw_operator(op, inputs)
+    with lean_gradient(op, job.differentiated):
+        return raw_operator(op, inputs)
 
 
 def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
