@@ -33,7 +33,7 @@ $(INSTALLED): setup.py
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,fast,test,lint]"
-	$(BIN)/python -m tensoropt.launch --configure
+	$(BIN)/python -m tensoropt.configure
 	@touch $@
 
 demo: install ## train on handwritten digits with NP=2 ranks

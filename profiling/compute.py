@@ -63,8 +63,8 @@ class Engine(Protocol):
     def callbacks(self) -> Chain | None:
         """Chains without and with calls from the engine into Python, where collectives run; None where they need no call.
 
-        Between calls other memory is gone through, as in a step: a call of which nothing is in the caches takes three times
-        as long as one after the other.
+        Between calls other memory is gone through, as in a step: a call of which nothing is in the caches takes two to three
+        times as long as one after the other.
         """
         ...
 

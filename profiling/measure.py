@@ -23,6 +23,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations, cycle
 from typing import Any
 
@@ -44,10 +45,13 @@ REPEATS = (3, 15)
 COLD_BYTES = 1 << 26
 """What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
 EVICTING_MARGIN = 1.5
+"""How many times as long as it takes at its fastest the caches are evicted for: no rank is done later than the others."""
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
+DEVICE_PARTS = 4
+"""Of a device's share of the budget: products in two types, memory, copies."""
 QUICK_S = 30.0
 """What is measured in less is called quick."""
 UNEQUAL = 1.5
@@ -208,13 +212,13 @@ def _measure_device(
     engine: Engine, place: Place, ranks: _Ranks, budget_s: float, when: str
 ) -> tuple[Device, dict[str, str]]:
     """The device as all ranks see it, and where its numbers come from."""
-    share_s = budget_s / 3
+    share_s = budget_s / DEVICE_PARTS
     flops = 2 * engine.gemm_extent**3
     rates = {dtype: flops / ranks.typical_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
     bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(engine.stream(), share_s)
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
-    # Collectives copy where NumPy does: elsewhere than on a CPU that says nothing of the device.
+    # Measured on GPUs too, for all ranks must make the same calls; but NumPy's copies say nothing of those.
     copied_s = _repeated(ranks, share_s, _evicting(ranks), _copying())[0]
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
@@ -270,9 +274,7 @@ def collective_tables(
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
     share_s, memory, evict = budget_s / len(pairs), _cold_memory(), _evicting(ranks)
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
-        times, spreads = _series(
-            ranks, share_s, evict, lambda n_bytes: _collective(kind, mesh, axes, place, n_bytes, memory)  # noqa: B023
-        )
+        times, spreads = _series(ranks, share_s, evict, partial(_collective, kind, mesh, axes, place, memory))
         sizes = tuple(sorted(times))
         time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
         yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
@@ -282,7 +284,7 @@ def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[
     """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
     ranks, memory = _Ranks(place.communicator, mesh), _cold_memory()
     evict = _evicting(ranks)
-    return {size: _repeated(ranks, SIZE_S, evict, _collective(kind, mesh, axes, place, size, memory))[0] for size in sizes}
+    return {size: _repeated(ranks, SIZE_S, evict, _collective(kind, mesh, axes, place, memory, size))[0] for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
@@ -317,7 +319,7 @@ def _repeated(ranks: _Ranks, budget_s: float, evict: Action, action: Action) -> 
     return ranks.largest(low_s), ranks.largest(mine_s[3 * repeats // 4] / low_s - 1), (repeats + 2) * once_s
 
 
-def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, memory: np.ndarray) -> Action:
+def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, memory: np.ndarray, n_bytes: int) -> Action:
     """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``.
 
     Args:
@@ -347,9 +349,9 @@ def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int, m
 
 def _alone(kind: str, mesh: Mesh, axes: Axes, n_numbers: int, rank: int) -> RankStep:
     """One step of a tensor of one dimension, as paths carry it out."""
-    whole, split, partial = State(((),), ()), State((axes,), ()), State(((),), axes)
+    whole, split, summands = State(((),), ()), State((axes,), ()), State(((),), axes)
     source, target = {
-        "all_gather": (split, whole), "reduce_scatter": (partial, split), "all_reduce": (partial, whole)
+        "all_gather": (split, whole), "reduce_scatter": (summands, split), "all_reduce": (summands, whole)
     }[kind]
     dim = None if kind == "all_reduce" else 0
     step = make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))

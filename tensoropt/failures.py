@@ -230,7 +230,7 @@ class ErrorHandling:
         """Answer the other ranks, and ask them if this one waits for too long; if it still does then, end all."""
         processes, waiting = self.processes, self.processes.waiting
         since_s = waiting.since_s
-        own = Answer(processes.collectives_begun, waiting.what if since_s is not None else "")
+        own = Answer(processes.collectives_begun, waiting.what if since_s is not None else "", not ending.joined)
         questions.answer(own)
         if since_s is None or time.monotonic() - since_s < self._timeout_s:
             return

@@ -2,7 +2,7 @@
 
 That is: the mpirun of this Python's environment; permission where the user is root; more ranks than cores allowed;
 each rank bound to its share of the cores where there is one for each, and waiting ranks that yield where there isn't.
-``python -m tensoropt.launch --configure`` writes what it can of that into the environment, for bare ``mpirun``.
+``python -m tensoropt.configure`` writes what it can of that into the environment, for bare ``mpirun``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from .errors import InputError, TensorOptError, describe
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
-# Written into etc/prte-mca-params.conf of the environment, so that bare mpirun starts more ranks than cores.
-MAPPING_POLICY = ("rmaps_default_mapping_policy", ":oversubscribe")
 
 
 def find_mpirun() -> Path:
@@ -133,35 +130,3 @@ def _is_module(name: str) -> bool:
         return False
     finally:
         sys.path.pop(0)
-
-
-def configure_environment(prefix: Path) -> Path | None:
-    """Let the Open MPI that is installed in ``prefix`` start more ranks than cores.
-
-    Returns the file that says so, None where no Open MPI lives in ``prefix``. A setting that is there stays.
-    """
-    settings = prefix / "etc" / "prte-mca-params.conf"
-    if not settings.is_file():
-        return None
-    text = settings.read_text()
-    name, value = MAPPING_POLICY
-    if not re.search(rf"^\s*{name}\s*=", text, flags=re.MULTILINE):
-        # Replaced, not rewritten: an installer may have linked the file to its cache.
-        changed = settings.with_suffix(".new")
-        changed.write_text(f"{text.rstrip()}\n\n# More ranks than cores are allowed (TensorOpt).\n{name} = {value}\n")
-        os.replace(changed, settings)
-    return settings
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m tensoropt.launch --configure``."""
-    parser = argparse.ArgumentParser(prog="python -m tensoropt.launch", description=configure_environment.__doc__)
-    parser.add_argument("--configure", action="store_true", required=True, help="configure this environment's Open MPI")
-    parser.parse_args(argv)
-    settings = configure_environment(Path(sys.prefix))
-    print(f"mpirun allows more ranks than cores: {settings}" if settings else f"no Open MPI in {sys.prefix}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

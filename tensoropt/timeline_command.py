@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -36,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """``tensoropt timeline``; every rank runs it."""
     steps = number_of_devices(arguments.steps, "--steps")
-    if arguments.output.exists() and not arguments.output.is_dir():
-        raise InputError(f"traces can't be saved in '{arguments.output}': that is a file; give a folder")
     import_tensorflow()
     from .here import prepared_processes
     from .offline import record_named
@@ -46,11 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
+    # On all ranks, which end alike where it can't be made; ahead of the work.
+    _make(arguments.output)
     recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
     if processes.rank == 0:
         print(report(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
-        _make(arguments.output)
         for rank in ranks:
             _write(arguments.output / f"rank{rank.rank}.json", to_json([rank], plan, recorded.model))
         _write(arguments.output / ALL, to_json(ranks, plan, recorded.model))
@@ -66,10 +66,19 @@ def report(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
 
 
 def _make(folder: Path) -> None:
+    """Make sure that traces can be written.
+
+    Raises:
+        InputError: they can't.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"traces can't be saved in '{folder}': that is a file; give a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise InputError(f"traces can't be saved in '{folder}': {error.strerror}") from error
+        raise InputError(f"traces can't be saved in '{folder}': {error.strerror}; give another --output") from error
 
 
 def _write(file: Path, value: dict[str, Any]) -> None:

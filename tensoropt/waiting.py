@@ -61,10 +61,14 @@ class Waiting:
 
 
 class Answer(NamedTuple):
-    """How many collectives a rank has begun, and what it is in ("" if none)."""
+    """How many collectives a rank has begun, what it is in ("" if none), and whether it is at work.
+
+    A rank for which the plan has no work has begun fewer, and nobody waits for it.
+    """
 
     begun: int
     what: str
+    is_at_work: bool = True
 
 
 class Questions:
@@ -114,7 +118,7 @@ def too_long(rank: int, waited_s: float, own: Answer, answers: Mapping[int, Answ
             continue
         if answer is None:
             missing.append(f"rank {other} doesn't answer")
-        elif answer.begun < own.begun:
+        elif answer.is_at_work and answer.begun < own.begun:
             where = f"is in {answer.what}" if answer.what else "is in no collective"
             missing.append(f"rank {other} hasn't come to it and {where}")
     who = "; ".join(missing) or "all ranks have come to it, so the connection between them is what is slow"

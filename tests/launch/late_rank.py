@@ -11,7 +11,7 @@ import tensoropt
 
 
 def main() -> None:
-    session = tensoropt.init(hardware="v100-1x2")
+    session = tensoropt.init(hardware="v100-1x3")
     x = tensoropt.placeholder(tensoropt.float32, [8, 6], name="x")
     weights = tensoropt.get_variable("weights", [6, 4])
     loss = tensoropt.reduce_mean(tensoropt.square(tensoropt.matmul(x, weights)))
@@ -22,7 +22,7 @@ def main() -> None:
         if number == 2 and session.processes.rank == 1 and sys.argv[1] != "nothing":
             if sys.argv[1] == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(60)
+            time.sleep(120)
         tensoropt.run([train, loss], feed_dict={x: np.ones((8, 6), np.float32)})
         time.sleep(float(sys.argv[2]))
     print("done")

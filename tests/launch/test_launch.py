@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpirun import run_command
 
 from tensoropt import cli, launch
+from tensoropt.configure import configure_environment
 from tensoropt.errors import TensorOptError
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -116,18 +117,18 @@ def test_only_root_is_let_run_as_root():
 
 
 def test_configure_writes_once_and_keeps_what_is_set(tmp_path):
-    assert launch.configure_environment(tmp_path) is None
+    assert configure_environment(tmp_path) is None
     settings = tmp_path / "etc" / "prte-mca-params.conf"
     settings.parent.mkdir()
     settings.write_text("# rmaps_default_mapping_policy = core\n")
     cached = tmp_path / "cached"
     os.link(settings, cached)
-    assert launch.configure_environment(tmp_path) == settings
+    assert configure_environment(tmp_path) == settings
     once = settings.read_text()
     assert once.endswith("rmaps_default_mapping_policy = :oversubscribe\n")
-    launch.configure_environment(tmp_path)
+    configure_environment(tmp_path)
     assert settings.read_text() == once
     assert "oversubscribe" not in cached.read_text()
     settings.write_text("rmaps_default_mapping_policy = core\n")
-    launch.configure_environment(tmp_path)
+    configure_environment(tmp_path)
     assert settings.read_text() == "rmaps_default_mapping_policy = core\n"

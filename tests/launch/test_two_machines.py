@@ -1,11 +1,13 @@
 """Two machines on one: where they can be made ranks see two hosts, where not a sentence says why."""
 
+import re
 import subprocess
 from pathlib import Path
 
 from mpirun import ROOT, run_command
 
 SCRIPT = ROOT / "tests" / "benchmarks" / "two_machines.sh"
+LACKS = "network namespaces|there is no (ip|tc|unshare|taskset);|there are no veth pairs|each machine needs a core|tc can't limit"
 RANK = Path(__file__).with_name("two_machines_rank.py")
 
 
@@ -20,7 +22,8 @@ def test_ranks_on_two_machines_talk_to_each_other():
     before = namespaces()
     done = run_command([str(SCRIPT), "100mbit", str(RANK)], timeout=60)
     if done.returncode == 2:
-        assert done.stderr.splitlines()[-1].startswith("two_machines.sh: ")
+        # What a machine may lack; nothing that the script does wrong.
+        assert re.match(rf"two_machines\.sh: ({LACKS})", done.stderr.splitlines()[-1]), done.stderr
     else:
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["machine0", "machine1", "2", "3"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import numpy as np
@@ -42,9 +41,22 @@ def test_threads_of_tensorflow_keep_their_state():
     keep_thread_state()  # on a thread of Python's own it changes nothing
 
 
-def test_the_state_is_kept_once_per_thread():
-    calls_that_found_their_state()
-    before = set(python_calls._kept)
-    calls_that_found_their_state()
-    alive = threading.active_count() + (os.cpu_count() or 1)
-    assert before <= python_calls._kept and len(python_calls._kept) <= len(before) + alive
+def test_the_state_is_kept_once_per_thread(monkeypatch):
+    """Each further reference would be one that nobody takes back."""
+    kept_on = []
+    monkeypatch.setattr(python_calls, "_hold_thread_state", lambda: kept_on.append(threading.get_ident()))
+    monkeypatch.setattr(python_calls, "_kept", set())
+
+    def work():
+        for _ in range(3):
+            keep_thread_state()
+        done.wait()  # the number of a thread that has ended may be given to the next
+
+    done = threading.Barrier(4)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    done.wait()
+    for thread in threads:
+        thread.join()
+    assert sorted(kept_on) == sorted(thread.ident for thread in threads)
