@@ -7,7 +7,7 @@ from pathlib import Path
 from mpirun import ROOT, run_command
 
 SCRIPT = ROOT / "tests" / "benchmarks" / "two_machines.sh"
-LACKS = "network namespaces|there is no (ip|tc|unshare|taskset);|there are no veth pairs|each machine needs a core|tc can't limit"
+LACKS = "network namespaces|there is no (ip|tc|unshare|taskset);|there are no veth|each machine needs a core|tc can't limit"
 RANK = Path(__file__).with_name("two_machines_rank.py")
 
 
