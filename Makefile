@@ -17,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-all lint bench clean
+.PHONY: help install demo test test-all horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -47,6 +47,9 @@ test: install ## all tests, those on several ranks too
 test-all: install ## every Keras model at full depth against plain Keras, too
 	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models
 	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
+
+horovod: install ## build Horovod and install it: optional, for collectives by NCCL and for comparing (needs a C++ compiler)
+	$(BIN)/python -m tensoropt.collectives.build_horovod
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys():
     # A Keras model that is made ahead of parallelize starts TensorFlow, whose threads are fixed from then on.
     from .processes import limit_threads
 

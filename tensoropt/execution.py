@@ -165,7 +165,7 @@ def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBacke
         )
         processes.wait_for_others()
         sys.exit(0)
-    communicator = MpiCommunicator(part, mesh, processes.begin_collective)
+    communicator = MpiCommunicator(part, mesh, processes.begin_collective, processes.naps)
     backend = CommunicatingBackend(mesh, processes.rank, communicator, processes.waiting)
     return backend, processes.part(part), communicator.prepare
 

@@ -14,6 +14,7 @@ times as fast with 2 ranks from 4 MB up, and equal below; with 4, equal at 16 MB
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import prod
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+AWAKE_S, NAP_S = 5e-5, 5e-5
+"""How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
+
 # NumPy's characters of types that MPI has, among those that training moves most.
 _MPI_TYPES = frozenset("fdilq")
 # What MPI moves in place of other elements of so many bytes: it need not know what they are, and has no type for some.
@@ -45,9 +49,14 @@ class MpiCommunicator:
 
     Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
+
+    MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
+    leaves the core to what is computed meanwhile.
     """
 
-    def __init__(self, comm: Comm, mesh: Mesh, on_collective: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, comm: Comm, mesh: Mesh, on_collective: Callable[[], None] | None = None, naps: bool = False
+    ) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
         keep_freed_memory()
@@ -55,6 +64,7 @@ class MpiCommunicator:
         self._groups: dict[Axes, Comm] = {}
         self._scratch = Scratch()
         self._on_collective = on_collective
+        self._naps = naps
 
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
@@ -103,9 +113,9 @@ class MpiCommunicator:
         counts = [prod(shape) for shape in recv_shapes]
         received = self._flat_out(out, sum(counts), send.dtype)
         if len(set(counts)) == 1:
-            group.Allgather(_opaque(send), _opaque(received))
+            self._call(group, "Allgather", _opaque(send), _opaque(received))
         else:
-            group.Allgatherv(_opaque(send), (_opaque(received), counts))
+            self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
         return _split(received, recv_shapes)
 
     def all_to_all(
@@ -145,7 +155,7 @@ class MpiCommunicator:
             self._reduce_halves(group, array.reshape(-1), op, result.reshape(-1))
         elif array.nbytes * group.size <= GATHER_AND_ADD_BYTES:
             received = self.scratch("reduce", array.size * group.size, array.dtype)
-            group.Allgather(_opaque(array), _opaque(received))
+            self._call(group, "Allgather", _opaque(array), _opaque(received))
             reduce_in_order(_split(received, [array.shape] * group.size), op, result)
         else:
             self._reduce_chunks(group, array.reshape(-1), op, result.reshape(-1))
@@ -157,9 +167,9 @@ class MpiCommunicator:
         halves = slice(None, middle), slice(middle, None)
         own, others = halves[group.rank], halves[other]
         received = self.scratch("reduce", result[own].size, flat.dtype)
-        group.Sendrecv(_opaque(flat[others]), other, recvbuf=_opaque(received), source=other)
+        self._swap(group, other, _opaque(flat[others]), _opaque(received))
         reduce_in_order((flat[own], received) if group.rank == 0 else (received, flat[own]), op, result[own])
-        group.Sendrecv(_opaque(result[own]), other, recvbuf=_opaque(result[others]), source=other)
+        self._swap(group, other, _opaque(result[own]), _opaque(result[others]))
 
     def _reduce_chunks(self, group: Comm, flat: Array, op: str, result: Array) -> None:
         """Member i reduces the i-th chunk; an element's sum is the same whatever chunk it is in."""
@@ -171,7 +181,7 @@ class MpiCommunicator:
         self._exchange(group, [flat[start:end] for start, end in bounds], received, [own] * n_members, flat)
         start, end = bounds[group.rank]
         reduce_in_order(_split(received, [(own,)] * n_members), op, result[start:end])
-        group.Allgatherv(MPI.IN_PLACE, (_opaque(result), counts))
+        self._call(group, "Allgatherv", MPI.IN_PLACE, (_opaque(result), counts))
 
     def _exchange(
         self, group: Comm, sends: Sequence[Array], received: Array, counts: Sequence[int], joined: Array | None
@@ -182,7 +192,20 @@ class MpiCommunicator:
             joined = self.scratch("joined", sum(send_counts), sends[0].dtype)
             for part, piece in zip(_split(joined, [piece.shape for piece in sends]), sends, strict=True):
                 part[...] = piece
-        group.Alltoallv((_opaque(joined), send_counts), (_opaque(received), counts))
+        self._call(group, "Alltoallv", (_opaque(joined), send_counts), (_opaque(received), counts))
+
+    def _call(self, group: Comm, name: str, *buffers: Any) -> None:
+        """A collective of MPI's by its name."""
+        if self._naps:
+            _wait([getattr(group, f"I{name.lower()}")(*buffers)])
+        else:
+            getattr(group, name)(*buffers)
+
+    def _swap(self, group: Comm, other: int, send: Array, received: Array) -> None:
+        if self._naps:
+            _wait([group.Irecv(received, other), group.Isend(send, other)])
+        else:
+            group.Sendrecv(send, other, recvbuf=received, source=other)
 
     def _begin(self) -> None:
         if self._on_collective is not None:
@@ -203,6 +226,14 @@ class MpiCommunicator:
                 f"call prepare([{tuple(sorted(axes))}]) on all ranks before the first collective"
             )
         return group
+
+
+def _wait(requests: list[MPI.Request]) -> None:
+    """Return when all are done: without a nap if that is soon."""
+    awake_until_s = time.perf_counter() + AWAKE_S
+    while not MPI.Request.Testall(requests):
+        if time.perf_counter() > awake_until_s:
+            time.sleep(NAP_S)
 
 
 def _opaque(array: Array) -> Array:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpirun import run_ranks
 
+from tensoropt import processes
 from tensoropt.errors import InputError, describe
 from tensoropt.processes import launched_as, machine_shape
 
@@ -73,3 +74,31 @@ def test_describe_puts_its_parts_in_order():
         describe("the axis is unknown", got=3, expected="0 to 2", where="model.py:7", advice="name one.")
         == "the axis is unknown: got 3, expected 0 to 2, at model.py:7. Name one."
     )
+
+
+@pytest.mark.parametrize(
+    ("launched", "cores", "expected"),
+    [
+        ({}, 1, {}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "2"}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "3"},
+            1,
+            {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "3"},
+        ),
+    ],
+)
+def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
+    """Its share of the cores; over a link two operators at once, of which one may wait."""
+    monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
+    environ = launched | ({"OMPI_COMM_WORLD_RANK": "0"} if launched else {})
+    processes.limit_threads(environ)
+    assert {name: value for name, value in environ.items() if name.startswith("TF_")} == expected
+
+
+@pytest.mark.parametrize(("hosts", "cores", "naps"), [(("a", "a"), 1, False), (("a", "b"), 1, True), (("a", "b"), 2, False)])
+def test_ranks_nap_over_a_link(monkeypatch, hosts, cores, naps):
+    monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
+    assert processes.Processes(0, 2, hosts).naps == naps

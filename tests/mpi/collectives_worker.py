@@ -152,9 +152,9 @@ def expect(message: str, call: Callable[[], object]) -> None:
         raise AssertionError(f"no error, expected: {message}")
 
 
-def check(mesh: Mesh) -> None:
+def check(mesh: Mesh, naps: bool) -> None:
     begun = []
-    communicator = MpiCommunicator(COMM, mesh, on_collective=lambda: begun.append(1))
+    communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps)
     communicator.prepare(all_subsets(mesh))
     communicator.prepare(reversed(all_subsets(mesh)))
     for shape in [(7,), (5, 7), (3, 4, 6), (4, 8)]:
@@ -186,7 +186,7 @@ def print_times() -> None:
         calls: list[Callable[[], object]] = [
             lambda: communicator.all_reduce(mesh.axes, array),  # noqa: B023
             lambda: COMM.Allreduce(array, whole),  # noqa: B023
-            lambda: communicator.reduce_scatter(mesh.axes, chunks, chunks[0].shape),  # noqa: B023
+            lambda: communicator.reduce_scatter(mesh.axes, chunks, chunks[0].shape, array),  # noqa: B023
             lambda: COMM.Reduce_scatter_block(array, chunk),  # noqa: B023
         ]
         times = [median_us(call, 40 if n_kib <= 1024 else 10) for call in calls]
@@ -209,7 +209,8 @@ if __name__ == "__main__":
         print_times()
     else:
         for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
-            check(mesh)
+            for naps in (False, True):
+                check(mesh, naps)
         # Only rank 0's word, after all ranks are through.
         COMM.Barrier()
         if RANK == 0:

@@ -1,0 +1,222 @@
+"""Training steps by TensorOpt's plans, by Horovod, and without communication, in turn in one run.
+
+    tensoropt run -n 2 tests/benchmarks/versus_horovod.py [--models vgg16,rnn] [--rounds 20] [--budget 30s]
+    tests/benchmarks/two_machines.sh tests/benchmarks/versus_horovod.py
+
+One thread per rank. Per round each runs one step, which all ranks begin together; the slowest rank counts. "Bound" trains on
+the rank's share of the batch in plain TensorFlow and never communicates. Horovod is the same with an averaging all-reduce of
+each gradient, which Horovod merges as it sees fit; that column is empty where Horovod isn't installed (``make horovod``).
+Ratios are medians of the ratios round by round, with quartiles: how many times as fast as Horovod, else as the bound.
+
+Momentum, made-up batches, equal first values: the losses of the first steps are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+import numpy as np
+import tensorflow as tf
+from tabulate import tabulate
+
+from tensoropt import zoo
+from tensoropt.engine import Feed, Fetch
+from tensoropt.execution import MPI, execute
+from tensoropt.frontier import find_baseline
+from tensoropt.here import hardware_here, prepared_processes
+from tensoropt.made_up import made_up_batch
+from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
+from tensoropt.offline import Recorded, record
+from tensoropt.options import Request, assumptions, mini_time
+from tensoropt.plan import Plan
+from tensoropt.processes import Processes
+
+v1 = tf.compat.v1
+Step = Callable[[], float]
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+WARM_STEPS = 3
+
+
+def heavy_vgg16(batch: int, image: int = 64, classes: int = 1000) -> tf.Tensor:
+    """VGG16 without its last pooling, as is usual for small images: its first dense layer has 134 of 277 MB."""
+    x = v1.placeholder(tf.float32, [batch, image, image, 3], name="images")
+    labels = v1.placeholder(tf.int32, [batch], name="labels")
+    for block, (n_layers, width) in enumerate(zip((2, 2, 3, 3, 3), (64, 128, 256, 512, 512), strict=True), 1):
+        for layer in range(1, n_layers + 1):
+            kernel = v1.get_variable(f"conv_{block}_{layer}/kernel", [3, 3, x.shape[-1], width])
+            bias = v1.get_variable(f"conv_{block}_{layer}/bias", [width], initializer=v1.zeros_initializer())
+            x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+        if block < 5:
+            x = tf.nn.max_pool2d(x, 2, 2, "VALID")
+    x = tf.reshape(x, [batch, int(np.prod(x.shape[1:]))])
+    for number, width in enumerate((4096, 4096, classes), 1):
+        weights = v1.get_variable(f"dense_{number}/weights", [x.shape[-1], width])
+        bias = v1.get_variable(f"dense_{number}/bias", [width], initializer=v1.zeros_initializer())
+        x = tf.nn.bias_add(tf.matmul(x, weights), bias)
+        x = tf.nn.relu(x) if number < 3 else x
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=x))
+
+
+MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "heavy_vgg16": (heavy_vgg16, {"batch": 8}),
+    "vgg16": (zoo.find("vgg16"), {"batch": 32, "image": 64}),
+    "wide_resnet": (zoo.find("wide_resnet"), {"batch": 32, "widening": 10}),
+    "transformer": (
+        zoo.find("transformer"),
+        {"batch": 16, "length": 64, "layers": 2, "width": 512, "heads": 8, "vocabulary": 8192},
+    ),
+    "transformer_s": (
+        zoo.find("transformer_s"),
+        {"batch": 16, "length": 32, "layers": 2, "width": 512, "heads": 8, "vocabulary": 32768},
+    ),
+    "rnnlm": (
+        zoo.find("rnnlm"), {"batch": 32, "steps": 8, "layers": 2, "hidden": 1024, "vocabulary": 10000}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to train; ``step`` returns the loss of the whole batch, and every rank must call it."""
+
+    title: str
+    step: Step
+    seconds: list[float]
+    losses: list[float]
+
+
+def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes) -> Step:
+    """A training step by a plan."""
+    engine = execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine
+    graph = recorded.model.graph
+    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
+    feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+    return lambda: float(engine.run(fetch, feeds)[0][0])
+
+
+def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Callable[[Any], Any]) -> Step:
+    """A training step in plain TensorFlow on this rank's share of the batch, its gradients as ``reduced`` makes them."""
+    function, sizes = MODELS[name]
+    share = sizes["batch"] // processes.size
+    with tf.Graph().as_default() as graph:
+        loss = function(**{**sizes, "batch": share})
+        variables = v1.trainable_variables()
+        gradients = [reduced(gradient) for gradient in tf.gradients(loss, variables)]
+        optimizer = v1.train.MomentumOptimizer(LEARNING_RATE, MOMENTUM)
+        train = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        session = v1.Session(config=v1.ConfigProto(intra_op_parallelism_threads=1))
+        session.run(v1.global_variables_initializer())
+        first_value = recorded.first_values()
+        for variable in variables:
+            variable.load(first_value(variable.op.name), session)
+        mine = slice(processes.rank * share, (processes.rank + 1) * share)
+        feeds = {
+            graph.get_tensor_by_name(tensor.name): value[mine]
+            for tensor, value in made_up_batch(recorded.model.graph).items()
+        }
+        run = session.make_callable([loss, train], feed_list=list(feeds))
+    values = list(feeds.values())
+    return lambda: float(run(*values)[0])
+
+
+def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Plan, Plan]:
+    """The fastest plan by operators that are measured within a budget, and data parallelism; every rank must call it."""
+    hardware = hardware_here(processes)
+    found: list[Plan] = []
+
+    def search(measured: Any) -> Plan:
+        request = Request(recorded.model, hardware, None, assumed=assumptions(hardware), measured=measured)
+        found[:] = [mini_time(request, processes.size)]
+        return found[0]
+
+    def on_first_rank(compute: Callable[[], Any]) -> Any:
+        answer = compute() if processes.rank == 0 else None
+        return processes.broadcast(None if isinstance(answer, Plan) else answer)
+
+    with closing(opened_store(processes)) as store:
+        MeasuredSearch(processes, recorded.model, search, parse_budget(budget), store).find(on_first_rank)
+    both = None
+    if processes.rank == 0:
+        both = found[0].to_json(), find_baseline(found[0].frontier, "data-parallel").plan(0).to_json()
+    fastest, data_parallel = processes.broadcast(both)
+    return Plan.from_json(fastest), Plan.from_json(data_parallel)
+
+
+def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -> list[Column]:
+    """Each with its steps run and timed; every rank must call it."""
+    function, sizes = MODELS[name]
+    recorded = record(lambda: function(**sizes), name, "momentum")
+    fastest, data_parallel = plans_of(recorded, processes, arguments.budget)
+    steps = {
+        "mini_time": tensoropt_step(fastest, recorded, processes),
+        "data parallel": tensoropt_step(data_parallel, recorded, processes),
+        "bound": plain_step(name, recorded, processes, lambda gradient: gradient),
+    }
+    if arguments.horovod:
+        import horovod.tensorflow as hvd
+
+        steps["Horovod"] = plain_step(name, recorded, processes, lambda gradient: hvd.allreduce(gradient, op=hvd.Average))
+    columns = [Column(title, step, [], []) for title, step in steps.items()]
+    for number in range(WARM_STEPS + arguments.rounds):
+        for column in columns:
+            processes.barrier()
+            started = time.perf_counter()
+            loss = column.step()
+            seconds = processes.gather_max(time.perf_counter() - started)
+            column.losses.append(float(np.mean(processes.gather(loss))))
+            if number >= WARM_STEPS:
+                column.seconds.append(seconds)
+    return columns
+
+
+def report(name: str, columns: Sequence[Column]) -> list[str]:
+    """A line of the table."""
+    by_title = {column.title: column for column in columns}
+    reference = by_title.get("Horovod", by_title["bound"])
+    cells = [name]
+    for title in ("mini_time", "data parallel", "Horovod", "bound"):
+        if title not in by_title:
+            cells += ["", ""]
+            continue
+        low, middle, high = np.percentile(by_title[title].seconds, [25, 50, 75]) * 1e3
+        ratios = np.percentile(np.divide(reference.seconds, by_title[title].seconds), [25, 50, 75])
+        cells += [f"{middle:.0f} ({low:.0f} to {high:.0f})", "{1:.3f} ({0:.3f} to {2:.3f})".format(*ratios)]
+    trained = [column.losses for column in columns if column.title != "bound"]
+    return [*cells, f"{np.max(np.ptp(trained, axis=0) / np.mean(trained, axis=0)):.1e}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--budget", default="30s", help="what the search may measure operators for")
+    arguments = parser.parse_args()
+    processes = prepared_processes()
+    arguments.horovod = importlib.util.find_spec("horovod") is not None
+    if arguments.horovod:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+    titles = ["model"]
+    for title in ("mini_time", "data parallel", "Horovod", "bound"):
+        titles += [f"{title}: ms", "times as fast"]
+    rows = []
+    for name in arguments.models.split(","):
+        rows.append(report(name, columns_of(name, processes, arguments)))
+        if processes.rank == 0:
+            print(tabulate(rows[-1:], [*titles, "losses differ by"]), flush=True)
+    if processes.rank == 0:
+        print(tabulate(rows, [*titles, "losses differ by"]))
+
+
+if __name__ == "__main__":
+    main()
