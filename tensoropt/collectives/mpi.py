@@ -1,10 +1,10 @@
 """Collectives between processes by mpi4py, one sub-communicator for each set of mesh axes.
 
 MPI only moves bytes here; sums are NumPy's, always in the order of the group's ranks. So every dtype works (bfloat16,
-bool), replicas are equal to the bit on all ranks, and the result is the simulation's. Against OpenMPI 5's own sums on
-shared memory, 2 ranks on 2 cores and 4 on 2: reduce-scatter is 4 to 10 times as fast from 1 MB up; all-reduce is 1.2
-times as fast with 2 ranks from 4 MB up, and equal below; with 4, equal at 16 MB and up to 1.6 times slower around 256 KB.
-``mpirun -n 4 python -m mpi4py tests/mpi/collectives_worker.py time`` measures again.
+bool), replicas are equal to the bit on all ranks, and the result is the simulation's. Against Open MPI 5's own sums on
+shared memory, 2 ranks on 2 cores: all-reduce is 1.1 to 1.4 times as fast from 4 MB up, equal at 1 MB, and 20 to 60 us slower
+below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
+``mpirun -n 2 python -m mpi4py tests/mpi/collectives_worker.py time`` measures again.
 
     all-reduce       2 members           exchange halves, add, exchange sums
                      small arrays        all-gather, add
