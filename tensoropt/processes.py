@@ -59,7 +59,9 @@ def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     launched = launched_as(environ)
     if launched is None:
         return
-    local_size = next((int(environ[name]) for name in LOCAL_SIZE_VARIABLES if name in environ), 1)
+    local_size = next((int(environ[name]) for name in LOCAL_SIZE_VARIABLES if name in environ), None)
+    if local_size is None:
+        return
     n_cores = cores_of_a_rank(local_size)
     if local_size > 1:
         environ.setdefault(THREADS_VARIABLE, str(n_cores))

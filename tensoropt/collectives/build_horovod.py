@@ -80,19 +80,19 @@ def build(folder: Path) -> Path:
                 advice=f"on Debian and Ubuntu install it with: apt update && apt install {' '.join(lacking)}",
             )
         )
-    pip = [sys.executable, "-m", "pip"]
     # Horovod's setup.py imports pkg_resources, which newer setuptools lack.
-    needed = ["setuptools<81", "wheel", "packaging", "pyyaml", "cloudpickle", "psutil", "cffi"]
-    subprocess.run([*pip, "install", "--quiet", *needed], check=True)
+    _pip("install", "--quiet", "setuptools<81", "wheel", "packaging", "pyyaml", "cloudpickle", "psutil", "cffi")
     with tempfile.TemporaryDirectory() as headers:
         write_forwarding_headers(Path(headers))
-        command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-binary", "horovod"]
-        command += ["--wheel-dir", str(folder), f"horovod=={VERSION}"]
-        try:
-            subprocess.run(command, env=build_environment(os.environ, Path(headers)), check=True)
-        except subprocess.CalledProcessError as error:
-            raise InputError("Horovod's build failed; what the compiler said is above") from error
+        options = ["--no-build-isolation", "--no-deps", "--no-binary", "horovod", "--wheel-dir", str(folder)]
+        _pip("wheel", *options, f"horovod=={VERSION}", environ=build_environment(os.environ, Path(headers)))
     return next(folder.glob("horovod-*.whl"))
+
+
+def _pip(command: str, *arguments: str, environ: Mapping[str, str] = os.environ) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", command, *arguments], env=dict(environ), check=False)
+    if done.returncode:
+        raise InputError(f"Horovod can't be made ready: pip {command} failed; what it said is above")
 
 
 def build_environment(environ: Mapping[str, str], headers: Path) -> dict[str, str]:
@@ -119,15 +119,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = kept or Path(temporary)
         wheel = next(folder.glob("horovod-*.whl"), None)
-        if wheel is None:
-            print(f"building Horovod {VERSION}; this takes some minutes", flush=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
+        try:
+            if wheel is None:
+                print(f"building Horovod {VERSION}; this takes some minutes", flush=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 wheel = build(folder)
-            except InputError as error:
-                print(f"tensoropt: {error}", file=sys.stderr)
-                return 2
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+            _pip("install", "--quiet", str(wheel))
+        except InputError as error:
+            print(f"tensoropt: {error}", file=sys.stderr)
+            return 2
     print(f"installed {wheel.name}" + (f", kept in {kept}" if kept else ""))
     return 0
 

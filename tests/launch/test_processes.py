@@ -80,6 +80,7 @@ def test_describe_puts_its_parts_in_order():
     ("launched", "cores", "expected"),
     [
         ({}, 1, {}),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, {}),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "2"}),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),

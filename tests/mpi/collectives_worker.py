@@ -180,18 +180,23 @@ def print_times() -> None:
             f"{'KiB':>6} {'all-reduce':>12} {'MPI':>8} {'reduce-scatter':>16} {'MPI':>8}"
         )
     for n_kib in (1, 16, 64, 256, 1024, 4096, 16384):
-        array = np.ones(n_kib * 256 // COMM.size * COMM.size, np.float32)
-        chunks = list(np.split(array, COMM.size))
-        whole, chunk = np.empty_like(array), np.empty_like(chunks[0])
-        calls: list[Callable[[], object]] = [
-            lambda: communicator.all_reduce(mesh.axes, array),  # noqa: B023
-            lambda: COMM.Allreduce(array, whole),  # noqa: B023
-            lambda: communicator.reduce_scatter(mesh.axes, chunks, chunks[0].shape, array),  # noqa: B023
-            lambda: COMM.Reduce_scatter_block(array, chunk),  # noqa: B023
-        ]
-        times = [median_us(call, 40 if n_kib <= 1024 else 10) for call in calls]
+        times = times_us(communicator, mesh, n_kib)
         if RANK == 0:
             print(f"{n_kib:6d} {times[0]:12.0f} {times[1]:8.0f} {times[2]:16.0f} {times[3]:8.0f}", flush=True)
+
+
+def times_us(communicator: MpiCommunicator, mesh: Mesh, n_kib: int) -> list[float]:
+    """All-reduce, MPI's, reduce-scatter, MPI's."""
+    array = np.ones(n_kib * 256 // COMM.size * COMM.size, np.float32)
+    chunks = list(np.split(array, COMM.size))
+    whole, chunk = np.empty_like(array), np.empty_like(chunks[0])
+    calls: list[Callable[[], object]] = [
+        lambda: communicator.all_reduce(mesh.axes, array),
+        lambda: COMM.Allreduce(array, whole),
+        lambda: communicator.reduce_scatter(mesh.axes, chunks, chunks[0].shape, array),
+        lambda: COMM.Reduce_scatter_block(array, chunk),
+    ]
+    return [median_us(call, 40 if n_kib <= 1024 else 10) for call in calls]
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:

@@ -34,6 +34,13 @@ def test_what_is_missing_is_said_with_what_to_install(tmp_path: Path, monkeypatc
         build_horovod.build(tmp_path)
 
 
+def test_what_pip_cannot_do_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_CACHE", "off")
+    monkeypatch.setattr(build_horovod, "build", lambda folder: folder / "none.whl")
+    assert build_horovod.main() == 2
+    assert "tensoropt: Horovod can't be made ready: pip install failed; what it said is above" in capfd.readouterr().err
+
+
 def test_wheels_are_kept_by_what_they_were_built_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
     folder = build_horovod.wheel_folder()
