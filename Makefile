@@ -48,7 +48,7 @@ test-all: install ## every Keras model at full depth against plain Keras, too
 	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models
 	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
 
-horovod: install ## build Horovod and install it, to compare with: optional, needs a C++ compiler and says what else
+horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.collectives.build_horovod
 
 lint: install ## ruff and mypy

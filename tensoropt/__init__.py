@@ -209,7 +209,8 @@ def build_execution_graph(
     Args:
         engine: what computes; ``tensorflow``.
         plan: a plan, or the file of one.
-        collectives: ``mpi`` (default), or ``emulated``: all ranks in this process. ``TENSOROPT_COLLECTIVES`` sets it too.
+        collectives: ``mpi`` (default); ``horovod``: by Horovod's operators; or ``emulated``: all ranks in this process.
+            ``TENSOROPT_COLLECTIVES`` sets it too.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.

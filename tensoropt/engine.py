@@ -17,8 +17,7 @@ import tensorflow as tf
 from .deliveries import Delivery, Router, delivery_of
 from .errors import InputError
 from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
-from .lowering.backends import CommunicatingBackend, EmulatedBackend
-from .lowering.deliver import Collective, Deliverer
+from .lowering.deliver import Backend, Collective, Deliverer
 from .lowering.local import piece_of, uniform_shape
 from .lowering.model import LocalModel
 from .lowering.operators import Values
@@ -79,7 +78,7 @@ class Engine:
 
     view: StrategyView
     router: Router
-    backend: CommunicatingBackend | EmulatedBackend
+    backend: Backend
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
     first: Engine | None = None
@@ -163,7 +162,8 @@ class Engine:
                     continue
                 piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank)
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
-        flat = [value.numpy() for value in built.call(*arguments)]
+        with self.backend.watched(built.log):
+            flat = [value.numpy() for value in built.call(*arguments)]
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 

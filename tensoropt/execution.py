@@ -19,7 +19,7 @@ from .errors import InputError, short
 from .frontier import Model
 from .inheriting import inherited
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
-from .lowering.deliver import Collective
+from .lowering.deliver import Backend, Collective
 from .plan import Plan
 from .planning import check_deliveries
 from .processes import Processes, cores_of_a_rank
@@ -27,8 +27,8 @@ from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
 from .strategy import StrategyView
 
-MPI, EMULATED = "mpi", "emulated"
-COLLECTIVES = (MPI, EMULATED)
+MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
+COLLECTIVES = (MPI, HOROVOD, EMULATED)
 Prepare = Callable[[Sequence[Axes]], None]
 
 
@@ -72,7 +72,8 @@ def checked_collectives(given: str | None) -> str:
     """
     collectives = given or os.environ.get("TENSOROPT_COLLECTIVES", MPI)
     if collectives not in COLLECTIVES:
-        raise InputError(f"unknown collectives {collectives!r}; expected {' or '.join(map(repr, COLLECTIVES))}")
+        *others, last = map(repr, COLLECTIVES)
+        raise InputError(f"unknown collectives {collectives!r}; expected {', '.join(others)} or {last}")
     return collectives
 
 
@@ -107,10 +108,10 @@ def execute(
     view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
     check_deliveries(view, plan)
     if collectives == EMULATED:
-        backend: Any = EmulatedBackend(plan.mesh)
+        backend: Backend = EmulatedBackend(plan.mesh)
         prepare, in_order = None, False
     else:
-        backend, processes, prepare = _communicating(plan.mesh, processes)
+        backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
     engine = Engine(
@@ -141,7 +142,7 @@ def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         raise InputError(
             f"collectives='emulated' runs all ranks in one process, but mpirun started {processes.size}; start it alone"
         )
-    if collectives == MPI and plan.parallelism > processes.size:
+    if collectives != EMULATED and plan.parallelism > processes.size:
         raise InputError(
             f"the plan is for {plan.parallelism} devices, but {processes.size} rank"
             f"{'s were' if processes.size > 1 else ' was'} started; start it with mpirun -n {plan.parallelism}, or "
@@ -149,13 +150,15 @@ def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
 
 
-def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBackend, Processes, Prepare | None]:
+def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
+    if collectives == HOROVOD:
+        from .collectives.horovod import load_horovod
+
+        load_horovod()
     if processes.alone:
         return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
-    from .collectives.mpi import MpiCommunicator
-
     takes_part = processes.rank < mesh.n_devices
-    part = processes.comm.Split(int(not takes_part), processes.rank)
+    comm = processes.comm.Split(int(not takes_part), processes.rank)
     if not takes_part:
         print(
             f"rank {processes.rank} has nothing to do: the plan needs {mesh.n_devices} of {processes.size} devices; it "
@@ -165,9 +168,33 @@ def _communicating(mesh: Mesh, processes: Processes) -> tuple[CommunicatingBacke
         )
         processes.wait_for_others()
         sys.exit(0)
-    communicator = MpiCommunicator(part, mesh, processes.begin_collective, processes.naps)
-    backend = CommunicatingBackend(mesh, processes.rank, communicator, processes.waiting)
-    return backend, processes.part(part), communicator.prepare
+    part = processes.part(comm)
+    if collectives == HOROVOD:
+        from .collectives.horovod import HorovodCollectives
+        from .lowering.in_graph import GraphBackend
+
+        # Process sets are made while graphs are built.
+        collectives_of_rank = HorovodCollectives(comm, mesh, same_on_all(part))
+        graph = GraphBackend(mesh, part.rank, collectives_of_rank, processes.waiting, processes.begin_collective)
+        return graph, part, lambda axes: None
+    from .collectives.mpi import MpiCommunicator
+
+    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, processes.naps)
+    return CommunicatingBackend(mesh, processes.rank, communicator, processes.waiting), part, communicator.prepare
+
+
+def same_on_all(processes: Processes) -> Callable[[str], None]:
+    """A function that every rank must call with the same text."""
+
+    def agree(text: str) -> None:
+        other = processes.first_that_differs(text)
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other} come with different plans, versions or fetches (rank {processes.rank}: {text}); every "
+                "rank must run the same script on the same versions"
+            )
+
+    return agree
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +14,18 @@ from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.simulate import simulate, simulate_all_reduce
 from ..waiting import Waiting
+from .carriers import Callbacks, Runner
 
-Runner = Callable[..., list[np.ndarray]]
+
+class _Unwatched:
+    """Of a backend whose callbacks tell by themselves in which collectives a rank is."""
+
+    def watched(self, log: Sequence[object]) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @dataclass(frozen=True)
-class EmulatedBackend:
+class EmulatedBackend(_Unwatched):
     """All ranks in one graph; collectives are the NumPy simulation."""
 
     mesh: Mesh
@@ -26,6 +33,9 @@ class EmulatedBackend:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.mesh.n_devices))
+
+    def carrier(self) -> Callbacks:
+        return Callbacks(self)
 
     def runner(self, path: Path, what: str) -> Runner:
         return lambda *pieces: simulate(path, pieces)
@@ -36,7 +46,7 @@ class EmulatedBackend:
 
 
 @dataclass(frozen=True)
-class CommunicatingBackend:
+class CommunicatingBackend(_Unwatched):
     """This process is one rank; collectives go through a communicator.
 
     Attributes:
@@ -51,6 +61,9 @@ class CommunicatingBackend:
     @property
     def ranks(self) -> tuple[int, ...]:
         return (self.rank,)
+
+    def carrier(self) -> Callbacks:
+        return Callbacks(self)
 
     def runner(self, path: Path, what: str) -> Runner:
         seen = RankPath.of(path, self.rank)

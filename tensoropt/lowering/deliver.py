@@ -1,8 +1,6 @@
 """Deliveries in the graph: a path of steps forward, and the path between the gradient layouts backward.
 
-A whole path is one callback. All callbacks are chained in the order in which they were created, which is the same on every
-rank: no deadlock, by construction. The chain is of data, a number that each callback takes from the one before: TensorFlow's
-graph optimizer removes control dependencies. A path without communication is made of TensorFlow's own operators instead.
+The backend's carrier emits what communicates. A path without communication is made of TensorFlow's own operators.
 
 The gradient is attached by a registered gradient, of the callback or of an ``IdentityN``, found by a number among the
 deliveries of the graph being built; ``tf.custom_gradient`` would add to a global registry with each delivery.
@@ -11,44 +9,23 @@ deliveries of the graph being built; ``tf.custom_gradient`` would add to a globa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from ..deliveries import Delivery, Route
-from ..profiling.python_calls import keep_thread_state
 from ..reschedule.layout import Shape, axes_text
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
-from .local_steps import LocalSteps, shape_after
+from .carriers import Carrier
+from .local_steps import LocalSteps
 from .operators import Values
 
-Arrays = Sequence[np.ndarray]
 GRADIENT_TYPE, NUMBER = "TensorOptDelivery", "_tensoropt_delivery"
-_TURN = np.zeros((), np.int32)
-
-
-class Backend(Protocol):
-    """What carries out paths: real collectives for one rank, or a simulation of all ranks."""
-
-    @property
-    def mesh(self) -> Mesh: ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that are built here."""
-        ...
-
-    def runner(self, path: Path, what: str) -> Callable[..., list[np.ndarray]]:
-        """A function from the pieces of ``ranks`` before a path to those after it; ``what`` says it in messages."""
-        ...
-
-    def maximum(self, path: Path, what: str) -> Callable[..., list[np.ndarray]]:
-        """The same for a path of one all-reduce that takes maxima instead of sums."""
-        ...
+CALLBACK = "PyFunc"
+"""The type of a callback's operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +42,38 @@ class Collective:
         return f"{self.kind}({self.axes}) of {self.dtype}{list(self.shape)} for {self.operator}"
 
 
+class Backend(Protocol):
+    """The ranks that are built here, and what carries out their paths: real collectives, or a simulation of all ranks."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are built here."""
+        ...
+
+    def carrier(self) -> Carrier:
+        """A new one, for one graph."""
+        ...
+
+    def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
+        """To be entered while a function with these collectives runs."""
+        ...
+
+
 @dataclass
 class Deliverer:
     """Emits deliveries into the graph that is being built, and logs their collectives in order."""
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
-    _turn: tf.Tensor | None = None
+    _carrier: Carrier = field(init=False)
     _local_steps: LocalSteps = field(default_factory=LocalSteps)
     _backward: list[Callable[[Values], Values]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._carrier = self.backend.carrier()
 
     def deliver(self, delivery: Delivery, route: Route, values: Values, operator: str) -> Values:
         """Bring local values along a route; gradients come back along its backward path."""
@@ -84,12 +84,12 @@ class Deliverer:
             return self._run(forward, values, delivery.reduction, operator)
         number = len(self._backward)
         self._backward.append(lambda gradients: self._run(backward, gradients, "sum", operator))
-        overridden = dict.fromkeys(("PyFunc", "IdentityN"), GRADIENT_TYPE)
+        overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
         with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
             results = self._run(forward, values, delivery.reduction, operator)
             if not forward.steps:
                 results = tf.identity_n(values, name="delivery")
-            elif not forward.communicates:
+            elif results[0].op.type != CALLBACK:
                 # The operands pass through as well, so that TensorFlow sees a way to them that isn't the steps' own.
                 results = tf.identity_n([*values, *results], name="delivery")[len(values) :]
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
@@ -100,27 +100,13 @@ class Deliverer:
             return values
         if not path.communicates:
             return [self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)]
-        dtype = values[0].dtype
         collectives = [
-            Collective(step.kind, axes_text(step.group_axes), path.shape, dtype.name, operator)
+            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator)
             for step in path.steps
             if step.communicates
         ]
         self.log += collectives
-        what = ", then ".join(map(str, collectives))
-        runner = self.backend.runner(path, what) if reduction == "sum" else self.backend.maximum(path, what)
-
-        def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> list[np.ndarray]:
-            keep_thread_state()
-            return [_TURN, *runner(*pieces)]
-
-        turn = tf.constant(_TURN) if self._turn is None else self._turn
-        types = [tf.int32, *[dtype] * len(values)]
-        self._turn, *results = tf.numpy_function(in_turn, [turn, *values], types, stateful=True, name="collective")
-        self._turn.set_shape([])
-        for result in results:
-            result.set_shape(shape_after(path.steps[-1], path.shape))
-        return list(results)
+        return self._carrier.carry(path, values, reduction, operator, ", then ".join(map(str, collectives)))
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -132,6 +118,7 @@ class Deliverer:
             _building.pop()
             self._backward.clear()
             self._local_steps = LocalSteps()
+            self._carrier = self.backend.carrier()
 
     def gradient(self, number: int, gradients: Values) -> Values:
         return self._backward[number](gradients)
@@ -143,7 +130,7 @@ _building: list[Deliverer] = []
 @tf.RegisterGradient(GRADIENT_TYPE)
 def _delivery_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     deliverer = _building[-1]
-    n_ranks, ahead = len(deliverer.backend.ranks), 1 if op.type == "PyFunc" else 0
+    n_ranks, ahead = len(deliverer.backend.ranks), 1 if op.type == CALLBACK else 0
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients[-n_ranks:]]
     found = deliverer.gradient(op.get_attr(NUMBER), dense)
     return [*[None] * ahead, *found, *[None] * (len(op.inputs) - ahead - n_ranks)]

@@ -33,11 +33,17 @@ class LocalSteps:
     def run(self, path: Path, rank: int, value: tf.Tensor) -> tf.Tensor:
         """A rank's local value after a path that communicates nothing."""
         for step in path.steps:
-            if isinstance(step, HaloStep):
-                value = self._halo(step, path.shape, rank, value)
-            else:
-                value = self._step(step, path.shape, rank, value)
-            value.set_shape(shape_after(step, path.shape))
+            value = self.step(step, path.shape, rank, value)
+        return value
+
+    def step(self, step: Step | HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+        """A rank's local value after one of them, of a tensor of (global) ``shape``."""
+        value = (
+            self._halo(step, shape, rank, value)
+            if isinstance(step, HaloStep)
+            else self._move(step, shape, rank, value)
+        )
+        value.set_shape(shape_after(step, shape))
         return value
 
     def _once(self, key: Hashable, make: Callable[[], tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, ...]:
@@ -45,7 +51,7 @@ class LocalSteps:
             self._constants[key] = make()
         return self._constants[key]
 
-    def _step(self, step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+    def _move(self, step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
         key = (step, shape, rank)
         if step.kind == "slice":
 

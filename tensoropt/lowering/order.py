@@ -22,9 +22,10 @@ BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
-_UNORDERED = frozenset("Const Identity IdentityN Shape ShapeN NoOp Reshape ExpandDims Squeeze ReadVariableOp PyFunc".split())
-"""They take no time or, the collectives, have an order of their own."""
+COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall HorovodReducescatter".split())
 _VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
+_UNORDERED = COLLECTIVES | _VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
+"""They take no time or, the collectives, have an order of their own, or none."""
 
 
 def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
@@ -40,7 +41,9 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
     for op in schedule(operators, n_forward):
         if op.name in ahead or op.name in constant:
             continue
-        if op.type == "PyFunc" or (not _is_backward(op) and any(source.name in arriving for source in _sources(op))):
+        if op.type in COLLECTIVES or (
+            (not _is_backward(op) or op.type in _VIEWS) and any(source.name in arriving for source in _sources(op))
+        ):
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
@@ -94,7 +97,7 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
         follows = all(source.name in needed or source.name in alone for source in _sources(op))
-        if follows and op.name not in needed and op.type != "PyFunc":
+        if follows and op.name not in needed and op.type not in COLLECTIVES:
             alone[op.name] = op
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 

@@ -5,17 +5,44 @@ Every rank's graph is built in one process, with a communicator that is never ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import tensorflow as tf
 import zoo
 from execution.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
 
 from tensoropt.deliveries import Router
 from tensoropt.engine import Engine, Feed, Fetch
 from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.lowering.deliver import Backend
+from tensoropt.lowering.in_graph import GraphBackend
+from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
+
+
+class Operators:
+    """Collectives as operators of graphs that are not run."""
+
+    def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(input=flat, shape=[None], name=name)
+
+    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
+        with tf.control_dependencies([counts]):
+            return self.all_gather(axes, flat, name)
+
+    def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape, name=f"{name}_{op}")
+
+
+def by_callbacks(mesh: Mesh, rank: int) -> Backend:
+    return CommunicatingBackend(mesh, rank, Nobody())
+
+
+def by_operators(mesh: Mesh, rank: int) -> Backend:
+    return GraphBackend(mesh, rank, Operators())
 
 
 class Nobody:
@@ -33,9 +60,10 @@ def digests(engine: Engine, functions: list[tuple[Fetch, tuple[Feed, ...]]]) -> 
     return found
 
 
+@pytest.mark.parametrize("backend", [by_callbacks, by_operators])
 @pytest.mark.parametrize("mesh", [Mesh.of(2), Mesh.of(4)], ids=str)
 @pytest.mark.parametrize("function", [zoo.broadcasting, zoo.mlp, zoo.attention])
-def test_all_ranks_build_graphs_of_one_structure(function: Any, mesh: Mesh) -> None:
+def test_all_ranks_build_graphs_of_one_structure(function: Any, mesh: Mesh, backend: Callable[..., Backend]) -> None:
     model = zoo.record(function, "momentum")
     for seed in range(2):
         view = random_strategy(model, mesh, seed, prefers=lambda config: bool(config.used_axes))
@@ -43,7 +71,7 @@ def test_all_ranks_build_graphs_of_one_structure(function: Any, mesh: Mesh) -> N
         metrics = Fetch(tuple((model.graph.tensors[name], False) for name in model.metrics))
         wanted = [(training_fetch(model), feeds), (metrics, feeds)]
         by_rank = [
-            digests(engine_of(model, view, Router(Link()), CommunicatingBackend(mesh, rank, Nobody())), wanted)
+            digests(engine_of(model, view, Router(Link()), backend(mesh, rank)), wanted)
             for rank in range(mesh.n_devices)
         ]
         assert len(by_rank[0]) == 2

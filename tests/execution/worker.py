@@ -29,7 +29,8 @@ from execution.strategies import (
 
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.lowering.backends import CommunicatingBackend
-from tensoropt.lowering.deliver import Collective
+from tensoropt.lowering.deliver import Backend, Collective
+from tensoropt.lowering.in_graph import GraphBackend
 from tensoropt.profiling.measure import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.strategy import StrategyView
@@ -37,11 +38,25 @@ from tensoropt.strategy import StrategyView
 COMM = MPI.COMM_WORLD
 
 
-def check(model: zoo.Recorded, view: StrategyView, seed: int, communicator: MpiCommunicator) -> int:
+def backend_of(mesh: Mesh, collectives: str) -> Backend:
+    if collectives == "mpi":
+        communicator = MpiCommunicator(COMM, mesh)
+        communicator.prepare(device_partitions(mesh))
+        return CommunicatingBackend(mesh, COMM.rank, communicator)
+    from tensoropt.collectives.horovod import HorovodCollectives
+
+    return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
+
+
+def agree(text: str) -> None:
+    assert len(set(COMM.allgather(text))) == 1, text
+
+
+def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) -> int:
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    engine = engine_of(model, view, random_router(seed), CommunicatingBackend(view.strategy.mesh, COMM.rank, communicator))
+    engine = engine_of(model, view, random_router(seed), backend)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
         digests.append(digest)
@@ -57,12 +72,10 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, communicator: MpiC
     return sum(n_collectives)
 
 
-def main(case: str, n_strategies: int) -> None:
+def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
-    communicators = [MpiCommunicator(COMM, mesh) for mesh in meshes]
-    for mesh, communicator in zip(meshes, communicators, strict=True):
-        communicator.prepare(device_partitions(mesh))
+    backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {
         "models": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
@@ -78,12 +91,12 @@ def main(case: str, n_strategies: int) -> None:
         key = function.__name__, optimizer
         if key not in models:
             models[key] = zoo.record(function, optimizer)
-        mesh, communicator = meshes[seed % len(meshes)], communicators[seed % len(meshes)]
+        mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
         view = random_strategy(models[key], mesh, 1000 + seed, prefers)
-        n_collectives += check(models[key], view, 1000 + seed, communicator)
+        n_collectives += check(models[key], view, 1000 + seed, backend)
     if COMM.rank == 0:
         print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
