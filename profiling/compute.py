@@ -219,6 +219,17 @@ def cpu_name() -> str:
     return next(names, "CPU")
 
 
+def idle(seconds: float) -> None:
+    """Let the caches go to whatever else this machine does, and keep the core awake meanwhile.
+
+    What a step touches once it finds as a pause leaves it, whether or not it computed in between: a machine's last cache is
+    shared, on a cloud's with strangers.
+    """
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        pass
+
+
 def time_s(action: Action) -> float:
     start = time.perf_counter()
     action()

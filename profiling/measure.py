@@ -20,11 +20,10 @@ alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, throug
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, combinations, cycle
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from ..reschedule.execute import Communicator, RankStep, rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.steps import Move, State, make_step
-from .compute import EVICTING_BYTES, STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
+from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, idle, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .memory import available_memory_bytes
 
@@ -42,10 +41,12 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
-COLD_BYTES = 1 << 26
-"""What is sent comes from another part of so much memory each time: a step's tensors aren't in the caches."""
-EVICTING_MARGIN = 1.5
-"""How many times as long as it takes at its fastest the caches are evicted for: no rank is done later than the others."""
+PAUSES_S = (0.005, 0.02)
+"""The shortest and longest pause before a repeat. An all-reduce of 4 MiB took 0.6 ms after 2 ms, 0.8 after 10, 1.1 after 30
+and 1.2 after 100 ms, whatever was computed in between. In steps of data parallelism it took 1.1 to 1.3, and where there are
+many collectives, so that their memory is taken again soon, 1.1, and an all-gather of 1 MiB as much as after 10 ms."""
+PAUSED_SIZES = 8
+"""For so many sizes, in their fewest repeats, the pauses may take all of a table's budget."""
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 SIZE_S = 0.2
@@ -168,10 +169,10 @@ class _Ranks:
     def smallest(self, value: float) -> float:
         return -self.largest(-value)
 
-    def cold_s(self, action: Action, evict: Action) -> float:
-        """What an action takes this rank, which all start together by their clocks: nothing of it is in the caches."""
+    def paused_s(self, action: Action, pause_s: float) -> float:
+        """What an action takes this rank after a pause; all start together, by a collective that fetches the code again."""
+        idle(pause_s)
         self.largest(0.0)
-        evict()
         return time_s(action)
 
     def typical_s(self, action: Action, budget_s: float) -> float:
@@ -219,7 +220,7 @@ def _measure_device(
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     # Measured on GPUs too, for all ranks must make the same calls; but NumPy's copies say nothing of those.
-    copied_s = _repeated(ranks, share_s, _evicting(ranks), _copying())[0]
+    copied_s = _repeated(ranks, share_s, _pause_s(share_s), _copying())[0]
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
     device = Device(
@@ -272,9 +273,9 @@ def collective_tables(
     ranks = _Ranks(place.communicator, mesh)
     pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
-    share_s, memory, evict = budget_s / len(pairs), _cold_memory(), _evicting(ranks)
+    share_s = budget_s / len(pairs)
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
-        times, spreads = _series(ranks, share_s, evict, partial(_collective, kind, mesh, axes, place, memory))
+        times, spreads = _series(ranks, share_s, partial(_collective, kind, mesh, axes, place))
         sizes = tuple(sorted(times))
         time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
         yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
@@ -282,65 +283,63 @@ def collective_tables(
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
     """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
-    ranks, memory = _Ranks(place.communicator, mesh), _cold_memory()
-    evict = _evicting(ranks)
-    return {size: _repeated(ranks, SIZE_S, evict, _collective(kind, mesh, axes, place, memory, size))[0] for size in sizes}
+    ranks, pause_s = _Ranks(place.communicator, mesh), PAUSES_S[1]
+    return {size: _repeated(ranks, SIZE_S, pause_s, _collective(kind, mesh, axes, place, size))[0] for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
     return tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == level)
 
 
-def _series(
-    ranks: _Ranks, share_s: float, evict: Action, of_size: Callable[[int], Action]
-) -> tuple[dict[int, float], dict[int, float]]:
+def _pause_s(share_s: float) -> float:
+    """How long to wait before each repeat, where a table may take so long."""
+    shortest, longest = PAUSES_S
+    return max(shortest, min(longest, share_s / (PAUSED_SIZES * (REPEATS[0] + 2))))
+
+
+def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds and relative spread by size; a size's time is predicted from the next larger known one, else in proportion."""
     times: dict[int, float] = {}
     spreads: dict[int, float] = {}
-    spent_s = 0.0
+    spent_s, pause_s = 0.0, _pause_s(share_s)
     for size in SIZES:
         if len(times) >= FEWEST_SIZES:
             larger = [times[known] for known in sorted(times) if known > size]
             predicted_s = larger[0] if larger else times[max(times)] * size / max(times)
-            if spent_s + REPEATS[0] * predicted_s > share_s:
+            if spent_s + REPEATS[0] * (predicted_s + pause_s) > share_s:
                 continue
-        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), evict, of_size(size))
+        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), pause_s, of_size(size))
         spent_s += took_s
     return times, spreads
 
 
-def _repeated(ranks: _Ranks, budget_s: float, evict: Action, action: Action) -> tuple[float, float, float]:
+def _repeated(ranks: _Ranks, budget_s: float, pause_s: float, action: Action) -> tuple[float, float, float]:
     """Of a collective the slowest rank's seconds, their relative spread, and about what measuring it took."""
     action()
-    once_s = ranks.largest(time_s(lambda: ranks.cold_s(action, evict)))
+    once_s = ranks.largest(time_s(lambda: ranks.paused_s(action, pause_s)))
     repeats = _repeats(budget_s, once_s)
-    mine_s = sorted(ranks.cold_s(action, evict) for _ in range(repeats))
+    mine_s = sorted(ranks.paused_s(action, pause_s) for _ in range(repeats))
     low_s = lower_quartile(mine_s)
     return ranks.largest(low_s), ranks.largest(mine_s[3 * repeats // 4] / low_s - 1), (repeats + 2) * once_s
 
 
-def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, memory: np.ndarray, n_bytes: int) -> Action:
-    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``.
-
-    Args:
-        memory: float32, of which each run sends another part.
-    """
+def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -> Action:
+    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``."""
     communicator = place.communicator
     assert communicator is not None
     n_members, mine = mesh.size_of(axes), mesh.index_along(axes, place.rank)
-    n_numbers = n_bytes // memory.itemsize
+    n_numbers = n_bytes // np.dtype(np.float32).itemsize
+    whole = np.ones(n_numbers, np.float32)
     bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
     shapes = [(end - start,) for start, end in bounds]
-    parts = cycle(memory[: len(memory) // n_numbers * n_numbers].reshape(-1, n_numbers))
+    blocks = [whole[start:end] for start, end in bounds]
     if kind != "all_to_all":
         step = _alone(kind, mesh, axes, n_numbers, place.rank)
 
     def run() -> object:
-        whole = next(parts)
-        blocks = [whole[start:end] for start, end in bounds]
         if kind == "all_to_all":
             # There is none without copies, which are charged by themselves.
-            result = communicator.empty((shapes[mine][0] * n_members,), memory.dtype)
+            result = communicator.empty((shapes[mine][0] * n_members,), whole.dtype)
             return communicator.all_to_all(axes, blocks, [shapes[mine]] * n_members, result, whole)
         return step.run(blocks[mine] if kind == "all_gather" else whole, communicator)
 
@@ -369,29 +368,6 @@ def _copying() -> Action:
         return whole
 
     return run
-
-
-def _evicting(ranks: _Ranks) -> Action:
-    """Takes the place of all else in the caches, for as long on each rank: to agree afterwards would fetch code again."""
-    other = np.ones(EVICTING_BYTES // np.dtype(np.float32).itemsize, np.float32)
-
-    def write() -> object:
-        return np.negative(other, out=other)
-
-    lasts_s = EVICTING_MARGIN * ranks.largest(min(time_s(write) for _ in range(REPEATS[0])))
-
-    def evict() -> object:
-        until_s = time.perf_counter() + lasts_s
-        write()
-        while time.perf_counter() < until_s:
-            pass
-        return None
-
-    return evict
-
-
-def _cold_memory() -> np.ndarray:
-    return np.ones(COLD_BYTES // np.dtype(np.float32).itemsize, np.float32)
 
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:

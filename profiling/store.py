@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .work import Measured, Work
 
-VERSION = 1
+VERSION = 2
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
 """How long another's lock is waited for."""

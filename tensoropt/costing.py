@@ -127,16 +127,28 @@ class OperatorCosting:
             return None
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
-            # An update reads the gradient, and reads and writes the value and each slot.
-            written = self._update_bytes(op, seen.results[0])
-            return Work(op.type, op.result.dtype, 0, 2 * written + moved) if written else None
+            n_bytes = self._updated_bytes(op, seen.results[0], moved)
+            return Work(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         flops = round(rule.flops_per_point * local_points(rule, config))
         return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Gradients and slots of a trained variable, and whole copies where its update needs them."""
-        piece = piece_bytes(op.result, layout)
-        return sum(update.copies(op.result, layout, piece) for update in self.graph.updates.get(op.name, ()))
+        piece, by_rows = piece_bytes(op.result, layout), op.name in self.graph.lookups
+        return sum(update.copies(op.result, layout, piece, by_rows) for update in self.graph.updates.get(op.name, ()))
+
+    def _updated_bytes(self, op: Operator, layout: Layout, piece: int) -> int:
+        """What an update reads and writes: it reads the gradient, and reads and writes the value and each slot."""
+        updates = self.graph.updates.get(op.name, ())
+        if op.name in self.graph.lookups and all(update.leaves_rows for update in updates):
+            rows = min(piece, self.found_bytes(op) * piece // max(1, op.result.mem_bytes))
+            return sum(rows * (3 + 2 * update.slots) for update in updates)
+        written = self._update_bytes(op, layout)
+        return 2 * written + piece if written else 0
+
+    def found_bytes(self, op: Operator) -> int:
+        """Of a variable that is updated by rows, all that its lookups find; 0 for other operators."""
+        return sum(self.graph.operators[name].result.mem_bytes for name in self.graph.lookups.get(op.name, ()))
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Delivery]:
         """The deliveries of a variable's update, and of a lookup what its table's update takes."""

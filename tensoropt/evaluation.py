@@ -122,6 +122,8 @@ class Evaluation:
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
             tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
             self.costing.graph.updates.get(op.name),
+            op.name in self.costing.graph.lookup_operators,
+            self.costing.found_bytes(op),
         )
 
     def _evaluated(self, node: Followers, assignments: Assignments) -> States:

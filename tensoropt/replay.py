@@ -23,6 +23,7 @@ from .costing import OperatorCosting, piece_bytes, viewed_operand
 from .deliveries import Delivery, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
+from .optimizers.rows import row_deliveries
 from .reschedule.execute import rank_step
 from .reschedule.halo import HaloStep
 from .reschedule.layout import Layout
@@ -340,6 +341,18 @@ class _Replay:
                 self._coming[node].append(gradient)
             else:
                 self._leave(tensor, gradient)
+
+        if op.name in self.view.graph.lookup_operators and arriving:
+            self._update_by_rows(op, arriving[0][0])
+
+    def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
+        """Each device gets all that was found in a table, and updates by it what it has of the table."""
+        graph, table = self.view.graph, _operand_of(op, 0)
+        _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
+        rows = self._moved(self.router.route(of_gradient).forward, gradient, of_gradient.item_bytes, GRADIENTS)
+        changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
+        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS)
+        self._add([rows], [piece] if changes_all else ())
 
     def _returned(self, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward

@@ -37,7 +37,7 @@ class Classic:
 
     @property
     def takes_rows(self) -> bool:
-        return False
+        return True
 
     @property
     def structure(self) -> str:
@@ -49,7 +49,8 @@ class Classic:
         return str([(key, value) for key, value in self.hyperparameters if not isinstance(value, Tensor)])
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
-        return (ParameterUpdate(len(SLOTS[self.kind])),) * len(tensors)
+        # Adam's averages fade in rows that weren't found, too.
+        return (ParameterUpdate(len(SLOTS[self.kind]), leaves_rows=self.kind != "adam"),) * len(tensors)
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
         imported = (

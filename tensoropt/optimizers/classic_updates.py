@@ -5,7 +5,7 @@ Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..reschedule.layout import Layout
 from ..state import StateEntry, local_variables
 from .classic import SLOTS, Classic
 from .protocol import Emission, Shards
+from .rows import Gradient, added_up, places_of, row_gradients
 
 Numbers = Mapping[str, tf.Tensor]
 
@@ -32,14 +33,22 @@ class Update:
         powers: hyperparameters of which the optimizer needs the running power.
         apply: (variable, slots by name, gradient, numbers): emits the update. ``numbers`` has the hyperparameters, and
             the running power of x as ``x_power``.
+        apply_rows: the same for a gradient of rows.
     """
 
     powers: tuple[str, ...]
     apply: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.Tensor, Numbers], Any]
+    apply_rows: Callable[[tf.Variable, Mapping[str, tf.Variable], tf.IndexedSlices, Numbers], Any]
 
 
 def _gradient_descent(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
     return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=numbers["learning_rate"], delta=gradient)
+
+
+def _gradient_descent_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
+    return tf.raw_ops.ResourceScatterSub(
+        resource=variable.handle, indices=rows.indices, updates=numbers["learning_rate"] * rows.values
+    )
 
 
 def _momentum(nesterov: bool) -> Callable[..., Any]:
@@ -49,6 +58,24 @@ def _momentum(nesterov: bool) -> Callable[..., Any]:
             accum=slots["momentum"].handle,
             lr=numbers["learning_rate"],
             grad=gradient,
+            momentum=numbers["momentum"],
+            use_nesterov=nesterov,
+        )
+
+    return apply
+
+
+def _momentum_of_rows(nesterov: bool) -> Callable[..., Any]:
+    """Rows that weren't found keep their value and their momentum."""
+
+    def apply(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
+        rows = added_up(rows)
+        return tf.raw_ops.ResourceSparseApplyMomentum(
+            var=variable.handle,
+            accum=slots["momentum"].handle,
+            lr=numbers["learning_rate"],
+            grad=rows.values,
+            indices=rows.indices,
             momentum=numbers["momentum"],
             use_nesterov=nesterov,
         )
@@ -71,11 +98,16 @@ def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbe
     )
 
 
+def _adam_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
+    """The averages of rows that weren't found fade, and their values change: so it is the update by a whole gradient."""
+    return _adam(variable, slots, tf.convert_to_tensor(rows), numbers)
+
+
 UPDATES: dict[str, Update] = {
-    "sgd": Update((), _gradient_descent),
-    "momentum": Update((), _momentum(nesterov=False)),
-    "nesterov": Update((), _momentum(nesterov=True)),
-    "adam": Update(("beta1", "beta2"), _adam),
+    "sgd": Update((), _gradient_descent, _gradient_descent_of_rows),
+    "momentum": Update((), _momentum(nesterov=False), _momentum_of_rows(nesterov=False)),
+    "nesterov": Update((), _momentum(nesterov=True), _momentum_of_rows(nesterov=True)),
+    "adam": Update(("beta1", "beta2"), _adam, _adam_of_rows),
 }
 
 
@@ -141,14 +173,22 @@ class RunningClassic:
 
     def train(self, losses: Values, emission: Emission) -> None:
         numbers = self._numbers(emission)
-        found = gradients_of(losses, list(emission.reads))
-        for name, variables, gradients in zip(self._shards.names, self._shards.variables, found, strict=True):
+        places = places_of(emission)
+        found = iter(gradients_of(losses, [values for each in places for values in each]))
+        for n, (name, variables) in enumerate(zip(self._shards.names, self._shards.variables, strict=True)):
+            of_parameter = [next(found) for _ in places[n]]
+            gradients: Sequence[Gradient] | None = of_parameter[0]
+            if emission.lookups[n]:
+                gradients = row_gradients(emission.lookups[n], of_parameter, emission, self._shards, n)
             if gradients is None:
                 continue
             for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
                 slots = {slot: self._slots[name, slot][i] for slot in SLOTS[self._optimizer.kind]}
                 cast = {key: tf.cast(values[i], variable.dtype) for key, values in numbers.items()}
-                self._update.apply(variable, slots, gradient, cast)
+                if isinstance(gradient, tf.IndexedSlices):
+                    self._update.apply_rows(variable, slots, gradient, cast)
+                else:
+                    self._update.apply(variable, slots, gradient, cast)
         for power, powers in self._powers.items():
             for variable, value in zip(powers, numbers[power], strict=True):
                 variable.assign(variable * tf.cast(value, variable.dtype))

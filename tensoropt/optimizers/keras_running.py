@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -29,7 +30,7 @@ from .deliveries import piece_delivery, whole_delivery
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnPieces
 from .protocol import Emission, Shards
-from .rows import Gradient, slices_of
+from .rows import Gradient, places_of, row_gradients
 from .sums import Sums
 
 
@@ -131,10 +132,7 @@ class RunningKeras:
 
     def train(self, losses: Values, emission: Emission) -> None:
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
-        sources = [
-            [lookup.found for lookup in lookups] or [values]
-            for values, lookups in zip(emission.reads, emission.lookups, strict=True)
-        ]
+        sources = places_of(emission)
         found = iter(gradients_of(scaled, [values for each in sources for values in each]))
         self._read_whole(emission)
         moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
@@ -148,20 +146,12 @@ class RunningKeras:
 
     def _gradients(self, n: int, found: list[Values | None], emission: Emission) -> Sequence[Gradient] | None:
         """Per rank the gradient of a parameter: as it lies, whole, or as rows."""
-        tensor, lookups = self._shards.tensors[n], emission.lookups[n]
-        if lookups:
-            pairs = [
-                (emission.deliver(lookup.delivery, gradients), lookup.indices)
-                for lookup, gradients in zip(lookups, found, strict=True)
-                if gradients is not None
-            ]
-            return pairs and [
-                slices_of([(g[i], indices[i]) for g, indices in pairs], self._layouts[n], tensor.shape, rank)
-                for i, rank in enumerate(self._shards.ranks)
-            ]
+        if emission.lookups[n]:
+            on_updated = replace(self._shards, layouts=self._layouts)
+            return row_gradients(emission.lookups[n], found, emission, on_updated, n)
         (gradients,) = found
         if gradients is not None and self._is_moved[n]:
-            return emission.deliver(whole_delivery(tensor, self._shards.layouts[n]), gradients)
+            return emission.deliver(whole_delivery(self._shards.tensors[n], self._shards.layouts[n]), gradients)
         return gradients
 
     def _read_whole(self, emission: Emission) -> None:

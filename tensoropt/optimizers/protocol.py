@@ -31,16 +31,22 @@ class ParameterUpdate:
         is_whole: whether every device updates the whole parameter, since its update is not that of its pieces.
         sums: (length, bytes per element) of the vectors that are added up over all devices in the step; they stand with
             the first parameter of a step.
+        leaves_rows: whether a gradient of rows changes these rows alone, without becoming a whole gradient.
     """
 
     slots: int
     is_whole: bool = False
     sums: tuple[tuple[int, int], ...] = ()
+    leaves_rows: bool = False
 
-    def copies(self, tensor: Tensor, layout: Layout, piece_bytes: int) -> int:
-        """Bytes that one device holds for the update: the gradient, slots, and whole copies where the update needs them."""
+    def copies(self, tensor: Tensor, layout: Layout, piece_bytes: int, by_rows: bool) -> int:
+        """Bytes that one device holds for the update: the gradient, slots, and whole copies where the update needs them.
+
+        Args:
+            by_rows: whether the gradient comes as rows, which aren't counted here.
+        """
         if not self.is_whole:
-            return piece_bytes * (1 + self.slots)
+            return piece_bytes * (self.slots if by_rows and self.leaves_rows else 1 + self.slots)
         # Beside the piece's gradient the whole one, and the whole parameter.
         whole = 0 if layout.is_replicated else 2 * tensor.mem_bytes
         return piece_bytes + self.slots * tensor.mem_bytes + whole

@@ -1,15 +1,16 @@
-"""Gradients of variables that are only looked up: rows, as Keras on TensorFlow has them, and not whole tables.
+"""Gradients of variables that are only looked up: rows, as TensorFlow has them, and not whole tables.
 
 TensorFlow's gradient of a lookup is ``IndexedSlices``: the gradients of what was found, in the batch's order, beside the
-rows that they belong to. Keras's optimizers see a row that was found twice as two rows, and square before they add. So the
-gradient is taken at what the lookups found, brought to every device, and each keeps what falls into its piece of the table.
+rows that they belong to. Its momentum leaves rows alone that weren't found; Keras's optimizers see a row that was found
+twice as two rows, and square before they add. So the gradient is taken at what the lookups found, brought to every device,
+and each keeps what falls into its piece of the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
 
@@ -19,6 +20,9 @@ from ..lowering.local import opaque
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Config, Demand, Rule, interface
+
+if TYPE_CHECKING:
+    from .protocol import Emission, Shards
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -36,6 +40,45 @@ class Lookup:
     found: Values
     indices: Values
     delivery: Delivery
+
+
+def places_of(emission: Emission) -> list[list[Values]]:
+    """Per parameter where its gradient is taken: at its value, or at what was found in it."""
+    return [
+        [lookup.found for lookup in lookups] or [values]
+        for values, lookups in zip(emission.reads, emission.lookups, strict=True)
+    ]
+
+
+def row_gradients(
+    lookups: Sequence[Lookup], found: Sequence[Values | None], emission: Emission, shards: Shards, number: int
+) -> list[tf.IndexedSlices] | None:
+    """Per rank the gradient of a parameter that was looked up; None if no loss depends on what was found.
+
+    Args:
+        found: the gradients of what the lookups found.
+        number: of the parameter among the shards.
+    """
+    pairs = [
+        (emission.deliver(lookup.delivery, gradients), lookup.indices)
+        for lookup, gradients in zip(lookups, found, strict=True)
+        if gradients is not None
+    ]
+    if not pairs:
+        return None
+    layout, shape = shards.layouts[number], shards.tensors[number].shape
+    return [
+        slices_of([(gradients[i], indices[i]) for gradients, indices in pairs], layout, shape, rank)
+        for i, rank in enumerate(shards.ranks)
+    ]
+
+
+def added_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Rows that occur once each, as TensorFlow's optimizers add them up."""
+    indices, places = tf.unique(slices.indices)
+    return tf.IndexedSlices(
+        tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices, slices.dense_shape
+    )
 
 
 def row_deliveries(op: Operator, rule: Rule, config: Config) -> tuple[Delivery, Delivery]:

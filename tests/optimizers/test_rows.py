@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import zoo
+from execution.strategies import engine_of, random_router, random_strategy, train_and_check
 from keras import optimizers
-from optimizers.models import MakeOptimizer, case_of, check
+from optimizers.models import MakeOptimizer, case_of, check, lookups
 
 from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
@@ -42,6 +44,17 @@ def test_every_kind_of_split(factor: str) -> None:
     engine = check(case, mesh, 4, EmulatedBackend(mesh), prefers=lambda config: factor in config.assignment)
     configs = [engine.view.strategy.configs[name] for name in case.graph.lookup_operators]
     assert any(factor in config.assignment for config in configs)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("mesh", [Mesh.of(2), Mesh.of(3), Mesh.of(2, 2)], ids=str)
+def test_tensorflow_s_optimizers_leave_other_rows_alone(kind: str, mesh: Mesh) -> None:
+    """Words that a batch doesn't have: their rows, and the momentum of these, stay; Adam's averages fade."""
+    model = zoo.record(lookups, kind)
+    assert {variable: len(names) for variable, names in model.graph.lookups.items()} == {"table": 2, "kinds": 1}
+    for seed in range(3):
+        view = random_strategy(model, mesh, seed, prefers=lambda config: bool(config.used_axes))
+        train_and_check(engine_of(model, view, random_router(seed), EmulatedBackend(mesh)), model)
 
 
 def test_a_tied_table_and_lamb_have_dense_gradients() -> None:
