@@ -219,7 +219,7 @@ def cpu_name() -> str:
     return next(names, "CPU")
 
 
-def idle(seconds: float) -> None:
+def spin(seconds: float) -> None:
     """Let the caches go to whatever else this machine does, and keep the core awake meanwhile.
 
     What a step touches once it finds as a pause leaves it, whether or not it computed in between: a machine's last cache is

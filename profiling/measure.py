@@ -32,7 +32,7 @@ from ..reschedule.execute import Communicator, RankStep, rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.steps import Move, State, make_step
-from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, idle, time_s
+from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, spin, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .memory import available_memory_bytes
 
@@ -171,7 +171,7 @@ class _Ranks:
 
     def paused_s(self, action: Action, pause_s: float) -> float:
         """What an action takes this rank after a pause; all start together, by a collective that fetches the code again."""
-        idle(pause_s)
+        spin(pause_s)
         self.largest(0.0)
         return time_s(action)
 
@@ -282,7 +282,7 @@ def collective_tables(
 
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of one collective at each of some sizes, as in the tables; every rank must call it, and gets the same."""
+    """Seconds of one collective at each of some sizes, after the longest pauses; all ranks call it, and get the same."""
     ranks, pause_s = _Ranks(place.communicator, mesh), PAUSES_S[1]
     return {size: _repeated(ranks, SIZE_S, pause_s, _collective(kind, mesh, axes, place, size))[0] for size in sizes}
 

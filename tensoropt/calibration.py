@@ -20,7 +20,7 @@ from .measured_search import slowest_of
 from .measuring import OperatorTimer, Trial
 from .offline import record
 from .processes import Processes
-from .profiling.compute import idle, time_s
+from .profiling.compute import spin, time_s
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .profiling.measure import lower_quartile
@@ -176,7 +176,7 @@ class Calibration:
 
 
 def _rested_s(action: Callable[[], object]) -> float:
-    idle(_UPDATE_PAUSE_S)
+    spin(_UPDATE_PAUSE_S)
     return time_s(action)
 
 

@@ -151,10 +151,6 @@ def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
 
 
 def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
-    if collectives == HOROVOD:
-        from .collectives.horovod import load_horovod
-
-        load_horovod()
     if processes.alone:
         return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
     takes_part = processes.rank < mesh.n_devices
@@ -174,9 +170,13 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
         from .lowering.in_graph import GraphBackend
 
         # Process sets are made while graphs are built.
-        collectives_of_rank = HorovodCollectives(comm, mesh, same_on_all(part))
-        graph = GraphBackend(mesh, part.rank, collectives_of_rank, processes.waiting, processes.begin_collective)
-        return graph, part, lambda axes: None
+        operators = HorovodCollectives(comm, mesh, same_on_all(part))
+
+        def on_run() -> None:
+            operators.check_running()
+            processes.begin_collective()
+
+        return GraphBackend(mesh, part.rank, operators, processes.waiting, on_run), part, lambda axes: None
     from .collectives.mpi import MpiCommunicator
 
     communicator = MpiCommunicator(comm, mesh, processes.begin_collective, processes.naps)

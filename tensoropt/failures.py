@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
-from .waiting import DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, timeout_s, too_long
+from .waiting import DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, missing_ranks, timeout_s, too_long
 
 if TYPE_CHECKING:
     from .processes import Processes
@@ -141,6 +141,7 @@ class ErrorHandling:
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
         self._timeout_s = DEFAULT_TIMEOUT_S
+        self.last: list[Callable[[], object]] = []
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         """Replaces ``sys.excepthook``."""
@@ -198,6 +199,11 @@ class ErrorHandling:
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
 
+    def after_all(self) -> None:
+        """What ends with this process, once the other ranks have come to their end too."""
+        for action in self.last:
+            action()
+
     def watch(self) -> None:
         """Look, from a thread, for ranks that ended while this one waits for them, and for collectives that last too long.
 
@@ -235,10 +241,11 @@ class ErrorHandling:
         if since_s is None or time.monotonic() - since_s < self._timeout_s:
             return
         answers = questions.ask(own)
-        if waiting.since_s == since_s:
+        missing = missing_ranks(processes.rank, own, answers, processes.size)
+        if waiting.since_s == since_s and (missing or not waiting.may_compute):
             time.sleep(0.1 * processes.rank)  # as below
             waited_s = time.monotonic() - since_s
-            print(f"tensoropt: {too_long(processes.rank, waited_s, own, answers, processes.size)}", file=sys.stderr)
+            print(f"tensoropt: {too_long(processes.rank, waited_s, own, missing)}", file=sys.stderr)
             ending.abort(1)
 
     def _stop(self) -> None:
@@ -266,11 +273,20 @@ def install_error_handling(processes: Processes) -> None:
     if processes.ending is None:
         return
     sys.exit = _noting_exit(handling, sys.exit)
+    atexit.register(handling.after_all)  # after what is registered next
     atexit.register(handling.on_exit)
     from mpi4py import MPI
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         handling.watch()
+
+
+def at_the_very_end(action: Callable[[], object]) -> bool:
+    """Have something done when this rank ends, after the others have come to their end; False where nobody sees to that."""
+    if _installed is None:
+        return False
+    _installed.last.append(action)
+    return True
 
 
 def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from .ir import Operator, Tensor
 from .lowering.operators import Job, Values, emit
-from .profiling.compute import idle
+from .profiling.compute import spin
 from .rules.rule import Config, Interface, Rule
 from .works import local_shapes
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("tensoropt")
 AIMED_S = 2e-3
 """A function runs so many copies that it takes about so long."""
 MOST_COPIES = 32
-REPEATS = (5, 25)
+REPEATS = (5, 12)
 """Fewest and most."""
 SHARE_S = 0.1
 """What the repeats of one function may take, beyond the fewest."""
@@ -109,7 +109,7 @@ class OperatorTimer:
         return np.percentile([self._time(call) for _ in range(repeats)], [25, 75])
 
     def _time(self, call: Callable[[], tf.Tensor]) -> float:
-        idle(PAUSE_S)
+        spin(PAUSE_S)
         start = self.clock()
         call().numpy()  # a number that depends on all that was computed
         return self.clock() - start

@@ -353,15 +353,20 @@ class _Replay:
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
         piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS)
         self._add([rows], [piece] if changes_all else ())
+        if self._waits_for_sums:
+            self._updates.append(rows)
 
     def _returned(self, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward
         return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS)
 
+    @property
+    def _waits_for_sums(self) -> bool:
+        return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
+
     def _update(self, op: Operator) -> None:
         gradient = self._arrived(_Node(RESULT, op.result.name), self.view.layout(op.result), op.result)
-        updates = self.view.graph.updates
-        if any(update.sums for of_variable in updates.values() for update in of_variable):
+        if self._waits_for_sums:
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)
         elif isinstance(gradient, _Sent):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,13 +47,15 @@ class Waiting:
     Attributes:
         what: collectives and the operator that they are for.
         since_s: by the monotonic clock; None outside of collectives.
+        may_compute: whether this rank may be computing, and not waiting: then only a rank that hasn't come tells.
     """
 
     what: str = ""
     since_s: float | None = None
+    may_compute: bool = False
 
-    def begin(self, what: str) -> None:
-        self.what = what
+    def begin(self, what: str, may_compute: bool = False) -> None:
+        self.what, self.may_compute = what, may_compute
         self.since_s = time.monotonic()
 
     def end(self) -> None:
@@ -109,8 +111,8 @@ class Questions:
             yield source, self.comm.recv(source=source, tag=tag)
 
 
-def too_long(rank: int, waited_s: float, own: Answer, answers: Mapping[int, Answer], size: int) -> str:
-    """The sentence about a collective that lasts too long."""
+def missing_ranks(rank: int, own: Answer, answers: Mapping[int, Answer], size: int) -> list[str]:
+    """Who hasn't come to a collective, in words."""
     missing = []
     for other in range(size):
         answer = answers.get(other)
@@ -121,6 +123,11 @@ def too_long(rank: int, waited_s: float, own: Answer, answers: Mapping[int, Answ
         elif answer.is_at_work and answer.begun < own.begun:
             where = f"is in {answer.what}" if answer.what else "is in no collective"
             missing.append(f"rank {other} hasn't come to it and {where}")
+    return missing
+
+
+def too_long(rank: int, waited_s: float, own: Answer, missing: Sequence[str]) -> str:
+    """The sentence about a collective that lasts too long."""
     who = "; ".join(missing) or "all ranks have come to it, so the connection between them is what is slow"
     return (
         f"rank {rank} has waited for {waited_s:.0f} s in {own.what}: {who}. All ranks must run the same steps; "

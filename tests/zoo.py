@@ -25,6 +25,7 @@ N_BATCHES = 3
 HYPERPARAMETERS: dict[str, dict[str, float]] = {
     "sgd": {"learning_rate": 0.1},
     "momentum": {"learning_rate": 0.1, "momentum": 0.9},
+    "nesterov": {"learning_rate": 0.1, "momentum": 0.9},
     "adam": {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
 }
 
@@ -274,6 +275,6 @@ def _optimizer(kind: str, hyperparameters: Mapping[str, float]) -> Any:
     train = tf.compat.v1.train
     if kind == "sgd":
         return train.GradientDescentOptimizer(**hyperparameters)
-    if kind == "momentum":
-        return train.MomentumOptimizer(**hyperparameters)
+    if kind in ("momentum", "nesterov"):
+        return train.MomentumOptimizer(**hyperparameters, use_nesterov=kind == "nesterov")
     return train.AdamOptimizer(**hyperparameters)

@@ -1,4 +1,4 @@
-"""Collectives by Horovod's operators, which on GPUs are NCCL's: inside the graph, with a process set for each group.
+"""Collectives by Horovod's operators: inside the graph, with a process set for each group.
 
 Horovod is optional, and often built for something else than what is installed: :func:`load_horovod` says so before anything
 runs. Its operators wait for each other by name, so they need no order, and no thread of TensorFlow's waits in them. Horovod
@@ -10,6 +10,7 @@ this one ("No corresponding ResponseType for provided RequestType"). An all-to-a
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import json
 import math
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from ..errors import InputError, describe
+from ..failures import at_the_very_end
 from ..reschedule.layout import Axes, axes_text
 from ..reschedule.mesh import Mesh
 from ..waiting import timeout_s
@@ -92,10 +94,10 @@ def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-    return sorted(path for path in paths if re.fullmatch(r"libmpi\.(so.*|.*dylib)", Path(path).name))
+    return sorted(path for path in paths if re.fullmatch(r"lib(mpi|mpich)\.(so.*|.*dylib)", Path(path).name))
 
 
-def warn(environ: MutableMapping[str, str], timeout: float) -> None:
+def name_stalls(environ: MutableMapping[str, str], timeout: float) -> None:
     """Have Horovod name collectives for which some ranks wait, ahead of the timeout. A user's own setting stays."""
     if math.isinf(timeout):
         timeout = 2 * WARN_S
@@ -124,6 +126,15 @@ def _start(hvd: Any, comm: Comm) -> _Running:
     """Horovod for the ranks of a communicator; graphs that were built for others can't be run any more."""
     from mpi4py import MPI
 
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise InputError(
+            describe(
+                "Horovod calls MPI from a thread of its own, beside others",
+                got=f"thread level {MPI.Query_thread()}",
+                expected=f"{MPI.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE)",
+                advice="leave mpi4py.rc.thread_level at 'multiple'",
+            )
+        )
     group = comm.Get_group()
     members = tuple(MPI.Group.Translate_ranks(group, range(comm.size), MPI.COMM_WORLD.Get_group()))
     if _running and _running[0].members == members:
@@ -139,10 +150,14 @@ def _start(hvd: Any, comm: Comm) -> _Running:
                 advice="leave hvd.init() to TensorOpt",
             )
         )
-    warn(os.environ, timeout_s())
+    name_stalls(os.environ, timeout_s())
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.init(comm=comm)
     _running.append(_Running(members))
+    # Horovod's own way is to go down with the first rank that ends, whatever the others still wait for.
+    shutdown = hvd.mpi_ops._basics.shutdown
+    if at_the_very_end(shutdown):
+        atexit.unregister(shutdown)
     return _running[0]
 
 
@@ -165,6 +180,11 @@ class HorovodCollectives:
         self._running = _start(hvd, comm)
         self._rank = comm.rank
         self._numbers = count()
+
+    def check_running(self) -> None:
+        """Raises InputError where Horovod was started for other ranks since: numbers of process sets mean others then."""
+        if not _running or _running[0] is not self._running:
+            raise InputError("Horovod was started anew for a plan with other devices; build the graph of this plan again")
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
         """The members' tensors, one after the other in group order."""

@@ -6,7 +6,7 @@ shared memory, 2 ranks on 2 cores: all-reduce is 1.1 to 1.4 times as fast from 4
 below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
 ``mpirun -n 2 python -m mpi4py tests/mpi/collectives_worker.py time`` measures again.
 
-    all-reduce       2 members           exchange halves, add, exchange sums; over a link in parts
+    all-reduce       2 members           exchange halves, add, exchange sums; with naps in parts
                      small arrays        all-gather, add
                      else                all-to-all of chunks, add, all-gather in place
     reduce-scatter                       all-to-all, add
@@ -39,7 +39,7 @@ AWAKE_S, NAP_S = 5e-5, 5e-5
 """How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
 
 PART_BYTES = 1 << 19
-"""Over a link halves travel in parts of so many bytes: what has come is added while the rest is on its way."""
+"""With naps halves travel in parts of so many bytes: what has come is added while the rest is on its way."""
 _HALVES, _SUMS = 1, 2  # tags
 
 # NumPy's characters of types that MPI has, among those that training moves most.

@@ -6,6 +6,7 @@ Nothing is chained: operators of collectives that need no order are given here, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import tensorflow as tf
 from ..reschedule.bounds import Slices
 from ..reschedule.execute import rank_step
 from ..reschedule.halo import HALO, HaloStep, RankHalo, fill_value
-from ..reschedule.layout import Axes, Shape
+from ..reschedule.layout import Axes, Shape, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
@@ -44,12 +45,18 @@ class GraphCollectives(Protocol):
         ...
 
 
+_SCOPE = "collectives/"
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.]")
+"""What names of operators can't have."""
+
+
 @dataclass(frozen=True)
 class GraphBackend:
     """This process is one rank; collectives are operators of its graph.
 
     Attributes:
-        waiting: is told while this rank runs what has collectives: in which of them it is can't be seen from outside.
+        waiting: is told while this rank runs what has collectives: in which of them it is, or whether it computes, can't be
+            seen from outside.
         on_run: called before that.
     """
 
@@ -72,8 +79,7 @@ class GraphBackend:
             yield
             return
         self.on_run()
-        later = f", or a later one of {len(log)} collectives" if len(log) > 1 else ""
-        self.waiting.begin(f"{log[0]}{later}")
+        self.waiting.begin(f"a run with {len(log)} collectives, the first {log[0]}", may_compute=True)
         try:
             yield
         finally:
@@ -89,18 +95,33 @@ class InGraph:
 
     def carry(self, path: Path, values: Values, reduction: str, operator: str, what: str) -> Values:
         (value,) = values
-        for step in path.steps:
-            name = f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{operator.replace('/', '.')}"
-            if not step.communicates:
-                value = self._local_steps.step(step, path.shape, self._rank, value)
-            elif isinstance(step, HaloStep):
-                value = self._halo(step, path.shape, value, name)
-            elif step.kind == "all_reduce":
-                value = self._collectives.all_reduce(step.group_axes, value, reduction, name)
-            else:
-                value = self._moved(step, path.shape, value, name)
-            value.set_shape(shape_after(step, path.shape))
+        # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
+        with tf.name_scope(_SCOPE):
+            for step in path.steps:
+                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{operator}")
+                if not step.communicates:
+                    value = self._local_steps.step(step, path.shape, self._rank, value)
+                elif isinstance(step, HaloStep):
+                    value = self._halo(step, path.shape, value, name)
+                elif step.kind == "all_reduce":
+                    value = self._reduced(step, path.shape, value, reduction, name)
+                else:
+                    value = self._moved(step, path.shape, value, name)
+                value.set_shape(shape_after(step, path.shape))
         return [value]
+
+    def _reduced(self, step: Step, shape: Shape, value: tf.Tensor, reduction: str, name: str) -> tf.Tensor:
+        """After an all-reduce. Of more than two members each adds a chunk, in the members' order, on which sums hang."""
+        axes, n_members = step.group_axes, step.source.mesh.size_of(step.group_axes)
+        if reduction != "sum" or n_members == 2:
+            return self._collectives.all_reduce(axes, value, reduction, name)
+        extent = math.prod(step.source.local_shape(shape, self._rank))
+        bounds = [block_bounds(extent, n_members, member) for member in range(n_members)]
+        start, end = bounds[step.source.mesh.index_along(axes, self._rank)]
+        counts = opaque([stop - begin for begin, stop in bounds], tf.int32)
+        received = self._collectives.all_to_all(axes, tf.reshape(value, [-1]), counts, name)
+        own = self._sum(received, n_members, opaque([end - start], tf.int32))
+        return tf.reshape(self._collectives.all_gather(axes, own, name), local_shape(step.target, shape, self._rank))
 
     def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """After an all-gather, a reduce-scatter or an all-to-all."""
@@ -118,7 +139,9 @@ class InGraph:
             return self._sum(received, len(seen.recv_shapes), own_shape)
         if all(each.recv_in_place for each in others):
             return tf.reshape(received, own_shape)
-        result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
+        # Only then: else TensorFlow would make the results of all paths when a step begins.
+        with tf.control_dependencies([received]):
+            result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
         return _placed(result, seen.recv_slices, _pieces(received, seen.recv_slices))
 
     def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
@@ -138,7 +161,8 @@ class InGraph:
         received = self._collectives.all_to_all(seen.axes, flat, _counts(sent), name)
         pieces = _pieces(received, arriving)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
-        result = tf.fill(opaque(list(after), tf.int32), tf.constant(fill, value.dtype))
+        with tf.control_dependencies([received]):
+            result = tf.fill(opaque(list(after), tf.int32), tf.constant(fill, value.dtype))
         result = _placed(result, [place], [_part(value, kept)])
         if step.kind == HALO:
             return _placed(result, arriving, pieces)

@@ -22,7 +22,7 @@ BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
-COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall HorovodReducescatter".split())
+COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
 _VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | _VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """They take no time or, the collectives, have an order of their own, or none."""

@@ -46,6 +46,8 @@ def _gradient_descent(variable: tf.Variable, slots: Any, gradient: tf.Tensor, nu
 
 
 def _gradient_descent_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
+    # Once each: rows that occur again TensorFlow's threads add in any order, and replicas would drift apart.
+    rows = added_up(rows)
     return tf.raw_ops.ResourceScatterSub(
         resource=variable.handle, indices=rows.indices, updates=numbers["learning_rate"] * rows.values
     )

@@ -99,7 +99,10 @@ def _whole(shape: Shape, item_bytes: int, source: Layout) -> Delivery:
 def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, shape: Shape, rank: int) -> tf.IndexedSlices:
     """A rank's gradient: of all (gradient of what was found, indices), what falls into its piece of the table."""
     values = tf.concat([tf.reshape(gradient, [-1, *shape[1:]]) for gradient, _ in lookups], 0)
-    indices = tf.concat([tf.reshape(each, [-1]) for _, each in lookups], 0)
+    # As TensorFlow has it, where some are int32 and others int64.
+    kinds = {each.dtype for _, each in lookups}
+    kind = tf.int64 if len(kinds) > 1 else next(iter(kinds))
+    indices = tf.concat([tf.cast(tf.reshape(each, [-1]), kind) for _, each in lookups], 0)
     bounds = layout.bounds(shape, rank)
     if any(layout.splits[1:]):
         extents = opaque([-1, *(end - start for start, end in bounds[1:])], tf.int32)

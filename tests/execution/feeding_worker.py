@@ -26,7 +26,7 @@ def main() -> None:
     # Columns: what is fed by rows has to travel. The description has no parallelism of 3.
     hardware = f"v100-1x{size}" if size != 3 else "v100-3x1"
     plan = tensoropt.find_strategy(parallelism=size, cluster=hardware, force={"MatMul": {"n": size}})
-    tensoropt.build_execution_graph(engine="tensorflow", plan=plan)
+    tensoropt.build_execution_graph(engine="tensorflow", plan=plan, collectives=sys.argv[1])
     graph, view = session.engine.graph, session.engine.view
     full = {key: values[0] for key, values in built.inputs.items()}
     start, end = block_bounds(7, size, rank)

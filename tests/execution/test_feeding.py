@@ -149,6 +149,6 @@ def test_wrong_names_and_missing_feeds_are_refused(trained: Run) -> None:
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_local_feeds_between_processes(n_ranks: int) -> None:
     """Each rank feeds its own share of a batch of 7, fetches its own piece, and is told what its share should be."""
-    result = run_ranks(n_ranks, "-m", "mpi4py", Path(__file__).with_name("feeding_worker.py"), timeout=120)
+    result = run_ranks(n_ranks, "-m", "mpi4py", Path(__file__).with_name("feeding_worker.py"), "mpi", timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"local feeds are full feeds on {n_ranks} ranks" in result.stdout

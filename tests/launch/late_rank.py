@@ -1,4 +1,4 @@
-"""Ranks of which one sleeps, is stopped, or does nothing, as the first argument says, ahead of the third step."""
+"""Ranks of which one sleeps, is stopped, leaves, or does nothing, as the first argument says, ahead of the third step."""
 
 import os
 import signal
@@ -20,6 +20,8 @@ def main() -> None:
     tensoropt.build_execution_graph(engine="tensorflow", plan=plan)
     for number in range(3):
         if number == 2 and session.processes.rank == 1 and sys.argv[1] != "nothing":
+            if sys.argv[1] == "leave":
+                return
             if sys.argv[1] == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(120)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mpirun import child_environment, run_command, run_ranks
 
-from tensoropt.waiting import Answer, too_long
+from tensoropt.waiting import Answer, missing_ranks, too_long
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE = Path(__file__).with_name("late_rank.py")
@@ -129,15 +129,16 @@ def test_a_timeout_that_is_no_time_is_refused():
 
 def test_all_ranks_that_have_come_are_none_that_is_missing():
     own = Answer(7, "all_reduce(a)")
-    said = too_long(2, 12.3, own, {0: own, 1: Answer(8, "")}, 3)
+    said = too_long(2, 12.3, own, missing_ranks(2, own, {0: own, 1: Answer(8, "")}, 3))
     assert said.startswith("rank 2 has waited for 12 s in all_reduce(a): all ranks have come to it")
-    said = too_long(2, 12.3, own, {0: Answer(6, "slice(b)")}, 3)
+    said = too_long(2, 12.3, own, missing_ranks(2, own, {0: Answer(6, "slice(b)")}, 3))
     assert "rank 0 hasn't come to it and is in slice(b); rank 1 doesn't answer. All" in said
 
 
 def test_a_rank_without_work_is_none_that_is_missing():
     own = Answer(7, "all_reduce(a)")
-    said = too_long(0, 12.3, own, {1: Answer(6, ""), 2: Answer(2, "", is_at_work=False)}, 3)
+    answers = {1: Answer(6, ""), 2: Answer(2, "", is_at_work=False)}
+    said = too_long(0, 12.3, own, missing_ranks(0, own, answers, 3))
     assert ": rank 1 hasn't come to it and is in no collective. All" in said and "rank 2" not in said
 
 

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+from tensoropt.collectives import mpi
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.collectives.workspace import workspace_bytes
 from tensoropt.reschedule.execute import rank_step, run_path
@@ -153,6 +154,8 @@ def expect(message: str, call: Callable[[], object]) -> None:
 
 
 def check(mesh: Mesh, naps: bool) -> None:
+    # So that halves travel in several parts, of which the last is smaller.
+    mpi.PART_BYTES = 1 << 12
     begun = []
     communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps)
     communicator.prepare(all_subsets(mesh))

@@ -116,6 +116,19 @@ def extents_before(step: HaloStep, shape: Shape, rank: int) -> Shape:
     return tuple(end - start for start, end in bounds)
 
 
+def check_order_of_sums(backend: GraphBackend) -> None:
+    """Real numbers, whose sums hang on their order: it is the simulation's, so that replicas of other groups agree."""
+    cases = []
+    for axes in subsets(backend.mesh):
+        layout = Layout(backend.mesh, ((), ()), axes)
+        for step in legal_steps(layout, (3, 7)):
+            if step.communicates:
+                values = [np.random.default_rng(rank).normal(size=(3, 7)) for rank in range(backend.mesh.n_devices)]
+                cases.append((Path(layout, step.target, (step,), (3, 7)), values))
+    assert {path.steps[0].kind for path, _ in cases} == {"all_reduce", "reduce_scatter"}
+    check_paths(backend, cases)
+
+
 def check_maxima(backend: GraphBackend) -> None:
     cases = []
     for axes in subsets(backend.mesh):
@@ -141,6 +154,7 @@ def main() -> None:
         for shape in [(5, 7), (3, 4, 6)]:
             check_random_paths(backend, shape, 40)
         check_halos(backend)
+        check_order_of_sums(backend)
         check_maxima(backend)
     if RANK == 0:
         print(f"every step on {COMM.size} ranks")

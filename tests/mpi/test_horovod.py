@@ -46,6 +46,13 @@ def test_random_strategies_give_one_device_numbers(n_ranks: int, case: str, coun
 
 
 @needs_horovod
+def test_local_feeds() -> None:
+    result = run_ranks(4, "-m", "mpi4py", ROOT / "tests" / "execution" / "feeding_worker.py", "horovod", timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "local feeds are full feeds on 4 ranks" in result.stdout
+
+
+@needs_horovod
 def test_an_example_has_the_losses_of_the_default_collectives(tmp_path: Path) -> None:
     losses = []
     for collectives in ("mpi", "horovod"):
@@ -65,8 +72,18 @@ def test_a_rank_that_does_not_come_is_named(does: str, said: str) -> None:
     environment = {"TENSOROPT_TIMEOUT": "3", "TENSOROPT_COLLECTIVES": "horovod"}
     result = run_ranks(3, LATE, does, "0", timeout=60, env=environment)
     assert result.returncode == 1
-    [sentence] = re.findall(r"tensoropt: rank 0 has waited for \d+ s in \w+\(a\) of .* for \w+.*: (.*)", result.stderr)
+    begins = r"tensoropt: rank 0 has waited for \d+ s in a run with 3 collectives, the first \w+\(a\) of .* for \w+"
+    [sentence] = re.findall(begins + ": (.*)", result.stderr)
     assert f"{said}. All" in sentence and "Traceback" not in result.stderr
+
+
+@needs_horovod
+def test_a_rank_that_ends_early_is_named() -> None:
+    """By its own way Horovod would end on all ranks as soon as it does on one."""
+    result = run_ranks(2, LATE, "leave", "0", timeout=60, env={"TENSOROPT_COLLECTIVES": "horovod"})
+    assert result.returncode == 1
+    assert result.stderr.count("rank 0 waits in a collective for rank 1, which has ended") == 1, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def a_horovod(folder: Path, built_for: str | None = None, code: str = "") -> Path:

@@ -28,9 +28,9 @@ from tensoropt.state import StateEntry
 N_STEPS = 4
 
 
-def lookups(api: Any = tf.compat.v1) -> zoo.Built:
+def lookups(api: Any = tf.compat.v1, vocabulary: int = 11) -> zoo.Built:
     """Two tables that are only looked up, one of them twice; words occur several times in a batch, some of them never."""
-    batch, length, vocabulary, width = 3, 5, 11, 6
+    batch, length, width = 3, 5, 6
     words = api.placeholder(api.int64, [batch, length], name="words")
     nexts = api.placeholder(api.int64, [batch, length], name="nexts")
     table = api.get_variable("table", [vocabulary, width], api.float64)
@@ -42,7 +42,7 @@ def lookups(api: Any = tf.compat.v1) -> zoo.Built:
     losses = api.nn.sparse_softmax_cross_entropy_with_logits(labels=wanted, logits=logits)
     loss = api.reduce_mean(losses)
     rng = np.random.default_rng(1)
-    drawn = {each: rng.integers(0, 8, (zoo.N_BATCHES, batch, length)) for each in (words, nexts)}
+    drawn = {each: rng.integers(0, vocabulary - 3, (zoo.N_BATCHES, batch, length)) for each in (words, nexts)}
     return zoo.Built(loss, drawn, ())
 
 

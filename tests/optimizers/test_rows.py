@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import tensorflow as tf
 import zoo
-from execution.strategies import engine_of, random_router, random_strategy, train_and_check
+from execution.strategies import (
+    assert_variables,
+    engine_of,
+    pieces_here,
+    random_router,
+    random_strategy,
+    train_and_check,
+)
 from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 
+from tensoropt.frontier import costing_of
 from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface
 
 ADAM = optimizers.Adam
 CASES: dict[str, MakeOptimizer] = {
@@ -46,15 +61,44 @@ def test_every_kind_of_split(factor: str) -> None:
     assert any(factor in config.assignment for config in configs)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+def many_words() -> zoo.Built:
+    """More words than a batch has; a table is looked up by int32 and by int64."""
+    built = lookups(vocabulary=40)
+    kinds = tf.compat.v1.trainable_variables("kinds")[0]
+    loss = built.loss + tf.reduce_sum(tf.square(tf.gather(kinds, np.array([0, 2], np.int32))))
+    return replace(built, loss=loss)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "nesterov", "adam"])
 @pytest.mark.parametrize("mesh", [Mesh.of(2), Mesh.of(3), Mesh.of(2, 2)], ids=str)
 def test_tensorflow_s_optimizers_leave_other_rows_alone(kind: str, mesh: Mesh) -> None:
-    """Words that a batch doesn't have: their rows, and the momentum of these, stay; Adam's averages fade."""
-    model = zoo.record(lookups, kind)
-    assert {variable: len(names) for variable, names in model.graph.lookups.items()} == {"table": 2, "kinds": 1}
-    for seed in range(3):
+    """Rows of words that a batch doesn't have stay, and so does their momentum, for when they come again; Adam's fade."""
+    model = zoo.record(many_words, kind)
+    assert {variable: len(names) for variable, names in model.graph.lookups.items()} == {"table": 2, "kinds": 2}
+    words = [{int(word) for name in ("words:0", "nexts:0") for word in batch[name].flat} for batch in model.batches]
+    assert (words[0] - words[1]) & words[2]
+    for seed in range(2):
         view = random_strategy(model, mesh, seed, prefers=lambda config: bool(config.used_axes))
-        train_and_check(engine_of(model, view, random_router(seed), EmulatedBackend(mesh)), model)
+        engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh))
+        train_and_check(engine, model)
+        assert_variables(model, view, pieces_here(engine))
+
+
+def test_a_table_whose_rows_stay_is_charged_for_rows_alone() -> None:
+    """Momentum neither makes a whole gradient nor goes through all of the table; Adam does both."""
+    hardware = named("v100-1x2")
+    of_table = {}
+    for kind in ("momentum", "adam"):
+        model = zoo.record(many_words, kind).model
+        mesh, op = hardware.mesh(1), model.graph.operators["table"]
+        costing = costing_of(model, hardware, mesh)
+        rule, config = rule_of(op), Config(mesh, ())
+        seen = interface(rule, config)
+        work = costing.work(op, rule, config, seen)
+        assert work is not None
+        of_table[kind] = costing.mem_bytes(op, rule, config, seen), work.n_bytes
+    table, found = 40 * 6 * 8, 2 * 15 * 6 * 8
+    assert of_table == {"momentum": (2 * table, 5 * found), "adam": (4 * table, 7 * table)}
 
 
 def test_a_tied_table_and_lamb_have_dense_gradients() -> None:
