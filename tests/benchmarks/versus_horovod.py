@@ -10,6 +10,9 @@ is started for its own steps alone, of which the first of each round isn't timed
 times a second what there is to do, which over TCP slows down whatever runs beside it by up to a half.
 Ratios are medians of the ratios round by round, with quartiles: how many times as fast as Horovod, else as the bound.
 
+"All cores" is plain TensorFlow on the whole batch in one process, which has the cores of all ranks of its machine to itself
+and runs after the others: that column's ratios are of medians.
+
 Momentum, made-up batches, equal first values: the losses of the first steps are compared.
 """
 
@@ -17,14 +20,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import math
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+if "--alone" not in sys.argv:
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
 import tensorflow as tf
@@ -41,12 +51,14 @@ from tensoropt.offline import Recorded, record
 from tensoropt.options import Request, assumptions, mini_time
 from tensoropt.plan import Plan
 from tensoropt.processes import Processes
+from tensoropt.profiling.compute import time_s
 
 v1 = tf.compat.v1
 Step = Callable[[], float]
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 WARM_STEPS = 3
-HOROVOD = "Horovod"
+HOROVOD, ALL_CORES = "Horovod", "all cores"
+TITLES = ("mini_time", "data parallel", HOROVOD, "bound", ALL_CORES)
 
 
 def heavy_vgg16(batch: int, image: int = 64, classes: int = 1000) -> tf.Tensor:
@@ -158,6 +170,45 @@ def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Cal
     return lambda: float(run(*values)[0])
 
 
+def alone(name: str, rounds: int) -> list[float]:
+    """Seconds of steps in plain TensorFlow on the whole batch, with all cores that this process may use."""
+    function, sizes = MODELS[name]
+    with tf.Graph().as_default() as graph:
+        loss = function(**sizes)
+        train = v1.train.MomentumOptimizer(LEARNING_RATE, MOMENTUM).minimize(loss)
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+        recorded = record(lambda: function(**sizes), name, "momentum")
+        fed = made_up_batch(recorded.model.graph)
+        run = session.make_callable([loss, train], feed_list=[graph.get_tensor_by_name(tensor.name) for tensor in fed])
+    seconds = [time_s(lambda: run(*fed.values())) for _ in range(WARM_STEPS + rounds)]
+    return seconds[WARM_STEPS:]
+
+
+def all_cores(name: str, rounds: int, processes: Processes) -> list[float]:
+    """:func:`alone` in a process of its own, while all ranks sleep; every rank must call it."""
+    here = processes.hosts[processes.rank]
+    everyone = zip(processes.hosts, processes.gather(sorted(os.sched_getaffinity(0))), strict=True)
+    cores = {core for host, its_cores in everyone if host == here for core in its_cores}
+    with tempfile.TemporaryDirectory() as folder:
+        done = Path(processes.broadcast(folder)) / "seconds.json"
+        if processes.rank == 0:
+            bare = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "TF_NUM_")
+            environment = {key: value for key, value in os.environ.items() if not key.startswith(bare)}
+            command = [sys.executable, __file__, "--alone", name, "--rounds", str(rounds)]
+            mine = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores)
+            told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+            os.sched_setaffinity(0, mine)
+            done.write_text(told.splitlines()[-1])
+            done.rename(done.with_suffix(".done"))
+        while not done.with_suffix(".done").exists():
+            time.sleep(0.05)
+        seconds: list[float] = json.loads(done.with_suffix(".done").read_text())
+        processes.barrier()
+    return seconds
+
+
 def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Plan, Plan]:
     """The fastest plan by operators that are measured within a budget, and data parallelism; every rank must call it."""
     hardware = hardware_here(processes)
@@ -204,7 +255,7 @@ def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -
                 seconds = column.run(processes)
             if number >= WARM_STEPS:
                 column.seconds.append(seconds)
-    return columns
+    return [*columns, Column(ALL_CORES, lambda: math.nan, all_cores(name, arguments.rounds, processes), [])]
 
 
 def report(name: str, columns: Sequence[Column]) -> list[str]:
@@ -212,15 +263,20 @@ def report(name: str, columns: Sequence[Column]) -> list[str]:
     by_title = {column.title: column for column in columns}
     reference = by_title.get(HOROVOD, by_title["bound"])
     cells = [name]
-    for title in ("mini_time", "data parallel", HOROVOD, "bound"):
+    for title in TITLES:
         if title not in by_title:
             cells += ["", ""]
             continue
         low, middle, high = np.percentile(by_title[title].seconds, [25, 50, 75]) * 1e3
+        if title == ALL_CORES:
+            ratio = np.median(reference.seconds) * 1e3 / middle
+            cells += [f"{middle:.0f} ({low:.0f} to {high:.0f})", f"{ratio:.3f}"]
+            continue
         ratios = np.percentile(np.divide(reference.seconds, by_title[title].seconds), [25, 50, 75])
         cells += [f"{middle:.0f} ({low:.0f} to {high:.0f})", "{1:.3f} ({0:.3f} to {2:.3f})".format(*ratios)]
-    n_steps = min(len(column.losses) for column in columns)
-    trained = [column.losses[:n_steps] for column in columns if column.title != "bound"]
+    whole = [column for column in columns if column.title not in ("bound", ALL_CORES)]
+    n_steps = min(len(column.losses) for column in whole)
+    trained = [column.losses[:n_steps] for column in whole]
     return [*cells, f"{np.max(np.ptp(trained, axis=0) / np.mean(trained, axis=0)):.1e}"]
 
 
@@ -229,11 +285,15 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--budget", default="30s", help="what the search may measure operators for")
+    parser.add_argument("--alone", metavar="MODEL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.alone:
+        print(json.dumps(alone(arguments.alone, arguments.rounds)))
+        return
     processes = prepared_processes()
     arguments.horovod = importlib.util.find_spec("horovod") is not None
     titles = ["model"]
-    for title in ("mini_time", "data parallel", HOROVOD, "bound"):
+    for title in TITLES:
         titles += [f"{title}: ms", "times as fast"]
     rows = []
     for name in arguments.models.split(","):

@@ -13,22 +13,19 @@ import tensorflow as tf
 import zoo
 from composite.models import custom, lstm, row_scaled, with_decay
 from execution.strategies import random_strategy
-from execution.worker import check
+from execution.worker import backend_of, check
 
-from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.profiling.measure import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 
 
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     mesh = Mesh.of(MPI.COMM_WORLD.size)
-    communicator = MpiCommunicator(MPI.COMM_WORLD, mesh)
-    communicator.prepare(device_partitions(mesh))
+    backend = backend_of(mesh, "mpi")
     for seed, function in enumerate((lstm, custom(tf.nn.silu, row_scaled, with_decay))):
         model = zoo.record(function, "adam")
         view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes))
-        check(model, view, seed, communicator)
+        check(model, view, seed, backend)
 
 
 if __name__ == "__main__":
