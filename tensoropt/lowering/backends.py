@@ -1,4 +1,4 @@
-"""The two backends: one rank with real collectives, and all ranks emulated in one process."""
+"""Backends whose collectives are callbacks: one rank with real collectives, and all ranks emulated in one process."""
 
 from __future__ import annotations
 
