@@ -3,6 +3,7 @@
 from .bound import LowerBound
 from .budget import Budget
 from .frontier import Frontier
+from .overlap import Overlap, at_true_times, search_overlapping
 from .problem import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from .search import ALGORITHMS, search
 
@@ -15,6 +16,9 @@ __all__ = [
     "InfeasibleError",
     "LowerBound",
     "Node",
+    "Overlap",
     "Problem",
+    "at_true_times",
     "search",
+    "search_overlapping",
 ]

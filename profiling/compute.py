@@ -68,6 +68,12 @@ class Engine(Protocol):
         """
         ...
 
+    def beside(self, call: Action | None, n_products: int) -> Action | None:
+        """A function of products of matrices of :meth:`gemm`'s size in float32, one after the other, and of a call into
+        Python that none of them waits for; None where there are no such functions.
+        """
+        ...
+
 
 class NumpyEngine:
     """NumPy on the CPU: for machines without TensorFlow, and to hold the other engine against."""
@@ -107,6 +113,9 @@ class NumpyEngine:
         return Chain(chain(1), chain(_CHAIN + 1), _CHAIN)
 
     def callbacks(self) -> Chain | None:
+        return None
+
+    def beside(self, call: Action | None, n_products: int) -> Action | None:
         return None
 
 
@@ -207,6 +216,28 @@ class TensorFlowEngine:
         with tf.device("/CPU:0"):
             start, other = tf.fill((4, 4), 0.25), tf.ones(EVICTING_BYTES // 4)
             return Chain(build(False), build(True), _CALLBACKS)
+
+
+    def beside(self, call: Action | None, n_products: int) -> Action | None:
+        tf = self._tf
+        with tf.device(self._device):
+            start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)
+
+        def called(x: np.ndarray) -> np.ndarray:
+            keep_thread_state()
+            assert call is not None
+            call()
+            return x
+
+        def body(x: Any) -> Any:
+            first = x[0, 0]
+            waited = first if call is None else tf.numpy_function(called, [first], tf.float32)
+            for _ in range(n_products):
+                x = tf.matmul(x, start)
+            return x[0, 0] + waited
+
+        function = tf.function(body, autograph=False).get_concrete_function(start)
+        return lambda: function(start).numpy()
 
 
 def cpu_name() -> str:

@@ -47,7 +47,7 @@ from itertools import accumulate
 
 from ..reschedule.mesh import Mesh
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
-from .operator_model import FEWEST_TO_FIT, WAYS, Key, amounts, class_of, fitted, samples_of, scaled
+from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, class_of, fitted, samples_of, scaled
 from .work import Measured, Work
 
 KINDS = (*COMMUNICATING_KINDS, "local")
@@ -212,6 +212,13 @@ class OperatorCosts:
             return round(known.time_us * 1e3)
         ways = WAYS if work.n_gradients else WAYS[:1]
         return round(sum(self.predicted_us(work, way) for way in ways) * 1e3)
+
+    def backward_ns(self, work: Work) -> int:
+        """The part of :meth:`time_ns` that is the backward pass."""
+        if not work.n_gradients:
+            return 0
+        known = self.measured.get(work.key) if work.key else None
+        return round((self.predicted_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
 
     def predicted_us(self, work: Work, way: str) -> float:
         """One way of an operator, as if it had not been measured."""

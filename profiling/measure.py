@@ -33,7 +33,10 @@ from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.steps import Move, State, make_step
 from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, spin, time_s
+from .costs import Curve
+from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
+from .hardware.rates import NO_RATES
 from .memory import available_memory_bytes
 
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
@@ -53,6 +56,8 @@ SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 DEVICE_PARTS = 4
 """Of a device's share of the budget: products in two types, memory, copies."""
+EXPOSED_PARTS = 8
+"""Of the whole budget: what may go into how collectives and compute run beside each other, on top."""
 QUICK_S = 30.0
 """What is measured in less is called quick."""
 UNEQUAL = 1.5
@@ -133,16 +138,20 @@ def measure(
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
         origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
-        return Hardware(name, device, fitted, tables, provenance, measured=origin, collective_call_us=call_us)
+        return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, exposed)
 
     watching = watching or Watching()
     tables: Tables = {}
+    exposed = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
     for done, (kind, axes, table) in enumerate(collective_tables(mesh, place, budget_s / 2, call_us), start=1):
         tables.setdefault(kind, {})[axes_text(axes)] = table
         watching.progress(done, n_tables)
         if done >= sum(level.count > 1 for level in mesh.levels):
             watching.keep(described(tables, is_complete=False))
+    if tables:
+        exposed = _exposed(computing, mesh, place, ranks, tables, device, budget_s / EXPOSED_PARTS)
+        provenance["exposed_share"] = f"{when}: products of matrices beside an all-reduce over all devices"
     # The numbers agree already, names and dates need not.
     result: Hardware = place.broadcast(described(tables, is_complete=True))
     return result
@@ -243,6 +252,20 @@ def _measure_device(
     if ranks.unequal > UNEQUAL:
         provenance["ranks"] = f"the slowest rank took {ranks.unequal:.1f} times as long as the fastest; the slowest counts"
     return device, provenance
+
+
+def _exposed(
+    engine: Engine, mesh: Mesh, place: Place, ranks: _Ranks, tables: Tables, device: Device, budget_s: float
+) -> float:
+    curve = Curve.of(tables["all_reduce"][axes_text(mesh.axes)])
+    return exposed_share(
+        engine,
+        partial(_collective, "all_reduce", mesh, mesh.axes, place),
+        lambda size: curve.time_ns(size) / 1e9,
+        2 * engine.gemm_extent**3 / device.flops_per_s["float32"],
+        ranks.largest,
+        budget_s,
+    )
 
 
 def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:

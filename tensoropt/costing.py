@@ -43,6 +43,8 @@ class ComputeCosts(Protocol):
 
     def time_ns(self, work: Work) -> int: ...
 
+    def backward_ns(self, work: Work) -> int: ...
+
 
 @dataclass(frozen=True)
 class OperatorCosting:
@@ -118,6 +120,13 @@ class OperatorCosting:
         work = self.work(op, rule, config, seen)
         return 0 if work is None else self.compute.time_ns(work)
 
+    def backward_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+        """The part of :meth:`compute_time_ns` that is the backward pass; that of what is updated in it isn't."""
+        if op.type in COMPOSITES:
+            return self._body(op).backward_ns(config)
+        work = self.work(op, rule, config, seen)
+        return 0 if work is None or op.type == VARIABLE else self.compute.backward_ns(work)
+
     def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work | None:
         """What one operator does, forward and backward, or for a variable its update; None if that is nothing.
 
@@ -165,27 +174,47 @@ class OperatorCosting:
                 pieces.append((tensor, demand.layout))
         return sum(piece_bytes(each, layout) for each, layout in pieces)
 
-    def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[int]:
-        """The collectives inside of an operator, by config."""
+    def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[tuple[int, int]]:
+        """By config, the collectives inside of an operator, and those that only updates of variables wait for."""
         differentiated = differentiated_operands(op, self.backward.gradients)
         inner = [
-            (*inner_deliveries(op, rule, config, differentiated), *self._updating(op, rule, config)) for config in configs
+            (tuple(inner_deliveries(op, rule, config, differentiated)), tuple(self._updating(op, rule, config)))
+            for config in configs
         ]
-        for delivery in chain.from_iterable(inner):
+        for delivery in chain.from_iterable(chain.from_iterable(inner)):
             self.deliveries.expect_delivery(delivery)
-        return [sum(self.deliveries.time_ns(delivery) for delivery in each) for each in inner]
+
+        def time_ns(deliveries: Sequence[Delivery]) -> int:
+            return sum(self.deliveries.time_ns(delivery) for delivery in deliveries)
+
+        return [(time_ns(within), time_ns(updating)) for within, updating in inner]
 
 
 @dataclass
 class DeliveryCosting:
-    """Times of deliveries: shortest paths between the layouts that occur, found once per size class of tensors."""
+    """Times of deliveries: shortest paths between the layouts that occur, found once per size class of tensors.
+
+    Attributes:
+        exposed_share: of a delivery's time, what it takes from the compute beside it; 1 where nothing runs beside it.
+    """
 
     mesh: Mesh
     steps: StepCosts
+    exposed_share: float = 1.0
     _expected: dict[tuple[object, ...], dict[Layout, None]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a delivery that nobody waits for lets the device compute meanwhile."""
+        return self.exposed_share < 1
+
+    def hideable_ns(self, time_ns: np.ndarray) -> np.ndarray:
+        """The part of times that compute may run beside."""
+        hideable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
+        return hideable
 
     def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
         """These layouts will be asked for: a table holds those that were expected, and is built when it is needed."""
@@ -245,15 +274,22 @@ class DeliveryCosting:
         of_source = np.array([index[source.layout] for source in sources], np.intp)
         of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
         time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
-        returning = np.array([demand.varying is not None for demand in demands], bool)
-        if returning.any():
-            of_back = [index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
-            to_source = [index[source.layout.with_partial(source.varying or ())] for source in sources]
-            time_ns[:, returning] += table.time_ns[np.ix_(of_back, to_source)].T
+        time_ns += self.returning_ns(tensor, sources, demands)
         if not is_kept:
             return np.zeros_like(time_ns), time_ns
         copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
         return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
+
+    def returning_ns(self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
+        """The part of :meth:`matrix`'s times that is the gradients' way back, int64[sources, demands]."""
+        table = self.table(tensor.shape, tensor.item_bytes)
+        time_ns = np.zeros((len(sources), len(demands)), np.int64)
+        returning = np.array([demand.varying is not None for demand in demands], bool)
+        if returning.any():
+            of_back = [table.index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
+            to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
+            time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
+        return time_ns
 
 
 def viewed_operand(op: Operator, name: str) -> Tensor | None:

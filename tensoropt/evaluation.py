@@ -26,7 +26,7 @@ from .works import attributes_key
 
 Ints = np.ndarray
 Value = TypeVar("Value", Layout, Demand)
-_Costed = tuple[Interface, int, int, int]
+_Costed = tuple[Interface, int, int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,8 @@ class States:
         place: per operator the place among those in each state, int[K].
         seen: per operator the interface of each distinct config.
         mem_bytes, compute_ns, network_ns: int64[K].
+        backward_ns: int64[K], the part of the compute that is the backward pass.
+        trailing_ns: int64[K], the part of the network that only updates of variables wait for.
     """
 
     configs: tuple[tuple[Config, ...], ...]
@@ -60,6 +62,8 @@ class States:
     mem_bytes: Ints
     compute_ns: Ints
     network_ns: Ints
+    backward_ns: Ints
+    trailing_ns: Ints
     _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
 
     @property
@@ -128,7 +132,7 @@ class Evaluation:
 
     def _evaluated(self, node: Followers, assignments: Assignments) -> States:
         distinct, places, seen = [], [], []
-        totals = np.zeros((3, len(assignments)), np.int64)
+        totals = np.zeros((5, len(assignments)), np.int64)
         for i, op in enumerate(node.operators):
             known: dict[Config, int] = {}
             place = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
@@ -141,12 +145,14 @@ class Evaluation:
         return States(tuple(distinct), tuple(places), tuple(seen), *totals)
 
     def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
-        """Interface, memory, compute and network time of configs."""
+        """Of configs the interface and what :class:`States` adds up."""
         rule, costing = self.rules[op.name], self.costing
         new = [config for config in configs if (signature, config.assignment) not in self._costs]
-        for config, network_ns in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
+        for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
             seen = interface(rule, config)
             compute_ns = costing.compute_time_ns(op, rule, config, seen)
             mem_bytes = costing.mem_bytes(op, rule, config, seen)
-            self._costs[signature, config.assignment] = (seen, mem_bytes, compute_ns, network_ns)
+            backward_ns = costing.backward_time_ns(op, rule, config, seen) if costing.deliveries.overlaps else 0
+            costs = mem_bytes, compute_ns, within_ns + updating_ns, backward_ns, updating_ns
+            self._costs[signature, config.assignment] = (seen, *costs)
         return [self._costs[signature, config.assignment] for config in configs]

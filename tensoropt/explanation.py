@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that deliveries keep"
+HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
 
 
@@ -28,8 +29,9 @@ def _time(plan: Plan) -> str:
     times: _Amounts = {}
     for op in plan.operators:
         _add(times, "Variable (updates)" if op.type == VARIABLE else op.type, op.time_us)
-    times[NETWORK] = plan.time_us - plan.compute_time_us
-    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in _largest(times)]
+    times[NETWORK] = plan.network_time_us
+    hidden = [(HIDDEN, -plan.hidden_time_us)] if plan.hidden_time_us else []
+    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in [*_largest(times), *hidden]]
     return tabulate(rows, ("where the time goes", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
 
 

@@ -16,7 +16,7 @@ from .costing import DeliveryCosting, OperatorCosting
 from .deliveries import Router
 from .errors import InputError
 from .forcing import Force
-from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, search
+from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times, search, search_overlapping
 from .ir import Graph
 from .liveness import Peak
 from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
@@ -160,7 +160,10 @@ def find_frontier(
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs).build()
     costed = time.perf_counter()
     try:
-        found = search(problem_for(built, objectives), algorithm, of_search, budget)
+        if built.overlap is not None and objectives == MEMORY_TIME:
+            found = search_overlapping(built.problem, built.overlap, algorithm, of_search, budget)
+        else:
+            found = search(problem_for(built, objectives), algorithm, of_search, budget)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
@@ -173,7 +176,7 @@ def costing_of(
     model: Model, hardware: Hardware, mesh: Mesh, measured: Mapping[str, Measured] | None = None
 ) -> OperatorCosting:
     """What a model's operators and deliveries cost on some hardware, of which ``measured`` were timed."""
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
+    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share)
     return OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
 
 
@@ -192,4 +195,8 @@ def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -
     started = time.perf_counter()
     answer = search_baseline(task, algorithm)
     stages = {"search": time.perf_counter() - started}
-    return ModelFrontier(model, hardware, answer.built, task.costing, answer.found, stages, note=answer.note)
+    built, found = answer.built, answer.found
+    if built.overlap is not None:
+        # Chosen by Equation (3), shown as it runs.
+        found = at_true_times(built.problem, built.overlap, found, found.bound)
+    return ModelFrontier(model, hardware, built, task.costing, found, stages, note=answer.note)

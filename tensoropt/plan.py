@@ -102,13 +102,14 @@ class Plan:
         operators: config and costs of every operator.
         deliveries: every delivery that does something, inside of operators too (those name the operator as tensor).
         memory_bytes: per device, by the cost model.
-        time_us, compute_time_us: of a training step; the rest is network time.
+        time_us, compute_time_us: of a training step; the rest is network time that compute doesn't hide.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         model_digest: of the model that the plan is for.
         exact: whether the point is on the exact frontier.
         frontier_text: the frontier that the plan was chosen from, as a table.
         frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
         point: which of its points.
+        hidden_time_us: network time that runs beside compute, and compute beside it.
     """
 
     mesh: Mesh
@@ -124,6 +125,12 @@ class Plan:
     frontier_text: str = field(default="", repr=False)
     frontier: PlanFrontier | None = field(default=None, repr=False)
     point: int | None = None
+    hidden_time_us: float = 0.0
+
+    @property
+    def network_time_us(self) -> float:
+        """All network time, hidden or not."""
+        return self.time_us + self.hidden_time_us - self.compute_time_us
 
     @property
     def parallelism(self) -> int:
@@ -206,10 +213,11 @@ class Plan:
     def summary(self) -> str:
         """One line: what was chosen and what it costs."""
         devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
+        hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
         return (
             f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, "
             f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
-            f"({self.compute_time_us:,.0f} us compute), {split} operator{'s' * (split != 1)} split, "
+            f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
             f"{collectives} collective{'s' * (collectives != 1)} per step"
         )
 
@@ -227,7 +235,8 @@ class Plan:
             "memory_bytes": self.memory_bytes,
             "time_us": self.time_us,
             "compute_time_us": self.compute_time_us,
-            "network_time_us": self.time_us - self.compute_time_us,
+            "network_time_us": self.network_time_us,
+            "hidden_time_us": self.hidden_time_us,
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
@@ -381,4 +390,5 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         str(value["option"]),
         dict(value["assumed"]),
         "\n".join(value["frontier"]),
+        hidden_time_us=float(value["hidden_time_us"]),
     )

@@ -37,12 +37,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan beats it in both objectives."""
+    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan beats it in both objectives.
+
+    The step takes ``compute_time_us + network_time_us - hidden_time_us``: the last is what runs at the same time.
+    """
 
     memory_bytes: int
     time_us: float
     compute_time_us: float
     network_time_us: float
+    hidden_time_us: float
     exact: bool
 
 
@@ -104,10 +108,11 @@ class PlanFrontier(ABC):
     def points(self) -> tuple[FrontierPoint, ...]:
         """All points, by ascending first objective."""
         costs = self.costs
-        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, self.found.exact_points)
+        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+        rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
         return tuple(
-            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, (time_ns - compute_ns) / 1e3, exact)
-            for mem_bytes, time_ns, compute_ns, exact in zip(*(each.tolist() for each in columns), strict=True)
+            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, hidden_ns / 1e3, exact)
+            for mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, exact in rows
         )
 
     def __len__(self) -> int:
@@ -184,15 +189,19 @@ class PlanFrontier(ABC):
     def table(self, chosen: int | None = None) -> str:
         """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
         turning = self.found.turning_point()
+        overlaps = bool(self.costs.hidden_ns.any())
         rows = []
         shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
             point = self.points[number]
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
-            times = [f"{value:,.1f}" for value in (point.time_us, point.compute_time_us, point.network_time_us)]
+            values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.hidden_time_us] * overlaps)]
+            times = [f"{value:,.1f}" for value in values]
             rows.append([str(number + 1), memory_text(point.memory_bytes), *times, ", ".join(marks)])
-        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", ""]
-        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5 + ("left",))
+        hidden = ["of it hidden (us)"] * overlaps
+        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", *hidden, ""]
+        alignment = (*("right",) * (len(headers) - 1), "left")
+        text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
 
     def plot(

@@ -120,6 +120,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         frontier.table(point),
         frontier,
         point,
+        int(costs.hidden_ns[point]) / 1e3,
     )
 
 

@@ -17,12 +17,13 @@ from functools import partial
 import numpy as np
 
 from .backward import Backward
+from .beside import Beside
 from .costing import DeliveryCosting, OperatorCosting
 from .evaluation import Choice, Evaluation, States
 from .following import Followers
 from .forcing import Force, allowed, check_force, pinned
 from .ft.problem import Edge, Node, Problem
-from .ir import SOURCES, Graph, Tensor
+from .ir import SOURCES, VARIABLE, Graph, Tensor
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -31,7 +32,8 @@ from .space import FULL, Assignments, nodes_of, states_of
 from .strategy_problem import SharedCopy, StrategyProblem
 from .takers import Taker, as_copy, step_demand, takers_of
 
-Costs = tuple[np.ndarray, np.ndarray]
+Costs = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Memory, time, and of the time what only updates of variables wait for; None where that is nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,8 @@ class ProblemBuilder:
         connections = _Connections(self, nodes)
         connections.connect()
         problem = Problem(tuple(connections.nodes), tuple(connections.edges))
-        return StrategyProblem(problem, self.mesh, self.space, tuple(nodes), tuple(connections.shared))
+        overlap = connections.beside.overlap()
+        return StrategyProblem(problem, self.mesh, self.space, tuple(nodes), tuple(connections.shared), overlap)
 
     def _evaluated(self) -> list[tuple[Followers, States]]:
         evaluation = Evaluation(self.costing, self.rules, self.mesh)
@@ -121,6 +124,7 @@ class _Connections:
         self.step_place = {name: len(of_node) + i for i, name in enumerate(builder.graph.train_steps)}
         self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
         self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
+        self.beside = Beside(self.deliveries, self._program_places(), [states for _, states in of_node])
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self._whole: dict[tuple[int, int], Choice[Demand]] = {}
@@ -130,6 +134,17 @@ class _Connections:
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], Costs] = {}
         self._expanded: dict[tuple[object, ...], Costs] = {}
+
+    def _program_places(self) -> list[int]:
+        """Of each node, where the backward pass comes to it last; of a parameter's, where its gradient is there."""
+        program = {name: i for i, name in enumerate(self.builder.graph.operators)}
+        places = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_place)
+        for n, (node, _) in enumerate(self.of_node):
+            if all(op.type in SOURCES for op in node.operators):
+                takers = (taker for op in node.operators for taker in self.takers.get(op.result.name, ()))
+                taken = [places[self.place[taker.name][0]] for taker in takers if not (taker.is_step or taker.is_update)]
+                places[n] = min(taken, default=places[n])
+        return places
 
     def connect(self) -> None:
         """Everything: first which layouts there are of each shape, then what the deliveries between them cost."""
@@ -211,6 +226,7 @@ class _Connections:
         number = len(self.nodes)
         zeros = np.zeros(len(shared.values), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
+        self.beside.places.append(min(self.beside.places[end.node] for end in ends))
         self.shared.append(SharedCopy(tensor, number, shared.values))
         self._add(tensor, (producer, left), (number, shared), any(end.is_kept for end in ends))
         for end in ends:
@@ -223,7 +239,7 @@ class _Connections:
         for end, copy in zip(ends, _as_copies(ends), strict=True):
             choice = Choice(tuple(copy), end.demands.place)
             others = [self._along(tensor, choice, other.demands, other.is_kept) for other in ends]
-            options.append((choice, sum((cost for cost in others), start=np.zeros((2, n_states), np.int64))))
+            options.append((choice, sum((cost for cost in others), start=np.zeros((3, n_states), np.int64))))
         best = np.argmin([costs[1] for _, costs in options], axis=0)
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(demands)
@@ -240,28 +256,44 @@ class _Connections:
         if from_node == to_node:
             self._charge(from_node, self._along(tensor, left, demands, is_kept))
             return
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), is_kept
+        key = tensor.shape, tensor.item_bytes, id(left), id(demands), is_kept, self._trails(tensor)
         if key not in self._expanded:
-            mem, time_ns = self._matrix(tensor, left, demands, is_kept)
+            mem, time_ns, trailing_ns = self._matrix(tensor, left, demands, is_kept)
             pairs = np.ix_(left.place, demands.place)
-            self._expanded[key] = (mem[pairs], time_ns[pairs])
+            self._expanded[key] = (mem[pairs], time_ns[pairs], None if trailing_ns is None else trailing_ns[pairs])
             self._alive += [left, demands]
-        self.edges.append(Edge(from_node, to_node, *self._expanded[key]))
+        mem, time_ns, trailing_ns = self._expanded[key]
+        if trailing_ns is not None:
+            self.beside.add_edge(len(self.edges), to_node, trailing_ns)
+        self.edges.append(Edge(from_node, to_node, mem, time_ns))
 
     def _along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], is_kept: bool) -> np.ndarray:
-        """Deliveries within each state of one node: int64[2, K]."""
-        return np.stack([cost[left.place, demands.place] for cost in self._matrix(tensor, left, demands, is_kept)])
+        """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K]."""
+        costs = [
+            np.zeros(len(left.place), np.int64) if cost is None else cost[left.place, demands.place]
+            for cost in self._matrix(tensor, left, demands, is_kept)
+        ]
+        return np.stack(costs)
 
     def _matrix(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], is_kept: bool) -> Costs:
-        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), is_kept
+        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), is_kept, self._trails(tensor)
         if key not in self._costs:
-            self._costs[key] = self.deliveries.matrix(tensor, left.values, demands.values, is_kept)
+            trailing_ns = None
+            if self._trails(tensor):
+                trailing_ns = self.deliveries.returning_ns(tensor, left.values, demands.values)
+            self._costs[key] = (*self.deliveries.matrix(tensor, left.values, demands.values, is_kept), trailing_ns)
             self._alive += [left.values, demands.values]
         return self._costs[key]
 
+    def _trails(self, tensor: Tensor) -> bool:
+        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
+        return self.deliveries.overlaps and self.builder.graph.producers[tensor.name].type == VARIABLE
+
     def _charge(self, node: int, costs: np.ndarray) -> None:
+        mem, time_ns, trailing_ns = costs
         before = self.nodes[node]
-        self.nodes[node] = Node(before.name, before.mem_bytes + costs[0], before.time_ns + costs[1])
+        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + time_ns)
+        self.beside.add(node, trailing_ns)
 
 
 def _name(node: Followers) -> str:

@@ -106,6 +106,7 @@ class SavedFrontier(PlanFrontier):
             "memory_bytes": costs.memory_bytes,
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
+            "hidden_time_us": costs.hidden_time_us,
             "exact": self.found.exact,
             "assumed": self.searched.assumed,
             "frontier": self.table(number).splitlines(),
@@ -178,6 +179,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
                 "time_us": point.time_us,
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
+                "hidden_time_us": point.hidden_time_us,
                 "exact": point.exact,
             }
             for point in frontier.points
@@ -196,6 +198,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
+        _nanoseconds(point["hidden_time_us"] for point in points),
     )
     found = Frontier(
         *costs.pair(objectives),

@@ -116,18 +116,22 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
     frontier = _frontier_of(plan)
     found, stages = frontier.found, _seconds_by_stage(asked, frontier)
     costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
-    columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, lower, found.exact_points)
+    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+    columns = (costs.mem_bytes, *times, lower, found.exact_points)
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [
         {
             "memory_bytes": mem_bytes,
             "time_us": time_ns / 1e3,
             "compute_time_us": compute_ns / 1e3,
-            "network_time_us": (time_ns - compute_ns) / 1e3,
+            "network_time_us": network_ns / 1e3,
+            "hidden_time_us": hidden_ns / 1e3,
             "exact": exact,
             of_bound: bound_ns / 1e3,
         }
-        for mem_bytes, time_ns, compute_ns, bound_ns, exact in zip(*(c.tolist() for c in columns), strict=True)
+        for mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact in zip(
+            *(c.tolist() for c in columns), strict=True
+        )
     ]
     return {
         "format": FORMAT,

@@ -9,6 +9,7 @@ import numpy as np
 
 from .evaluation import States
 from .following import Followers
+from .ft.overlap import Overlap
 from .ft.problem import INFEASIBLE, Node, Problem
 from .ir import Operator, Tensor
 from .reschedule.mesh import Mesh
@@ -31,6 +32,7 @@ class StrategyProblem:
     space: what was searched, see :mod:`.space`.
     nodes: the operators behind the first nodes, with their states.
     shared: the tensors with a shared copy.
+    overlap: what may run beside what; None where all times add up.
     """
 
     problem: Problem
@@ -38,6 +40,7 @@ class StrategyProblem:
     space: str
     nodes: tuple[tuple[Followers, States], ...]
     shared: tuple[SharedCopy, ...]
+    overlap: Overlap | None = None
 
     @property
     def n_operators(self) -> int:
@@ -56,6 +59,31 @@ class StrategyProblem:
             for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
         }
         return Strategy(self.mesh, configs, {c.tensor.name: c.demands[int(chosen[c.node])] for c in self.shared})
+
+    def states_of(self, strategy: Strategy) -> np.ndarray:
+        """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
+
+        Raises:
+            ValueError: the strategy is not in the space, or shares a copy that nobody asks for.
+        """
+        states = np.zeros(len(self.problem.nodes), np.int32)
+        for i, (node, possible) in enumerate(self.nodes):
+            are_equal = np.ones(possible.n_states, bool)
+            for op, of_op, place in zip(node.operators, possible.configs, possible.place, strict=True):
+                are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[place]
+            if not are_equal.any():
+                raise ValueError(f"no state of the node of {node.operators[0].where()} is the strategy's")
+            states[i] = np.argmax(are_equal)
+        for copy in self.shared:
+            if copy.node >= len(self.nodes):
+                states[copy.node] = copy.demands.index(strategy.shared[copy.tensor.name])
+        return states
+
+    def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
+        """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""
+        if self.overlap is None:
+            return np.zeros(len(chosen), np.int64)
+        return self.overlap.hidden_ns(self.problem, chosen)
 
     def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
         """The part of strategies' time that is compute; the rest is network. int[..., nodes] to int64[...]."""

@@ -149,6 +149,8 @@ class Hardware:
         operators: what classes of operators take, by class, dtype and way; what isn't there goes by the device's rates.
         measured: what it was measured under; None of what wasn't.
         collective_call_us: the part of every measured collective's time that is the engine's call into Python.
+        exposed_share: of the time of a collective that nobody waits for, what it takes from the compute beside it, in
+            (0, 1]; 1 where a device doesn't compute while it communicates, as Equation (3) of the TensorOpt paper has it.
     """
 
     name: str
@@ -159,11 +161,16 @@ class Hardware:
     operators: Rates = NO_RATES
     measured: Origin | None = None
     collective_call_us: float = 0.0
+    exposed_share: float = 1.0
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
         call_us = checks.number(self.collective_call_us, "collective_call_us", "microseconds, at least 0", least=0)
         object.__setattr__(self, "collective_call_us", call_us)
+        share = checks.number(self.exposed_share, "exposed_share", "a share, more than 0 and at most 1")
+        if share > 1:
+            raise checks.fail("exposed_share", share, "a share, more than 0 and at most 1")
+        object.__setattr__(self, "exposed_share", share)
         object.__setattr__(self, "levels", tuple(self.levels))
         if not self.levels:
             raise checks.fail("levels", [], "at least one level")
@@ -277,6 +284,7 @@ class Hardware:
             "operators": rates_to_json(self.operators),
             "provenance": dict(self.provenance),
             **({"collective_call_us": self.collective_call_us} if self.collective_call_us else {}),
+            **({"exposed_share": self.exposed_share} if self.exposed_share < 1 else {}),
             **measured,
         }
 
@@ -292,7 +300,7 @@ class Hardware:
             value,
             "",
             ("format", "version", "name", "device", "levels"),
-            ("collectives", "operators", "provenance", "measured", "collective_call_us"),
+            ("collectives", "operators", "provenance", "measured", "collective_call_us", "exposed_share"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
@@ -313,6 +321,7 @@ class Hardware:
             operators=rates_from_json(optional["operators"]),
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
             collective_call_us=top.get("collective_call_us", 0.0),
+            exposed_share=top.get("exposed_share", 1.0),
         )
 
     @classmethod

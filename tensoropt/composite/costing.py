@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,8 @@ class PartCosts(Protocol):
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int: ...
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int: ...
+
+    def backward_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,19 @@ class BodyCosting:
 
     def time_ns(self, config: Config) -> int:
         """Compute, forward and backward; that of a custom gradient is all backward."""
+        return self._of_trips(self.parts.compute_time_ns, config)
+
+    def backward_ns(self, config: Config) -> int:
+        """The part of :meth:`time_ns` that is the backward pass."""
+        is_loop = isinstance(self.composition.op.attrs[FORM], LoopForm)
+        return self._of_trips(self.parts.backward_time_ns if is_loop else self.parts.compute_time_ns, config)
+
+    def _of_trips(self, time_ns: Callable[[Operator, Rule, Config, Interface], int], config: Config) -> int:
         composition = self.composition
         form = composition.op.attrs[FORM]
         if not isinstance(form, LoopForm) and not self.is_differentiated:
             return 0
         trips = form.trips if isinstance(form, LoopForm) else 1
         return trips * sum(
-            self.parts.compute_time_ns(op, composition.rules[op.name], *composition.inner(op, config))
-            for op in composition.body.operators
+            time_ns(op, composition.rules[op.name], *composition.inner(op, config)) for op in composition.body.operators
         )

@@ -34,6 +34,7 @@ from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
+from tensoropt.baselines.task import Task
 from tensoropt.costing import OperatorCosting
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
 from tensoropt.ft import Frontier
@@ -111,6 +112,7 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
             if rng.random() < number / n_random:
                 states[node] = rng.integers(problem.nodes[node].n_states)
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
+        time_ns -= frontier.built.hidden_ns(states[None])
         alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
         yield "random", replace(frontier, found=alone).plan(0)
 
@@ -166,13 +168,14 @@ def planned(
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, store.measured)
-            chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing).to_json()) for kind, plan in each]
+            space = frontier.built.space
+            chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, space).to_json()) for kind, plan in each]
     plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
     return plans, float(np.mean(seconds))
 
 
-def costed(plan: Plan, model: Model, costing: OperatorCosting) -> Plan:
-    """The same plan with its operators' times by another costing."""
+def costed(plan: Plan, model: Model, costing: OperatorCosting, space: str) -> Plan:
+    """The same plan with its operators' times, and what is hidden of the network's, by another costing."""
     in_step = {op.name for op in model.graph.step_operators}
 
     def time_us(planned: PlannedOperator) -> float:
@@ -184,8 +187,13 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting) -> Plan:
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
-    network_us = plan.time_us - plan.compute_time_us
-    return replace(plan, operators=operators, compute_time_us=compute_us, time_us=compute_us + network_us)
+    built = Task(costing, plan.mesh, space).of_strategy(plan.strategy.configs)
+    (hidden_ns,) = built.hidden_ns(built.states_of(plan.strategy)[None])
+    hidden_us = hidden_ns / 1e3
+    time_us = compute_us + plan.network_time_us - hidden_us
+    return replace(
+        plan, operators=operators, compute_time_us=compute_us, time_us=time_us, hidden_time_us=hidden_us
+    )
 
 
 def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> tuple[list[Run], float]:

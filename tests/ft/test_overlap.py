@@ -1,0 +1,149 @@
+"""Time where communication runs beside compute: held against a simulated queue, and its frontier against all strategies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.ft import INFEASIBLE, Overlap, Problem, search, search_overlapping
+from tensoropt.ft.overlap import UNITS, Part
+
+from .problems import SHAPES, Costs, build
+
+N_PLACES = 4
+
+
+def random_problem(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    n_nodes, pairs = list(SHAPES.values())[seed % len(SHAPES)]
+    sizes = rng.integers(1, 5, n_nodes).tolist()
+    costs = Costs(int(rng.choice([5, 100, 10**6])), float(rng.choice([0.0, 0.1])), 0.5)
+    return build(rng, sizes, pairs, costs)
+
+
+def simulated_ns(total_ns: int, hideable_ns: list[int], hiding_ns: list[int]) -> int:
+    """A device that computes from the last place to the first, and a link that serves what comes to it in order."""
+    device_ns = total_ns - sum(hideable_ns) - sum(hiding_ns)
+    link_ns = 0
+    for place in reversed(range(len(hiding_ns))):
+        device_ns += hiding_ns[place]
+        if hideable_ns[place]:
+            link_ns = max(link_ns, device_ns) + hideable_ns[place]
+    return max(device_ns, link_ns)
+
+
+def random_overlap(problem: Problem, seed: int) -> Overlap:
+    """Parts of the costs, here and there; of a node's time one is hideable, another hiding."""
+    rng = np.random.default_rng(seed)
+
+    def part(ns: np.ndarray, share: float) -> Part:
+        feasible = np.where(ns < INFEASIBLE, ns, 0)
+        return Part(int(rng.integers(N_PLACES)), np.floor(feasible * rng.uniform(0, share, ns.shape)).astype(np.int64))
+
+    def some(n: int) -> list[int]:
+        return np.flatnonzero(rng.random(n) < 0.6).tolist()
+
+    n_nodes, n_edges = len(problem.nodes), len(problem.edges)
+    return Overlap(
+        {i: part(problem.nodes[i].time_ns, 0.5) for i in some(n_nodes)},
+        {i: part(problem.edges[i].time_ns, 1.0) for i in some(n_edges)},
+        {i: part(problem.nodes[i].time_ns, 0.5) for i in some(n_nodes)},
+    )
+
+
+def true_times(problem: Problem, overlap: Overlap) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Memory and time of every allowed strategy, by the simulation."""
+    found = {}
+    for states in itertools.product(*(range(node.n_states) for node in problem.nodes)):
+        mem_bytes, total_ns = problem.cost(states)
+        if max(mem_bytes, total_ns) >= INFEASIBLE:
+            continue
+        hideable, hiding = [0] * N_PLACES, [0] * N_PLACES
+        for node, part in overlap.hideable.items():
+            hideable[part.place] += int(part.ns[states[node]])
+        for number, part in overlap.hideable_edges.items():
+            edge = problem.edges[number]
+            hideable[part.place] += int(part.ns[states[edge.source], states[edge.target]])
+        for node, part in overlap.hiding.items():
+            hiding[part.place] += int(part.ns[states[node]])
+        found[states] = mem_bytes, simulated_ns(total_ns, hideable, hiding)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_frontier_has_true_times_and_a_bound_below_every_strategy(seed: int) -> None:
+    problem = random_problem(seed)
+    overlap = random_overlap(problem, seed)
+    if math.prod(node.n_states for node in problem.nodes) > 3000:
+        return
+    true = true_times(problem, overlap)
+    if not true:
+        return
+    found = search_overlapping(problem, overlap)
+    points = list(zip(found.mem_bytes.tolist(), found.time_ns.tolist(), strict=True))
+    assert points == [true[tuple(strategy)] for strategy in found.strategies.tolist()]
+    bound = found.bound or found
+    for mem_bytes, time_ns in true.values():
+        assert ((bound.mem_bytes <= mem_bytes) & (bound.time_ns <= time_ns)).any()
+        if found.exact:
+            assert any(mem <= mem_bytes and time <= time_ns for mem, time in points)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, UNITS))
+def test_weighted_sums_are_what_they_are_said_to_be(seed: int, share: int) -> None:
+    problem = random_problem(seed)
+    overlap = random_overlap(problem, seed)
+    weighted = overlap.weighted(problem, share)
+    rng = np.random.default_rng(seed)
+    states = tuple(int(rng.integers(node.n_states)) for node in problem.nodes)
+    mem_bytes, total_ns = problem.cost(states)
+    if max(mem_bytes, total_ns) >= INFEASIBLE:
+        assert max(weighted.cost(states)) >= INFEASIBLE
+        return
+    hideable = sum(int(part.ns[states[node]]) for node, part in overlap.hideable.items())
+    hideable += sum(
+        int(part.ns[states[problem.edges[i].source], states[problem.edges[i].target]])
+        for i, part in overlap.hideable_edges.items()
+    )
+    hiding = sum(int(part.ns[states[node]]) for node, part in overlap.hiding.items())
+    sums = share * (total_ns - hideable) + (UNITS - share) * (total_ns - hiding)
+    assert weighted.cost(states) == (mem_bytes, sums)
+    (hidden_ns,) = overlap.hidden_ns(problem, np.array([states], np.int32))
+    assert UNITS * (total_ns - hidden_ns) >= sums
+
+
+def test_without_anything_to_hide_it_is_the_plain_search() -> None:
+    for seed in range(40):
+        problem = random_problem(seed)
+        if any(not (node.time_ns < INFEASIBLE).any() for node in problem.nodes):
+            continue
+        nothing = Overlap({}, {}, {})
+        try:
+            plain = search(problem)
+        except ValueError:
+            continue
+        found = search_overlapping(problem, nothing)
+        assert found.mem_bytes.tolist() == plain.mem_bytes.tolist()
+        assert found.time_ns.tolist() == plain.time_ns.tolist()
+        assert found.exact == plain.exact
+
+
+def test_more_weights_close_the_gap() -> None:
+    """By the ends alone a strategy that balances the two isn't found, or not proven."""
+    gaps = []
+    for seed in range(60):
+        problem = random_problem(seed)
+        overlap = random_overlap(problem, seed)
+        try:
+            found = search_overlapping(problem, overlap)
+        except ValueError:
+            continue
+        gaps.append(found.worst_gap)
+    assert np.isfinite(gaps).mean() > 0.5
+    assert np.median([gap for gap in gaps if np.isfinite(gap)]) < 0.1

@@ -1,0 +1,147 @@
+"""What a Problem says runs beside compute, held against a strategy's own deliveries; and what a search makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from zoo_models.small import SMALL
+
+from tensoropt import zoo
+from tensoropt.costing import OperatorCosting
+from tensoropt.deliveries import Router
+from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline, find_frontier
+from tensoropt.ft import Budget
+from tensoropt.ir import VARIABLE
+from tensoropt.offline import record
+from tensoropt.planning import charges
+from tensoropt.problem import ProblemBuilder
+from tensoropt.profiling.hardware import named
+from tensoropt.space import COMPACT, FULL
+from tensoropt.strategy import StrategyView
+from tensoropt.takers import takers_of
+
+EXPOSED = 0.3
+HARDWARE = replace(named("v100-2x2"), exposed_share=EXPOSED)
+MODELS = ("lenet5", "rnn", "transformer", "wide_resnet")
+
+
+@cache
+def model_of(name: str) -> Model:
+    return record(lambda: zoo.find(name)(**SMALL[name]), name, "sgd").model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_trails_is_the_way_back_to_variables(name: str) -> None:
+    """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their deliveries."""
+    model, mesh = model_of(name), HARDWARE.mesh()
+    costing = costing_of(model, HARDWARE, mesh)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, FULL).build()
+    rng = np.random.default_rng(0)
+    hidden = []
+    for _ in range(6):
+        states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
+        view = StrategyView(model.graph, built.strategy(states), model.backward.gradients)
+        expected = _hidden_ns(view, costing)
+        (found,) = built.hidden_ns(states[None])
+        assert found == expected
+        hidden.append(expected)
+    assert max(hidden) > 0
+
+
+def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
+    """A device that goes through the backward pass and a link that serves gradients in order, operator by operator."""
+    graph, router = view.graph, Router(costing.deliveries.steps)
+    program = {op_name: i for i, op_name in enumerate(graph.operators)}
+    last_use = {
+        tensor: min([program[t.name] for t in those if not (t.is_step or t.is_update)], default=0)
+        for tensor, those in takers_of(graph).items()
+    }
+    compute_ns, sent_ns = {}, {}
+    for op in graph.step_operators:
+        if op.updates is None and op.type != VARIABLE:
+            rule, config = view.rules[op.name], view.strategy.configs[op.name]
+            cost = costing.backward_time_ns(op, rule, config, view.interfaces[op.name])
+            compute_ns[program[op.name]] = cost
+    for charge in charges(view):
+        if charge.tensor in graph.operators:
+            # Inside of an operator: what an update takes, or an exchange that the operator waits for.
+            op = graph.operators[charge.tensor]
+            whole_ns = router.time_ns(charge.delivery)
+            if op.type == VARIABLE:
+                place = last_use[op.result.name]
+            elif op.name in graph.lookup_operators:
+                place = program[op.name]
+            else:
+                continue
+        elif graph.producers[charge.tensor].type == VARIABLE:
+            backward = router.route(charge.delivery).backward
+            whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.delivery.item_bytes)
+            (taker, *_) = charge.takers
+            place = last_use[charge.tensor] if charge.is_shared else program.get(taker, len(program))
+        else:
+            continue
+        sent_ns.setdefault(place, []).append(int(np.floor(whole_ns * (1 - EXPOSED))))
+    device_ns = link_ns = 0
+    for place in sorted({*compute_ns, *sent_ns}, reverse=True):
+        device_ns += compute_ns.get(place, 0)
+        for each_ns in sent_ns.get(place, ()):
+            link_ns = max(link_ns, device_ns) + each_ns
+    return sum(compute_ns.values()) + sum(sum(each) for each in sent_ns.values()) - max(device_ns, link_ns)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("space", [FULL, COMPACT])
+def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> None:
+    model, mesh = model_of(name), HARDWARE.mesh()
+    built = ProblemBuilder(model.graph, model.backward, costing_of(model, HARDWARE, mesh), mesh, space).build()
+    rng = np.random.default_rng(1)
+    states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
+    again = built.states_of(built.strategy(states))
+    assert built.problem.cost(again.tolist()) == built.problem.cost(states.tolist())
+    assert built.hidden_ns(again[None]) == built.hidden_ns(states[None])
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFrontier]:
+    """Of one model, where times add up, and where gradients are sent beside compute."""
+    model, budget = model_of(request.param), Budget(seconds=2)
+    apart = find_frontier(model, named("v100-2x2"), 4, budget=budget)
+    beside = find_frontier(model, HARDWARE, 4, budget=budget)
+    return apart, beside
+
+
+def test_a_frontier_takes_what_is_hidden_off(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    apart, beside = frontiers
+    costs = beside.costs
+    assert (costs.time_ns == costs.compute_ns + costs.network_ns - costs.hidden_ns).all()
+    assert costs.hidden_ns.any()
+    assert not apart.costs.hidden_ns.any()
+    assert costs.time_ns.min() <= apart.costs.time_ns.min()
+    # The strategies of the other frontier are none that this one has missed.
+    of_others = apart.found.time_ns - beside.built.hidden_ns(apart.found.strategies)
+    for mem_bytes, time_ns in zip(apart.found.mem_bytes, of_others, strict=True):
+        bound = beside.found.bound or beside.found
+        assert ((bound.mem_bytes <= mem_bytes) & (bound.time_ns <= time_ns)).any()
+    assert beside.found.worst_gap < 0.1
+
+
+def test_a_plan_keeps_what_is_hidden(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    _, beside = frontiers
+    point = int(np.argmax(beside.costs.hidden_ns))
+    plan = beside.plan(point)
+    assert plan.hidden_time_us > 0
+    assert plan.time_us == pytest.approx(plan.compute_time_us + plan.network_time_us - plan.hidden_time_us)
+    again = type(plan).from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+    assert "at the same time" in plan.explain()
+    assert "hidden" in beside.table()
+
+
+def test_what_others_choose_is_shown_as_it_runs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    apart, beside = frontiers
+    plain, hidden = (find_baseline(frontier, "data-parallel").points[0] for frontier in (apart, beside))
+    assert hidden.time_us == pytest.approx(plain.time_us - hidden.hidden_time_us)
+    assert hidden.hidden_time_us > 0
