@@ -1,0 +1,65 @@
+"""What of a collective compute doesn't hide, measured on engines of which it is known."""
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from tensoropt.profiling.exposed import FEWEST, LONGER, SIZES, exposed_share
+
+BYTES_PER_S = 1e9
+PRODUCT_S = 0.0005
+
+
+@dataclass
+class Sleeping:
+    """A product takes :data:`PRODUCT_S`; of a call beside products this share is added to them."""
+
+    share: float
+    asked: list = field(default_factory=list)
+
+    def beside(self, call, n_products):
+        self.asked.append(n_products)
+        compute_s, call_s = n_products * PRODUCT_S, 0.0 if call is None else call()
+        return lambda: time.sleep(max(call_s, compute_s + (self.share if n_products else 1) * call_s))
+
+
+def measured(engine, budget_s):
+    def all_reduce(n_bytes):
+        sizes.append(n_bytes)
+        return lambda: n_bytes / BYTES_PER_S
+
+    sizes, barriers = [], []
+
+    def largest(value):
+        barriers.append(value)
+        return value
+
+    share = exposed_share(engine, all_reduce, lambda size: size / BYTES_PER_S, PRODUCT_S, largest, budget_s)
+    return share, sizes, barriers
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_share_is_found(share):
+    assert measured(Sleeping(share), 0.3)[0] == pytest.approx(share, abs=0.2)
+
+
+def test_a_collective_that_stops_compute_hides_nothing():
+    assert measured(Sleeping(1.0), 0.3)[0] == 1.0
+
+
+def test_the_budget_decides_the_size_and_the_rounds():
+    engine = Sleeping(0.5)
+    share, sizes, barriers = measured(engine, 0.5)
+    assert sizes == [SIZES[0]]
+    assert engine.asked == [0, (n := round(LONGER * SIZES[0] / BYTES_PER_S / PRODUCT_S)), n]
+    assert len(barriers) > 2 * 3 * (1 + FEWEST)
+    assert measured(engine, 1e-6)[1] == [SIZES[-1]]
+
+
+def test_an_engine_without_functions_says_that_times_add_up():
+    class Eager:
+        def beside(self, call, n_products):
+            return None
+
+    assert measured(Eager(), 1.0)[0] == 1.0
