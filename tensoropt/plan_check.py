@@ -177,7 +177,7 @@ def _compared(
 
 
 def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
-    """What a step takes outside of deliveries; where these run beside operators, what the profiler saw the operators take."""
+    """What a step takes outside of deliveries; where these run beside operators, what the profiler saw those take."""
     if not overlaps:
         return float(statistics.median(np.subtract(rank.steps_s, rank.paths_s))) * 1e6
     group_of = ran_as(model, rank.operators_us)

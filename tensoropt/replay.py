@@ -23,6 +23,7 @@ from .costing import OperatorCosting, piece_bytes, viewed_operand
 from .deliveries import Delivery, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
+from .lowering.order import LAG
 from .optimizers.rows import row_deliveries
 from .reschedule.execute import rank_step
 from .reschedule.halo import HaloStep
@@ -39,7 +40,7 @@ RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradie
 COLLECTIVES = "workspace of collectives"
 OPERATOR, OPERAND, SHARED, RESULT = "operator", "operand", "shared copy", "result"
 SENT_FOR = 4
-"""Instructions after which an update that waited for a collective has mostly run."""
+"""Instructions after which a collective that runs beside compute, and the update that waits for it, have mostly run."""
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
@@ -80,11 +81,6 @@ class _Node(NamedTuple):
     position: int = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sent(Buffer):
-    """What a collective received: whoever waits for it runs a little later."""
-
-
 @dataclass
 class _Replay:
     """Attributes:
@@ -93,7 +89,9 @@ class _Replay:
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
     coming: the gradients that have come to a delivery, or to a result; ``collectives``: the deliveries of the forward pass
         that are collectives, in order; None for one that has no gradient.
-    behind: updates that wait for a collective, with the length of the program at which they have run.
+    behind: collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time
+        comes to them when it has to wait for something, or when the first is too far behind. ``pending``: what they write.
+    due: the length of the program at which that is.
     """
 
     view: StrategyView
@@ -109,7 +107,9 @@ class _Replay:
     _coming: defaultdict[_Node, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
     _collectives: list[_Node | None] = field(default_factory=list)
     _lasting: list[Buffer] = field(default_factory=list)
-    _behind: list[tuple[int, Buffer]] = field(default_factory=list)
+    _behind: list[Instruction] = field(default_factory=list)
+    _pending: set[Buffer] = field(default_factory=set)
+    _due: int = 0
     _updates: list[Buffer] = field(default_factory=list)
     _workspace: Counter[str] = field(default_factory=Counter)
 
@@ -132,7 +132,8 @@ class _Replay:
         starts = [_Node(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for node in reverse_order(starts, self._sources, self._collectives):
             self._back_at(node)
-        self._add([*self._updates, *(gradient for _, gradient in self._behind)])
+        self._catch_up()
+        self._add(self._updates)
         self._lasting += [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
         return [*self._program, Instruction(tuple(self._lasting), ())]
 
@@ -143,10 +144,23 @@ class _Replay:
         scratch_bytes: int = 0,
         overwrites: Iterable[tuple[Buffer, int]] = (),
         calls_python: bool = False,
+        trails: bool = False,
     ) -> None:
-        self._program.append(Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python))
-        while self._behind and self._behind[0][0] <= len(self._program):
-            self._program.append(Instruction((self._behind.pop(0)[1],), ()))
+        instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
+        if trails or self._pending.intersection(instruction.reads):
+            if not self._behind:
+                self._due = len(self._program) + (SENT_FOR if self.costing.deliveries.overlaps else LAG)
+            self._behind.append(instruction)
+            self._pending.update(instruction.writes)
+            return
+        if calls_python or (self._behind and self._due <= len(self._program)):
+            self._catch_up()
+        self._program.append(instruction)
+
+    def _catch_up(self) -> None:
+        self._program += self._behind
+        self._behind.clear()
+        self._pending.clear()
 
     # Forward
 
@@ -228,14 +242,14 @@ class _Replay:
             self._copies[key] = self._moved(path, source, delivery.item_bytes, COPIES)
         return self._copies[key]
 
-    def _moved(self, path: Path, source: Buffer, item_bytes: int, use: str) -> Buffer:
+    def _moved(self, path: Path, source: Buffer, item_bytes: int, use: str, trails: bool = False) -> Buffer:
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
-        moved = _Sent(last, use, is_python_s=True) if path.communicates else Buffer(last, use)
+        moved = Buffer(last, use, is_python_s=path.communicates)
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
-        self._add([source], [moved], scratch_bytes, calls_python=path.communicates)
+        self._add([source], [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
         # Of blocks that aren't even the last rank has the largest in each dimension.
         largest = self.view.strategy.mesh.n_devices - 1
         for step in path.steps:
@@ -285,14 +299,14 @@ class _Replay:
             tensor = graph.tensors[node.name]
             to_shared = self._to_shared(tensor)
             assert to_shared is not None
-            gradient = self._returned(to_shared, self._arrived(node, to_shared.demand.layout, tensor))
+            gradient = self._returned(tensor, to_shared, self._arrived(node, to_shared.demand.layout, tensor))
             self._coming[_Node(RESULT, tensor.name)].append(gradient)
             return
         op = graph.operators[node.name]
         if node.kind == OPERAND:
             operand, demand = _operand_of(op, node.position), self.view.demand(op, node.position)
             delivery = self.view.delivery(operand, demand)
-            self._leave(operand, self._returned(delivery, self._arrived(node, demand.layout, operand)))
+            self._leave(operand, self._returned(operand, delivery, self._arrived(node, demand.layout, operand)))
         elif op.type == VARIABLE:
             self._update(op)
         elif op.type not in SOURCES and op.updates is None:
@@ -313,6 +327,8 @@ class _Replay:
         return total
 
     def _backward(self, op: Operator) -> None:
+        if self._splits_inner(op):
+            self._catch_up()  # its statistics' gradients are communicated
         coming = [(_Node(RESULT, tensor.name), tensor) for tensor in op.outputs]
         arriving = [
             (self._arrived(node, self.view.layout(tensor), tensor), self._result_bytes(op, tensor))
@@ -349,16 +365,17 @@ class _Replay:
         """Each device gets all that was found in a table, and updates by it what it has of the table."""
         graph, table = self.view.graph, _operand_of(op, 0)
         _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
-        rows = self._moved(self.router.route(of_gradient).forward, gradient, of_gradient.item_bytes, GRADIENTS)
+        rows = self._moved(self.router.route(of_gradient).forward, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
         piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS)
         self._add([rows], [piece] if changes_all else ())
         if self._waits_for_sums:
             self._updates.append(rows)
 
-    def _returned(self, delivery: Delivery, gradient: Buffer) -> Buffer:
+    def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward
-        return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS)
+        trails = self.view.graph.producers[tensor.name].type == VARIABLE
+        return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS, trails)
 
     @property
     def _waits_for_sums(self) -> bool:
@@ -369,8 +386,6 @@ class _Replay:
         if self._waits_for_sums:
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)
-        elif isinstance(gradient, _Sent):
-            self._behind.append((len(self._program) + SENT_FOR, gradient))
         else:
             self._add([gradient])
 

@@ -22,6 +22,8 @@ BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
+CALLBACK = "PyFunc"
+"""The first operand of a callback is its turn."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
 _VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | _VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
@@ -90,10 +92,10 @@ def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.O
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
     """Operators of the forward pass that follow, without a collective, from what the backward pass needs."""
-    needed = {source.name for op in operators[n_forward:] for source in _sources(op)}
+    needed = {source.name for op in operators[n_forward:] for source in _sources_of_values(op)}
     for op in reversed(operators[:n_forward]):
         if op.name in needed:
-            needed.update(source.name for source in _sources(op))
+            needed.update(source.name for source in _sources_of_values(op))
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
         follows = all(source.name in needed or source.name in alone for source in _sources(op))
@@ -131,6 +133,11 @@ def _is_backward(op: tf.Operation) -> bool:
 def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
     yield from (tensor.op for tensor in op.inputs)
     yield from op.control_inputs
+
+
+def _sources_of_values(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Without the callback whose turn is before this one's."""
+    return (source for i, source in enumerate(_sources(op)) if i or op.type != CALLBACK)
 
 
 def _handles(op: tf.Operation) -> list[tf.Tensor]:

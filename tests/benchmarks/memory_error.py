@@ -2,8 +2,9 @@
 
     tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
 
-The models, and how plans are chosen, are those of ``cost_error.py``; one thread a rank. Each plan runs a few steps, of which
-one is traced. Other work on the machine matters little: only updates that wait for a collective depend on time.
+The models, and how plans are chosen, are those of ``cost_error.py``, data parallelism among them; one thread a rank. Each
+plan runs a few steps, of which one is traced. Other work on the machine matters little: only updates that wait for a
+collective depend on time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cost_error import MODELS, PERCENTILES, chosen_plans
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.frontier import find_frontier
+from tensoropt.frontier import find_baseline, find_frontier
 from tensoropt.here import prepared_processes
 from tensoropt.offline import record
 from tensoropt.plan import Plan
@@ -34,7 +35,9 @@ def errors_of(name: str, hardware: Hardware, processes: Processes, n_random: int
     plans = []
     if processes.rank == 0:
         frontier = find_frontier(recorded.model, hardware, processes.size)
-        plans = [(kind, plan.to_json()) for kind, plan in chosen_plans(frontier, n_random, n_frontier)]
+        chosen = list(chosen_plans(frontier, n_random, n_frontier))
+        chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))
+        plans = [(kind, plan.to_json()) for kind, plan in chosen]
     errors = []
     for kind, value in processes.broadcast(plans):
         plan = Plan.from_json(value)

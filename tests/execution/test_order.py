@@ -78,6 +78,21 @@ def test_the_backward_pass_begins_when_the_loss_is_known_and_not_with_a_constant
     assert {"RealDiv", "Tile"} <= {op.type for op in backward} - {op.type for op in ordered}
 
 
+def test_a_loss_that_is_summed_over_ranks_is_ready_before_the_backward_pass() -> None:
+    """All other collectives come after it: the gradients' take their turns from it, but not its value."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 3])
+        squares = tf.square(x)
+        local = tf.reduce_mean(tf.tanh(squares))
+        turn, _ = tf.numpy_function(lambda turn, value: (turn, value), [np.int32(0), local], [tf.int32, tf.float32])
+        n_forward = len(graph.get_operations())
+        (gradient,) = tf.gradients(squares, x)
+        tf.numpy_function(lambda turn, value: (turn, value), [turn, gradient], [tf.int32, tf.float32])
+        put_in_order(graph.get_operations(), n_forward)
+    backward = [op for op in graph.get_operations() if op.name.startswith(BACKWARD) and op.control_inputs]
+    assert local.op in {before for op in backward for before in op.control_inputs}
+
+
 def _ancestors(op: tf.Operation) -> set[tf.Operation]:
     sources = {tensor.op for tensor in op.inputs}
     return sources.union(*map(_ancestors, sources))
