@@ -10,6 +10,7 @@ is started for its own steps alone, of which the first of each round isn't timed
 times a second what there is to do, which over TCP slows down whatever runs beside it by up to a half.
 Ratios are medians of the ratios round by round, with quartiles: how many times as fast as Horovod, else as the bound.
 
+"By hand" is VGG16 as a person would split it with mpi4py (``hybrid.py``): convolutions by batch, dense layers by columns.
 "All cores" is plain TensorFlow on the whole batch in one process, which has the cores of all ranks of its machine to itself
 and runs after the others: that column's ratios are of medians.
 
@@ -38,6 +39,7 @@ if "--alone" not in sys.argv:
 
 import numpy as np
 import tensorflow as tf
+from hybrid import hybrid_vgg16
 from tabulate import tabulate
 
 from tensoropt import zoo
@@ -57,8 +59,8 @@ v1 = tf.compat.v1
 Step = Callable[[], float]
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 WARM_STEPS = 3
-HOROVOD, ALL_CORES = "Horovod", "all cores"
-TITLES = ("mini_time", "data parallel", HOROVOD, "bound", ALL_CORES)
+HOROVOD, HYBRID, ALL_CORES = "Horovod", "by hand", "all cores"
+TITLES = ("mini_time", "data parallel", HOROVOD, HYBRID, "bound", ALL_CORES)
 
 
 def heavy_vgg16(batch: int, image: int = 64, classes: int = 1000) -> tf.Tensor:
@@ -97,6 +99,9 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         zoo.find("rnnlm"), {"batch": 32, "steps": 8, "layers": 2, "hidden": 1024, "vocabulary": 10000}
     ),
 }
+
+
+N_POOLS = {"heavy_vgg16": 4, "vgg16": 5}
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,8 @@ def columns_of(name: str, processes: Processes, arguments: argparse.Namespace) -
         "data parallel": tensoropt_step(data_parallel, recorded, processes),
         "bound": plain_step(name, recorded, processes, lambda gradient: gradient),
     }
+    if name in N_POOLS:
+        steps[HYBRID] = hybrid_vgg16(recorded, processes, N_POOLS[name], LEARNING_RATE, MOMENTUM)
     if arguments.horovod:
         import horovod.tensorflow as hvd
 
