@@ -14,11 +14,11 @@ doesn't count. So a step takes, over all such places c (and one below all, for a
 where *total* is Equation (3)'s sum, *hideable* the part of communication's time that leaves the device free to compute,
 and *hiding* the backward pass's compute. Each T_c is a sum over nodes and edges, as the search needs; their maximum isn't.
 
-**The search.** With  A(S) = total - hideable  and  B(S) = total - hiding,  which no T_c of the lowest and the highest c is
-below, every strategy has  time >= max(A, B) >= w A + (1 - w) B  for all w in [0, 1]. So the frontier of a weighted sum is a
-lower bound of the true one, and the highest of several w's a better one; the strategies found on the way, at their true
-times, are a frontier, and the gap between the two is known. A and B leave equal costs of equal layers equal, which a T_c in
-the middle wouldn't.
+**The search.** Let A be T_c of the lowest place from which anything is communicated, and B that of the highest: compute hides
+all that it can, or the link does. Every strategy has  time >= max(A, B) >= w A + (1 - w) B  for all w in [0, 1]. So the
+frontier of a weighted sum is a lower bound of the true one, and the highest of several w's a better one; the strategies found
+on the way, at their true times, are a frontier, and the gap between the two is known. A and B leave the costs of nearly all
+equal layers equal, which a T_c in the middle wouldn't.
 
 Complexity: a search for each weight, at most :data:`SHARES` of them, and O(points x (nodes + edges)) for their times.
 """
@@ -108,21 +108,27 @@ class Overlap:
         return least
 
     def weighted(self, problem: Problem, share: int) -> Problem:
-        """The problem whose times are  share A + (UNITS - share) B;  equal costs stay equal by identity.
+        """The problem whose times are  share A + (UNITS - share) B;  what was equal by identity stays so, ends apart.
 
         Raises:
             ValueError: a time is too long to be multiplied (26 days).
         """
         known: dict[tuple[object, ...], Ints] = {}
+        places = [part.place for part in (*self.hideable.values(), *self.hideable_edges.values())]
+        low, high = min(places, default=0), max(places, default=0)
 
         def times(time_ns: Ints, hideable: Part | None, hiding: Part | None) -> Ints:
-            key = _identity(time_ns), *(part and _identity(part.ns) for part in (hideable, hiding))
+            weights = (
+                share if hideable is not None and hideable.place > low else 0,
+                0 if hiding is None else share * (hiding.place < low) + (UNITS - share) * (hiding.place < high),
+            )
+            key = _identity(time_ns), weights, *(part and _identity(part.ns) for part in (hideable, hiding))
             if key not in known:
                 feasible = np.where(time_ns < INFEASIBLE, time_ns, 0)
                 if feasible.max() >= INFEASIBLE // UNITS:
                     raise ValueError(f"a time of {feasible.max()} ns, expected less than {INFEASIBLE // UNITS}")
                 result = UNITS * feasible
-                for part, weight in ((hideable, share), (hiding, UNITS - share)):
+                for part, weight in zip((hideable, hiding), weights, strict=True):
                     if part is not None:
                         result = result - weight * part.ns
                 known[key] = np.where(time_ns < INFEASIBLE, result, INFEASIBLE)

@@ -106,13 +106,18 @@ def test_weighted_sums_are_what_they_are_said_to_be(seed: int, share: int) -> No
     if max(mem_bytes, total_ns) >= INFEASIBLE:
         assert max(weighted.cost(states)) >= INFEASIBLE
         return
-    hideable = sum(int(part.ns[states[node]]) for node, part in overlap.hideable.items())
-    hideable += sum(
-        int(part.ns[states[problem.edges[i].source], states[problem.edges[i].target]])
+    hideable = [(part.place, int(part.ns[states[node]])) for node, part in overlap.hideable.items()]
+    hideable += [
+        (part.place, int(part.ns[states[problem.edges[i].source], states[problem.edges[i].target]]))
         for i, part in overlap.hideable_edges.items()
-    )
-    hiding = sum(int(part.ns[states[node]]) for node, part in overlap.hiding.items())
-    sums = share * (total_ns - hideable) + (UNITS - share) * (total_ns - hiding)
+    ]
+    hiding = [(part.place, int(part.ns[states[node]])) for node, part in overlap.hiding.items()]
+
+    def hidden_at(place: int) -> int:
+        return sum(ns for at, ns in hideable if at > place) + sum(ns for at, ns in hiding if at < place)
+
+    places = [place for place, _ in hideable] or [0]
+    sums = share * (total_ns - hidden_at(min(places))) + (UNITS - share) * (total_ns - hidden_at(max(places)))
     assert weighted.cost(states) == (mem_bytes, sums)
     (hidden_ns,) = overlap.hidden_ns(problem, np.array([states], np.int32))
     assert UNITS * (total_ns - hidden_ns) >= sums
