@@ -14,11 +14,11 @@ doesn't count. So a step takes, over all such places c (and one below all, for a
 where *total* is Equation (3)'s sum, *hideable* the part of communication's time that leaves the device free to compute,
 and *hiding* the backward pass's compute. Each T_c is a sum over nodes and edges, as the search needs; their maximum isn't.
 
-**The search.** Let A be T_c of the lowest place from which anything is communicated, and B that of the highest: compute hides
-all that it can, or the link does. Every strategy has  time >= max(A, B) >= w A + (1 - w) B  for all w in [0, 1]. So the
-frontier of a weighted sum is a lower bound of the true one, and the highest of several w's a better one; the strategies found
-on the way, at their true times, are a frontier, and the gap between the two is known. A and B leave the costs of nearly all
-equal layers equal, which a T_c in the middle wouldn't.
+**The search.** Let A be T_c of the lowest place from which anything is communicated, and B that of the highest: compute
+hides all that it can, or the link does. Every strategy has time >= max(A, B) >= w A + (1 - w) B for all w in [0, 1]. So
+the frontier of a weighted sum is a lower bound of the true one, and the highest of several w's a better one; the
+strategies found on the way, at their true times, are a frontier, and the gap between the two is known. A and B leave the
+costs of nearly all equal layers equal, which a T_c in the middle wouldn't.
 
 Complexity: a search for each weight, at most :data:`SHARES` of them, and O(points x (nodes + edges)) for their times.
 """
