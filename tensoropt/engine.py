@@ -255,7 +255,7 @@ class Engine:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
 
         def deliver(delivery: Delivery, values: Values) -> Values:
-            return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name)
+            return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name, is_trailing=True)
 
         def looked_up(name: str) -> Lookup:
             op, config = self.graph.operators[name], self.view.strategy.configs[name]

@@ -10,6 +10,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from .collectives.single import SingleCommunicator
 from .deliveries import PlainCosts, Router
@@ -22,10 +23,11 @@ from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Backend, Collective
 from .plan import Plan
 from .planning import check_deliveries
-from .processes import Processes, cores_of_a_rank
+from .processes import OPERATORS_VARIABLE, Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
 from .strategy import StrategyView
+from .waiting import CHAINS, TRAILING, URGENT
 
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
 COLLECTIVES = (MPI, HOROVOD, EMULATED)
@@ -176,11 +178,31 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
             operators.check_running()
             processes.begin_collective()
 
-        return GraphBackend(mesh, part.rank, operators, processes.waiting, on_run), part, lambda axes: None
+        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda axes: None
     from .collectives.mpi import MpiCommunicator
 
-    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, processes.naps)
-    return CommunicatingBackend(mesh, processes.rank, communicator, processes.waiting), part, communicator.prepare
+    naps = all(part.gather(processes.naps))
+    urgent, trailing = processes.waiting
+    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
+    backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent)
+    if not naps or not all(part.gather(_allows_two_chains())):
+        return backend, part, communicator.prepare
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
+
+    def prepare(axes: Sequence[Axes]) -> None:
+        communicator.prepare(axes)
+        behind.prepare(axes)
+
+    return replace(backend, trailing=CommunicatingBackend(mesh, processes.rank, behind, trailing)), part, prepare
+
+
+def _allows_two_chains() -> bool:
+    """Whether MPI lets two threads in at once, and TensorFlow keeps a thread for what is computed beside two collectives."""
+    from mpi4py import MPI
+
+    given = os.environ.get(OPERATORS_VARIABLE, "")
+    n_threads = tf.config.threading.get_inter_op_parallelism_threads() or (int(given) if given.isdigit() else 1)
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE and n_threads > len(CHAINS)
 
 
 def same_on_all(processes: Processes) -> Callable[[str], None]:

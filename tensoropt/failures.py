@@ -11,8 +11,8 @@ its own, the *ending*:
 So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two things remain. ``sys.exit(3)`` never
 reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
 end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
-the others as it ends how many collectives it began, and a thread of each looks once a second whether this rank has
-begun one more than a rank that ended. The same thread sees to collectives that last too long, see :mod:`.waiting`.
+the others as it ends how many collectives of each chain it began, and a thread of each looks once a second whether this
+rank has begun one more than a rank that ended. The same thread sees to collectives that last too long, see :mod:`.waiting`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import operator
 import os
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
-from .waiting import DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, missing_ranks, timeout_s, too_long
+from .waiting import CHAINS, DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, missing_ranks, timeout_s, too_long
 
 if TYPE_CHECKING:
     from .processes import Processes
@@ -42,6 +44,8 @@ LONGEST_NAP_S = 0.05
 KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
 DIGEST_BYTES = 16
 RECORD_BYTES = 2 + DIGEST_BYTES
+
+_FAREWELL = struct.Struct(f"<{len(CHAINS)}Q")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -101,25 +105,25 @@ class Ending:
         """Whether this rank has posted its record."""
         return self._posted is not None
 
-    def say_farewell(self, collectives_begun: int) -> None:
-        """Tell the other ranks, without waiting, how many collectives this one has begun in its life."""
-        message = collectives_begun.to_bytes(8, "little")
+    def say_farewell(self, collectives_begun: Sequence[int]) -> None:
+        """Tell the other ranks, without waiting, how many collectives of each chain this one has begun in its life."""
+        message = _FAREWELL.pack(*collectives_begun)
         self._farewells = [
             self.comm.Isend(bytearray(message), dest=rank, tag=FAREWELL_TAG)
             for rank in range(self.comm.size)
             if rank != self.comm.rank
         ]
 
-    def receive_farewells(self) -> list[tuple[int, int]]:
-        """(rank, collectives it began) of the ranks that ended since the last call."""
+    def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
         from mpi4py import MPI
 
         received = []
         status = MPI.Status()
         while self.comm.Iprobe(tag=FAREWELL_TAG, status=status):
-            message = bytearray(8)
+            message = bytearray(_FAREWELL.size)
             self.comm.Recv(message, source=status.Get_source(), tag=FAREWELL_TAG)
-            received.append((status.Get_source(), int.from_bytes(message, "little")))
+            received.append((status.Get_source(), _FAREWELL.unpack(message)))
         return received
 
     def abort(self, exit_code: int) -> NoReturn:
@@ -137,7 +141,7 @@ class ErrorHandling:
     def __init__(self, processes: Processes, previous_hook: Hook) -> None:
         self.processes = processes
         self.previous_hook = previous_hook
-        self._requested_exit: tuple[int, int] | None = None
+        self._requested_exit: tuple[int, tuple[int, ...]] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
         self._timeout_s = DEFAULT_TIMEOUT_S
@@ -187,7 +191,7 @@ class ErrorHandling:
         self._stop()
         if ending.joined:
             return
-        code, collectives_then = self._requested_exit or (0, 0)
+        code, collectives_then = self._requested_exit or (0, ())
         # A later collective means that the SystemExit was caught and the work went on.
         if code and collectives_then == self.processes.collectives_begun:
             digest = f"exit {code}".encode()
@@ -217,12 +221,13 @@ class ErrorHandling:
     def _watch(self) -> None:
         ending = self.processes.ending
         assert ending is not None
-        ended: dict[int, int] = {}
+        ended: dict[int, tuple[int, ...]] = {}
         questions = Questions(ending.comm)
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
             self._look_for_late(ending, questions)
             ended.update(ending.receive_farewells())
-            missing = [rank for rank, begun in ended.items() if begun < self.processes.collectives_begun]
+            own = self.processes.collectives_begun
+            missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
             if missing:
                 time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
                 print(
@@ -235,17 +240,20 @@ class ErrorHandling:
     def _look_for_late(self, ending: Ending, questions: Questions) -> None:
         """Answer the other ranks, and ask them if this one waits for too long; if it still does then, end all."""
         processes, waiting = self.processes, self.processes.waiting
-        since_s = waiting.since_s
-        own = Answer(processes.collectives_begun, waiting.what if since_s is not None else "", not ending.joined)
+        late_since_s = [each.late_since_s(self._timeout_s) for each in waiting]
+        whats = tuple(each.what if each.is_under_way else "" for each in waiting)
+        own = Answer(processes.collectives_begun, whats, not ending.joined)
         questions.answer(own)
-        if since_s is None or time.monotonic() - since_s < self._timeout_s:
+        if late_since_s == [None] * len(CHAINS):
             return
         answers = questions.ask(own)
-        missing = missing_ranks(processes.rank, own, answers, processes.size)
-        if waiting.since_s == since_s and (missing or not waiting.may_compute):
+        for chain, since_s in enumerate(late_since_s):
+            missing = missing_ranks(processes.rank, chain, own, answers, processes.size)
+            if since_s is None or waiting[chain].since_s != since_s or not (missing or not waiting[chain].may_compute):
+                continue
             time.sleep(0.1 * processes.rank)  # as below
-            waited_s = time.monotonic() - since_s
-            print(f"tensoropt: {too_long(processes.rank, waited_s, own, missing)}", file=sys.stderr)
+            said = too_long(processes.rank, time.monotonic() - since_s, own.what[chain], missing)
+            print(f"tensoropt: {said}", file=sys.stderr)
             ending.abort(1)
 
     def _stop(self) -> None:

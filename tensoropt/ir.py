@@ -170,6 +170,16 @@ class Graph:
         return tuple(op for op in self.operators.values() if op.type == VARIABLE)
 
     @cached_property
+    def made_of_variables(self) -> frozenset[str]:
+        """The names of the tensors that follow from variables and constants alone: only updates wait for their gradients."""
+        found: set[str] = set()
+        for op in self.operators.values():
+            follows = op.operands and op.updates is None and all(tensor.name in found for _, tensor in op.operands)
+            if follows or op.type in (VARIABLE, CONSTANT):
+                found.update(tensor.name for tensor in op.outputs)
+        return frozenset(found)
+
+    @cached_property
     def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
         """By trained variable, its update in each training step that trains it."""
         found: dict[str, tuple[ParameterUpdate, ...]] = {}

@@ -1,4 +1,7 @@
-"""A plan made ready to run on made-up batches, with all that its collectives take written down."""
+"""A plan made ready to run on made-up batches, with all that its collectives take written down.
+
+Collectives are in one chain, also where a run has two: so each is seen by itself.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from .errors import InputError, TensorOptError, describe
 from .failures import Ending, install_error_handling, install_lone_error_handling
 from .launch import share_of_cores, usable_cores
-from .waiting import Waiting
+from .waiting import CHAINS, URGENT, Waiting
 
 __all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
 
@@ -50,9 +50,9 @@ def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | Non
 def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     """Have TensorFlow take this rank's share of its machine's cores, where mpirun started several ranks there.
 
-    A rank of several machines that has one core runs two operators at once: one may be a collective, which waits for a link
-    and lets the other compute. By one at once a VGG16's data parallelism over 1 Gb/s took a fifth longer; over shared
-    memory, where collectives compute themselves, it took no longer.
+    A rank of several machines that has one core runs three operators at once: two may be collectives, one of each chain,
+    which wait for a link and let the third compute. By one at once a VGG16's data parallelism over 1 Gb/s took a fifth
+    longer than by two; over shared memory, where collectives compute themselves, it took no longer.
 
     To be called before TensorFlow's runtime starts, as a model's first variable does. A number that the user has set stays.
     """
@@ -66,7 +66,7 @@ def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     if local_size > 1:
         environ.setdefault(THREADS_VARIABLE, str(n_cores))
     if n_cores == 1 and local_size < (launched[1] or 1):
-        environ.setdefault(OPERATORS_VARIABLE, "2")
+        environ.setdefault(OPERATORS_VARIABLE, str(len(CHAINS) + 1))
 
 
 def cores_of_a_rank(local_size: int) -> int:
@@ -135,8 +135,8 @@ class Processes:
     comm: Any = None
     ending: Ending | None = None
     whole: Processes | None = None
-    collectives_begun: int = field(default=0, init=False)
-    waiting: Waiting = field(default_factory=Waiting, init=False)
+    waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS), init=False)
+    _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
     def alone(self) -> bool:
@@ -168,11 +168,16 @@ class Processes:
         hosts = tuple(comm.allgather(self.hosts[self.rank]))
         return Processes(comm.rank, comm.size, hosts, comm, self.ending, whole=self)
 
-    def begin_collective(self) -> None:
-        """Count a collective that this rank is about to enter."""
+    @property
+    def collectives_begun(self) -> tuple[int, ...]:
+        """How many this rank has begun, by chain."""
+        return tuple(self._begun)
+
+    def begin_collective(self, chain: int = URGENT) -> None:
+        """Count a collective that this rank is about to enter; two threads may do so at once for two chains."""
         if self.whole is not None:
-            self.whole.begin_collective()
-        self.collectives_begun += 1
+            self.whole.begin_collective(chain)
+        self._begun[chain] += 1
 
     def broadcast(self, value: Value) -> Value:
         """Rank 0's value (picklable), on every rank."""
@@ -276,7 +281,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 advice="start with tensoropt run, or with the mpirun beside this environment's python",
             )
         )
-    # Collectives are called from TensorFlow's threads, chained one after the other: serialised is enough.
+    # Collectives are called from TensorFlow's threads, chained one after the other: serialised is enough for one chain.
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise TensorOptError(
             describe(

@@ -4,6 +4,9 @@ A thread of each rank looks once a second. It answers what other ranks ask (how 
 which it is), and asks itself when this rank's collective has lasted too long. Who has begun fewer collectives hasn't come to
 this one; who doesn't answer is stopped, or its machine can't be reached. The messages go over the communicator of the
 :class:`~tensoropt.failures.Ending`, so they meet nothing else, and cost nothing until they are needed.
+
+A rank may be in a collective of each of two *chains* at once. Each chain has one order on all ranks, but not both together:
+so collectives are counted by chain, and compared with those of the same chain.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ ANSWER_S = 4.0
 """How long to wait for answers: a few times the interval at which ranks look for questions."""
 _NAP_S = 0.02
 FAREWELL_TAG, _QUESTION_TAG, _ANSWER_TAG = 1, 2, 3
+
+URGENT, TRAILING = CHAINS = range(2)
+"""Collectives that something else of the step waits for, and those that only updates wait for where these have a chain of
+their own; all others count as urgent."""
 
 
 def timeout_s() -> float:
@@ -42,7 +49,7 @@ def timeout_s() -> float:
 
 @dataclass
 class Waiting:
-    """In which collectives this rank is, and since when; written by the thread that calls them.
+    """In which collectives of a chain this rank is, and since when; written by the thread that calls them.
 
     Attributes:
         what: collectives and the operator that they are for.
@@ -61,15 +68,24 @@ class Waiting:
     def end(self) -> None:
         self.since_s = None
 
+    @property
+    def is_under_way(self) -> bool:
+        return self.since_s is not None
+
+    def late_since_s(self, timeout_s: float) -> float | None:
+        """Since when this rank is in what it is in, if that is too long; else None."""
+        since_s = self.since_s
+        return since_s if since_s is not None and time.monotonic() - since_s >= timeout_s else None
+
 
 class Answer(NamedTuple):
-    """How many collectives a rank has begun, what it is in ("" if none), and whether it is at work.
+    """By chain how many collectives a rank has begun and what it is in ("" if none), and whether it is at work.
 
     A rank for which the plan has no work has begun fewer, and nobody waits for it.
     """
 
-    begun: int
-    what: str
+    begun: tuple[int, ...]
+    what: tuple[str, ...]
     is_at_work: bool = True
 
 
@@ -111,8 +127,8 @@ class Questions:
             yield source, self.comm.recv(source=source, tag=tag)
 
 
-def missing_ranks(rank: int, own: Answer, answers: Mapping[int, Answer], size: int) -> list[str]:
-    """Who hasn't come to a collective, in words."""
+def missing_ranks(rank: int, chain: int, own: Answer, answers: Mapping[int, Answer], size: int) -> list[str]:
+    """Who hasn't come to the collective that this rank is in, of a chain, in words."""
     missing = []
     for other in range(size):
         answer = answers.get(other)
@@ -120,16 +136,16 @@ def missing_ranks(rank: int, own: Answer, answers: Mapping[int, Answer], size: i
             continue
         if answer is None:
             missing.append(f"rank {other} doesn't answer")
-        elif answer.is_at_work and answer.begun < own.begun:
-            where = f"is in {answer.what}" if answer.what else "is in no collective"
+        elif answer.is_at_work and answer.begun[chain] < own.begun[chain]:
+            where = f"is in {' and in '.join(filter(None, answer.what))}" if any(answer.what) else "is in no collective"
             missing.append(f"rank {other} hasn't come to it and {where}")
     return missing
 
 
-def too_long(rank: int, waited_s: float, own: Answer, missing: Sequence[str]) -> str:
+def too_long(rank: int, waited_s: float, what: str, missing: Sequence[str]) -> str:
     """The sentence about a collective that lasts too long."""
     who = "; ".join(missing) or "all ranks have come to it, so the connection between them is what is slow"
     return (
-        f"rank {rank} has waited for {waited_s:.0f} s in {own.what}: {who}. All ranks must run the same steps; "
+        f"rank {rank} has waited for {waited_s:.0f} s in {what}: {who}. All ranks must run the same steps; "
         f"{TIMEOUT}=SECONDS lets ranks wait for longer"
     )

@@ -10,11 +10,17 @@ below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
                      small arrays        all-gather, add
                      else                all-to-all of chunks, add, all-gather in place
     reduce-scatter                       all-to-all, add
+
+A communicator may give way to another one, whose collectives go on at the same time in another thread: the trailing chain
+to the urgent one. It has its own groups, so that no message of one meets a message of the other, and its own workspace. All
+that it exchanges travels in parts, of which few are under way at once, since what is urgent comes out of the link behind
+them; and it naps for longer.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import prod
@@ -40,12 +46,61 @@ AWAKE_S, NAP_S = 5e-5, 5e-5
 
 PART_BYTES = 1 << 19
 """With naps halves travel in parts of so many bytes: what has come is added while the rest is on its way."""
-_HALVES, _SUMS = 1, 2  # tags
+_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags
+
+SMALL_PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
+"""What a communicator that gives way sends at once: something urgent waits for so much at most, 2 ms of a link of 1 Gb/s."""
+
+TRAILING_NAP_S = 2e-4
+"""How long it naps: parts that are under way keep the link busy, and each look takes a core from what is computed."""
 
 # NumPy's characters of types that MPI has, among those that training moves most.
 _MPI_TYPES = frozenset("fdilq")
 # What MPI moves in place of other elements of so many bytes: it need not know what they are, and has no type for some.
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+class Outbox:
+    """Parts of arrays on their way to members of a group: all at once, or few where something else may be urgent."""
+
+    def __init__(self, group: Comm, gives_way: bool) -> None:
+        self._group, self._gives_way = group, gives_way
+        self._ahead: deque[tuple[Array, int, int]] = deque()
+        self._behind: deque[tuple[Array, int, int]] = deque()
+        self._sending: list[MPI.Request] = []
+
+    @property
+    def part_bytes(self) -> int:
+        return SMALL_PART_BYTES if self._gives_way else PART_BYTES
+
+    def add(self, flat: Array, member: int, tag: int, ahead: bool = False) -> None:
+        """Have an array sent in parts, after what was added before; ``ahead`` of all that isn't."""
+        (self._ahead if ahead else self._behind).extend((flat[part], member, tag) for part in _parts(flat, self.part_bytes))
+
+    def arriving(self, flat: Array, member: int, tag: int) -> list[tuple[slice, MPI.Request]]:
+        """What a member sends so, received into an array: its parts in order."""
+        parts = _parts(flat, self.part_bytes)
+        return [(part, self._group.Irecv(_opaque(flat[part]), member, tag)) for part in parts]
+
+    def look(self) -> None:
+        """Send what may be sent now."""
+        self._sending = [request for request in self._sending if not request.Test()]
+        while (self._ahead or self._behind) and not (self._gives_way and len(self._sending) >= PARTS_UNDER_WAY):
+            part, member, tag = (self._ahead or self._behind).popleft()
+            self._sending.append(self._group.Isend(_opaque(part), member, tag))
+
+    def wait_for(self, requests: Iterable[MPI.Request]) -> None:
+        """Return when all are done; sends meanwhile."""
+        if self._gives_way:
+            _wait(list(requests), self.look, awake_s=0.0, nap_s=TRAILING_NAP_S)
+        else:
+            _wait(list(requests), self.look)
+
+    def empty(self) -> None:
+        """Return when all is sent."""
+        self.look()
+        while self._sending:
+            self.wait_for(self._sending[:1])
 
 
 class MpiCommunicator:
@@ -55,11 +110,16 @@ class MpiCommunicator:
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
 
     MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
-    leaves the core to what is computed meanwhile.
+    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too.
     """
 
     def __init__(
-        self, comm: Comm, mesh: Mesh, on_collective: Callable[[], None] | None = None, naps: bool = False
+        self,
+        comm: Comm,
+        mesh: Mesh,
+        on_collective: Callable[[], None] | None = None,
+        naps: bool = False,
+        gives_way: bool = False,
     ) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
@@ -68,7 +128,8 @@ class MpiCommunicator:
         self._groups: dict[Axes, Comm] = {}
         self._scratch = Scratch()
         self._on_collective = on_collective
-        self._naps = naps
+        self._naps = naps or gives_way
+        self._gives_way = gives_way
 
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
@@ -116,7 +177,9 @@ class MpiCommunicator:
         self._begin()
         counts = [prod(shape) for shape in recv_shapes]
         received = self._flat_out(out, sum(counts), send.dtype)
-        if len(set(counts)) == 1:
+        if self._gives_way:
+            self._exchange_by_parts(group, [send.reshape(-1)] * group.size, _split(received, [(count,) for count in counts]))
+        elif len(set(counts)) == 1:
             self._call(group, "Allgather", _opaque(send), _opaque(received))
         else:
             self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
@@ -193,15 +256,34 @@ class MpiCommunicator:
         own: Array,
         others: Array,
     ) -> None:
-        """Exchange halves and then what came out, ``own`` and ``others``: the link has always something to carry."""
-        arriving = [group.Irecv(_opaque(received[part]), other, _HALVES) for part in _parts(received)]
-        sums = [group.Irecv(_opaque(others[part]), other, _SUMS) for part in _parts(others)]
-        sends = [group.Isend(_opaque(send[part]), other, _HALVES) for part in _parts(send)]
-        for request, part in zip(arriving, _parts(received), strict=True):
-            _wait([request])
+        """Exchange halves and then what came out, ``own`` and ``others``: the link has always something to carry.
+
+        All that comes has its place from the start, so that sends come to an end whatever the other member sends first.
+        """
+        outbox = Outbox(group, self._gives_way)
+        arriving = outbox.arriving(received, other, _HALVES)
+        sums = outbox.arriving(others, other, _SUMS)
+        outbox.add(send, other, _HALVES)
+        for part, request in arriving:
+            outbox.wait_for([request])
             reduce(part)
-            sends.append(group.Isend(_opaque(own[part]), other, _SUMS))
-        _wait([*sends, *sums])
+            outbox.add(own[part], other, _SUMS, ahead=True)
+        outbox.empty()
+        outbox.wait_for([request for _, request in sums])
+
+    def _exchange_by_parts(self, group: Comm, sends: Sequence[Array], received: Sequence[Array]) -> None:
+        """Send ``sends[i]`` to member i and receive ``received[i]`` from it, flat arrays.
+
+        All that comes has its place from the start, so that sends come to an end whatever a member sends first.
+        """
+        outbox, rank = Outbox(group, self._gives_way), group.rank
+        received[rank][...] = sends[rank]
+        others = [(rank + distance) % group.size for distance in range(1, group.size)]
+        arriving = [request for member in others for _, request in outbox.arriving(received[member], member, _PIECES)]
+        for member in others:
+            outbox.add(sends[member], member, _PIECES)
+        outbox.empty()
+        outbox.wait_for(arriving)
 
     def _reduce_chunks(self, group: Comm, flat: Array, op: str, result: Array) -> None:
         """Member i reduces the i-th chunk; an element's sum is the same whatever chunk it is in."""
@@ -213,6 +295,9 @@ class MpiCommunicator:
         self._exchange(group, [flat[start:end] for start, end in bounds], received, [own] * n_members, flat)
         start, end = bounds[group.rank]
         reduce_in_order(_split(received, [(own,)] * n_members), op, result[start:end])
+        if self._gives_way:
+            self._exchange_by_parts(group, [result[start:end]] * n_members, [result[start:end] for start, end in bounds])
+            return
         self._call(group, "Allgatherv", MPI.IN_PLACE, (_opaque(result), counts))
 
     def _exchange(
@@ -220,6 +305,10 @@ class MpiCommunicator:
     ) -> None:
         """Send ``sends[i]`` to member i; what arrives fills ``received``. ``joined`` is all that is sent, if known."""
         send_counts = [piece.size for piece in sends]
+        if self._gives_way:
+            flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
+            self._exchange_by_parts(group, flat, _split(received, [(count,) for count in counts]))
+            return
         if joined is None:
             joined = self.scratch("joined", sum(send_counts), sends[0].dtype)
             for part, piece in zip(_split(joined, [piece.shape for piece in sends]), sends, strict=True):
@@ -254,18 +343,25 @@ class MpiCommunicator:
         return group
 
 
-def _parts(flat: Array) -> list[slice]:
-    """Consecutive parts of an array, of :data:`PART_BYTES` but for the last; one at least."""
-    step = PART_BYTES // flat.dtype.itemsize
+def _parts(flat: Array, n_bytes: int) -> list[slice]:
+    """Consecutive parts of an array, of so many bytes but for the last; one at least."""
+    step = n_bytes // flat.dtype.itemsize
     return [slice(start, min(start + step, flat.size)) for start in range(0, max(1, flat.size), step)]
 
 
-def _wait(requests: list[MPI.Request]) -> None:
-    """Return when all are done: without a nap if that is soon."""
-    awake_until_s = time.perf_counter() + AWAKE_S
+def _wait(
+    requests: list[MPI.Request],
+    meanwhile: Callable[[], None] = lambda: None,
+    awake_s: float = AWAKE_S,
+    nap_s: float = NAP_S,
+) -> None:
+    """Return when all are done: without a nap if that is soon. ``meanwhile`` is called before each look."""
+    awake_until_s = time.perf_counter() + awake_s
+    meanwhile()
     while not MPI.Request.Testall(requests):
         if time.perf_counter() > awake_until_s:
-            time.sleep(NAP_S)
+            time.sleep(nap_s)
+        meanwhile()
 
 
 def _opaque(array: Array) -> Array:

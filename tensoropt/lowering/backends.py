@@ -51,19 +51,21 @@ class CommunicatingBackend(_Unwatched):
 
     Attributes:
         waiting: is told in which collectives this rank is.
+        trailing: has what only updates wait for go through another communicator, in a chain of its own.
     """
 
     mesh: Mesh
     rank: int
     communicator: Communicator
     waiting: Waiting = field(default_factory=Waiting)
+    trailing: CommunicatingBackend | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return (self.rank,)
 
     def carrier(self) -> Callbacks:
-        return Callbacks(self)
+        return Callbacks(self, self.trailing)
 
     def runner(self, path: Path, what: str) -> Runner:
         seen = RankPath.of(path, self.rank)

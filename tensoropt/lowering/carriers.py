@@ -1,14 +1,20 @@
 """What puts paths that communicate into a graph: callbacks into Python, one for each path.
 
-All callbacks are chained in the order in which they were created, which is the same on every rank: no deadlock, by
-construction. The chain is of data, a number that each callback takes from the one before: TensorFlow's graph optimizer
-removes control dependencies.
+All callbacks of a chain are chained in the order in which they were created, which is the same on every rank. The chain is
+of data, a number that each callback takes from the one before: TensorFlow's graph optimizer removes control dependencies.
+
+There is one chain, or one more for paths that only updates wait for: their megabytes are then on their way while the passes
+go on, and don't stand in front of what the passes wait for. Either way there is no deadlock, by construction. The ranks'
+graphs are equal, so they are one graph in which a collective is one operator of all its members, and chains and data never
+go round in it. Of what isn't done yet take an operator that needs nothing which isn't done. Each chain holds back one thread
+of TensorFlow's at most, and there is one more thread than chains: so every rank comes to this operator, whatever it waits
+for in the other chain, and it gets done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,19 +27,32 @@ from .operators import Values
 
 Runner = Callable[..., list[np.ndarray]]
 _TURN = np.zeros((), np.int32)
+NAME, TRAILING_NAME = "collective", "trailing_collective"
+"""Of callbacks' operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a path is taken for.
+
+    Attributes:
+        operator: for which its collectives are.
+        what: its collectives, for messages.
+        reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
+        is_trailing: whether only updates wait for it.
+    """
+
+    operator: str
+    what: str
+    reduction: str = "sum"
+    is_trailing: bool = False
 
 
 class Carrier(Protocol):
     """Emits into one graph the paths of the ranks that are built here."""
 
-    def carry(self, path: Path, values: Values, reduction: str, operator: str, what: str) -> Values:
-        """Local values after a path with collectives.
-
-        Args:
-            reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
-            operator: for which they are.
-            what: the collectives, for messages.
-        """
+    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
+        """Local values after a path with collectives."""
         ...
 
 
@@ -51,22 +70,34 @@ class Runners(Protocol):
 
 @dataclass
 class Callbacks:
-    """Carries paths by calling back into Python."""
+    """Carries paths by calling back into Python.
+
+    Attributes:
+        trailing: carries out what only updates wait for, in a chain of its own; None for one chain.
+    """
 
     runners: Runners
-    _turn: tf.Tensor | None = None
+    trailing: Runners | None = None
+    _turns: dict[bool, tf.Tensor] = field(default_factory=dict)
 
-    def carry(self, path: Path, values: Values, reduction: str, operator: str, what: str) -> Values:
-        runner = self.runners.runner(path, what) if reduction == "sum" else self.runners.maximum(path, what)
+    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
+        trails = errand.is_trailing and self.trailing is not None
+        runners = self.trailing if errand.is_trailing and self.trailing is not None else self.runners
+        runner = runners.runner(path, errand.what) if errand.reduction == "sum" else runners.maximum(path, errand.what)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
             keep_thread_state()
             return [_TURN, *runner(*pieces)]
 
-        turn = tf.constant(_TURN) if self._turn is None else self._turn
+        turn = self._turns[trails] if trails in self._turns else tf.constant(_TURN)
         types = [tf.int32, *[values[0].dtype] * len(values)]
-        self._turn, *results = tf.numpy_function(in_turn, [turn, *values], types, stateful=True, name="collective")
-        self._turn.set_shape([])
+        name = TRAILING_NAME if trails else NAME
+        turn, *results = tf.numpy_function(in_turn, [turn, *values], types, stateful=True, name=name)
+        turn.set_shape([])
+        self._turns[trails] = turn
+        if self.trailing is not None:
+            # Else TensorFlow has each callback wait for the one before, whatever chain that is in.
+            turn.graph.experimental_acd_manager.run_independently(turn.op)
         for result in results:
             result.set_shape(shape_after(path.steps[-1], path.shape))
         return list(results)

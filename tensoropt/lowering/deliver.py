@@ -19,7 +19,7 @@ from ..deliveries import Delivery, Route
 from ..reschedule.layout import Shape, axes_text
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
-from .carriers import Carrier
+from .carriers import Carrier, Errand
 from .local_steps import LocalSteps
 from .operators import Values
 
@@ -30,13 +30,18 @@ CALLBACK = "PyFunc"
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One entry of the log of collectives, equal on all ranks."""
+    """One entry of the log of collectives, equal on all ranks.
+
+    Attributes:
+        is_trailing: whether only updates wait for it.
+    """
 
     kind: str
     axes: str
     shape: Shape
     dtype: str
     operator: str
+    is_trailing: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}({self.axes}) of {self.dtype}{list(self.shape)} for {self.operator}"
@@ -75,15 +80,21 @@ class Deliverer:
     def __post_init__(self) -> None:
         self._carrier = self.backend.carrier()
 
-    def deliver(self, delivery: Delivery, route: Route, values: Values, operator: str) -> Values:
-        """Bring local values along a route; gradients come back along its backward path."""
+    def deliver(
+        self, delivery: Delivery, route: Route, values: Values, operator: str, is_trailing: bool = False
+    ) -> Values:
+        """Bring local values along a route; gradients come back along its backward path.
+
+        Args:
+            is_trailing: whether only updates wait for the gradients, or for the values where no gradient comes back.
+        """
         if route.is_free:
             return values
         forward, backward = route.forward, route.backward
         if backward is None:
-            return self._run(forward, values, delivery.reduction, operator)
+            return self._run(forward, values, delivery.reduction, operator, is_trailing)
         number = len(self._backward)
-        self._backward.append(lambda gradients: self._run(backward, gradients, "sum", operator))
+        self._backward.append(lambda gradients: self._run(backward, gradients, "sum", operator, is_trailing))
         overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
         with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
             results = self._run(forward, values, delivery.reduction, operator)
@@ -95,18 +106,19 @@ class Deliverer:
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
         return list(results)
 
-    def _run(self, path: Path, values: Values, reduction: str, operator: str) -> Values:
+    def _run(self, path: Path, values: Values, reduction: str, operator: str, is_trailing: bool = False) -> Values:
         if not path.steps:
             return values
         if not path.communicates:
             return [self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)]
         collectives = [
-            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator)
+            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator, is_trailing)
             for step in path.steps
             if step.communicates
         ]
         self.log += collectives
-        return self._carrier.carry(path, values, reduction, operator, ", then ".join(map(str, collectives)))
+        errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing)
+        return self._carrier.carry(path, values, errand)
 
     @contextmanager
     def building(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
 from ..waiting import Waiting
+from .carriers import Errand
 from .deliver import Collective
 from .local import local_shape, opaque
 from .local_steps import LocalSteps, shape_after
@@ -93,18 +94,18 @@ class InGraph:
         self._collectives, self._rank = collectives, rank
         self._local_steps = LocalSteps()
 
-    def carry(self, path: Path, values: Values, reduction: str, operator: str, what: str) -> Values:
+    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
         (value,) = values
         # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
         with tf.name_scope(_SCOPE):
             for step in path.steps:
-                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{operator}")
+                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{errand.operator}")
                 if not step.communicates:
                     value = self._local_steps.step(step, path.shape, self._rank, value)
                 elif isinstance(step, HaloStep):
                     value = self._halo(step, path.shape, value, name)
                 elif step.kind == "all_reduce":
-                    value = self._reduced(step, path.shape, value, reduction, name)
+                    value = self._reduced(step, path.shape, value, errand.reduction, name)
                 else:
                     value = self._moved(step, path.shape, value, name)
                 value.set_shape(shape_after(step, path.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from ..deliveries import Router, delivery_of, differentiated_operands, inner_deliveries
+from ..deliveries import Delivery, Router, delivery_of, differentiated_operands, inner_deliveries
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
@@ -59,8 +59,7 @@ class LocalModel:
         key = (tensor.name, demand)
         if key in self._delivered:
             return self._delivered[key]
-        delivery = self.view.delivery(tensor, demand)
-        values = self.deliverer.deliver(delivery, self.router.route(delivery), self._taken(tensor, operator), operator)
+        values = self._deliver(self.view.delivery(tensor, demand), self._taken(tensor, operator), operator, tensor)
         if not self.training:
             self._delivered[key] = values
         return values
@@ -73,9 +72,13 @@ class LocalModel:
         if tensor.name not in self._shared:
             demand = shared if self.training else Demand(shared.layout, None)
             delivery = delivery_of(tensor, self.view.layout(tensor), demand)
-            route = self.router.route(delivery)
-            self._shared[tensor.name] = self.deliverer.deliver(delivery, route, self.value(tensor), operator)
+            self._shared[tensor.name] = self._deliver(delivery, self.value(tensor), operator, tensor)
         return self._shared[tensor.name]
+
+    def _deliver(self, delivery: Delivery, values: Values, operator: str, tensor: Tensor) -> Values:
+        """Local values along a delivery of a tensor, or inside of the operator that makes it."""
+        is_trailing = delivery.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
+        return self.deliverer.deliver(delivery, self.router.route(delivery), values, operator, is_trailing)
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """A tensor in whole on every rank; delivered once, whoever asks."""
@@ -106,7 +109,7 @@ class LocalModel:
         inner = inner_deliveries(op, rule, config, differentiated)
 
         def complete(k: int, values: Values) -> Values:
-            return self.deliverer.deliver(inner[k], self.router.route(inner[k]), values, op.name)
+            return self._deliver(inner[k], values, op.name, op.result)
 
         seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
         job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated)

@@ -18,6 +18,14 @@ def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: in
     assert "12 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
+    """As over a link: ranks nap, gradients' sums have a chain of their own, and the backward pass goes on meanwhile."""
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", 6, "link", timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "6 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
+
+
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
     """Configs that split height or width wherever there are any."""

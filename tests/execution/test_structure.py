@@ -15,8 +15,9 @@ import zoo
 from execution.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
 
 from tensoropt.deliveries import Router
-from tensoropt.engine import Engine, Feed, Fetch
+from tensoropt.engine import BuiltFunction, Engine, Feed, Fetch
 from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.lowering.carriers import TRAILING_NAME
 from tensoropt.lowering.deliver import Backend
 from tensoropt.lowering.in_graph import GraphBackend
 from tensoropt.reschedule.layout import Axes
@@ -96,7 +97,45 @@ def test_collectives_are_chained_by_data() -> None:
     model, mesh = zoo.record(zoo.mlp, "momentum"), Mesh.of(2)
     engine = engine_of(model, random_strategy(model, mesh, 1), Router(Link()), CommunicatingBackend(mesh, 0, Nobody()))
     built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
-    callbacks = [op for op in built.call.graph.get_operations() if op.type == "PyFunc"]
+    callbacks = callbacks_of(built)
     assert len(callbacks) > 5
     for before, callback in pairwise(callbacks):
         assert callback.inputs[0] is before.outputs[0]
+
+
+def callbacks_of(built: BuiltFunction) -> list[tf.Operation]:
+    return [op for op in built.call.graph.get_operations() if op.type == "PyFunc"]
+
+
+def needed(op: tf.Operation) -> set[str]:
+    """The names of all operators that one waits for."""
+    found: set[str] = set()
+    pending = [op]
+    while pending:
+        sources = {source for each in [pending.pop()] for source in (*(t.op for t in each.inputs), *each.control_inputs)}
+        pending += [source for source in sources if source.name not in found]
+        found.update(source.name for source in sources)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.attention])
+def test_what_only_updates_wait_for_has_a_chain_of_its_own(function: Any, optimizer: str) -> None:
+    """Nothing else waits for it, by data or because TensorFlow orders what is stateful."""
+    model, mesh = zoo.record(function, optimizer), Mesh.of(2)
+    backend = CommunicatingBackend(mesh, 0, Nobody(), trailing=CommunicatingBackend(mesh, 0, Nobody()))
+    for seed in range(3):
+        engine = engine_of(model, random_strategy(model, mesh, seed), Router(Link()), backend)
+        built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
+        trailing = [op for op in callbacks_of(built) if TRAILING_NAME in op.name]
+        urgent = [op for op in callbacks_of(built) if op not in trailing]
+        for chain in (trailing, urgent):
+            for before, callback in pairwise(chain):
+                assert callback.inputs[0] is before.outputs[0]
+        names = {op.name for op in trailing}
+        assert trailing and sum(entry.is_trailing for entry in built.log) >= len(trailing)
+        loss = built.call.graph.outputs[0].op
+        assert all(names.isdisjoint(needed(op)) for op in [*urgent, loss.inputs[0].op])
+        takers = {op.type for op in built.call.graph.get_operations() if names & needed(op) and op not in trailing}
+        assert any(kind.startswith("ResourceApply") for kind in takers)
+        assert not any(kind.startswith(("Conv2D", "MatMul", "Relu", "Softmax")) for kind in takers), takers

@@ -27,6 +27,7 @@ from execution.strategies import (
     train_and_check,
 )
 
+from tensoropt.collectives import mpi
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.lowering.deliver import Backend, Collective
@@ -39,13 +40,22 @@ COMM = MPI.COMM_WORLD
 
 
 def backend_of(mesh: Mesh, collectives: str) -> Backend:
+    """``link`` is as over a link: what only updates wait for has a chain of its own."""
     if collectives == "mpi":
-        communicator = MpiCommunicator(COMM, mesh)
-        communicator.prepare(device_partitions(mesh))
-        return CommunicatingBackend(mesh, COMM.rank, communicator)
+        return CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh)))
+    if collectives == "link":
+        mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 9, 1 << 8
+        trailing = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
+        urgent = prepared(MpiCommunicator(COMM, mesh, naps=True))
+        return CommunicatingBackend(mesh, COMM.rank, urgent, trailing=trailing)
     from tensoropt.collectives.horovod import HorovodCollectives
 
     return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
+
+
+def prepared(communicator: MpiCommunicator) -> MpiCommunicator:
+    communicator.prepare(device_partitions(communicator._mesh))
+    return communicator
 
 
 def agree(text: str) -> None:
@@ -56,7 +66,8 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) 
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    engine = engine_of(model, view, random_router(seed), backend)
+    in_order = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    engine = engine_of(model, view, random_router(seed), backend, in_order)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
         digests.append(digest)
@@ -74,6 +85,7 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) 
 
 def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(3 if collectives == "link" else 0)
     meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
     backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {

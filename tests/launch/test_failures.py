@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from mpirun import child_environment, run_command, run_ranks
 
-from tensoropt.waiting import Answer, missing_ranks, too_long
+from tensoropt.waiting import TRAILING, URGENT, Answer, missing_ranks, too_long
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE = Path(__file__).with_name("late_rank.py")
+LATE_CHAINS = Path(__file__).with_name("late_chains.py")
 RECORDED = Path(__file__).with_name("recorded.py")
 LIMIT_S = 30.0
 
@@ -114,6 +115,15 @@ def test_a_collective_that_waits_too_long_says_who_is_missing(does, said):
     assert f"{said}. All" in sentence and "TENSOROPT_TIMEOUT=SECONDS" in sentence and "rank 2" not in sentence
 
 
+def test_of_two_chains_the_one_is_named_that_waits():
+    """Each rank has begun as many collectives as the other, but not of the same chain."""
+    result = run_ranks(2, LATE_CHAINS, timeout=2 * LIMIT_S, env={"TENSOROPT_TIMEOUT": "2"})
+    assert result.returncode == 1
+    assert "done" not in result.stdout and "Traceback" not in result.stderr
+    said = re.findall(r"tensoropt: rank 0 has waited for \d+ s in (.*)\. All", result.stderr)
+    assert said == ["the activations' sum: rank 1 hasn't come to it and is in the gradients' sum"]
+
+
 def test_what_isn_t_spent_in_collectives_doesn_t_count(tmp_path):
     # Each rank is outside of collectives for longer than it may be inside of one.
     result = run_ranks(2, LATE, "nothing", "2.5", timeout=2 * LIMIT_S, env={"TENSOROPT_TIMEOUT": "2"})
@@ -128,18 +138,27 @@ def test_a_timeout_that_is_no_time_is_refused():
 
 
 def test_all_ranks_that_have_come_are_none_that_is_missing():
-    own = Answer(7, "all_reduce(a)")
-    said = too_long(2, 12.3, own, missing_ranks(2, own, {0: own, 1: Answer(8, "")}, 3))
+    own = Answer((7, 3), ("all_reduce(a)", ""))
+    said = too_long(2, 12.3, own.what[URGENT], missing_ranks(2, URGENT, own, {0: own, 1: Answer((8, 3), ("", ""))}, 3))
     assert said.startswith("rank 2 has waited for 12 s in all_reduce(a): all ranks have come to it")
-    said = too_long(2, 12.3, own, missing_ranks(2, own, {0: Answer(6, "slice(b)")}, 3))
+    answers = {0: Answer((6, 3), ("slice(b)", ""))}
+    said = too_long(2, 12.3, own.what[URGENT], missing_ranks(2, URGENT, own, answers, 3))
     assert "rank 0 hasn't come to it and is in slice(b); rank 1 doesn't answer. All" in said
 
 
 def test_a_rank_without_work_is_none_that_is_missing():
-    own = Answer(7, "all_reduce(a)")
-    answers = {1: Answer(6, ""), 2: Answer(2, "", is_at_work=False)}
-    said = too_long(0, 12.3, own, missing_ranks(0, own, answers, 3))
+    own = Answer((7, 3), ("all_reduce(a)", ""))
+    answers = {1: Answer((6, 3), ("", "")), 2: Answer((2, 0), ("", ""), is_at_work=False)}
+    said = too_long(0, 12.3, own.what[URGENT], missing_ranks(0, URGENT, own, answers, 3))
     assert ": rank 1 hasn't come to it and is in no collective. All" in said and "rank 2" not in said
+
+
+def test_who_is_missing_is_told_by_chain():
+    """A rank that has begun as many collectives, but others, hasn't come; it may be in two."""
+    own = Answer((7, 3), ("all_reduce(a)", "all_reduce(b)"))
+    answers = {1: Answer((6, 4), ("slice(c)", "all_reduce(d)"))}
+    assert missing_ranks(0, TRAILING, own, answers, 2) == []
+    assert missing_ranks(0, URGENT, own, answers, 2) == ["rank 1 hasn't come to it and is in slice(c) and in all_reduce(d)"]
 
 
 def test_all_exit_with_a_code(tmp_path):

@@ -82,17 +82,17 @@ def test_describe_puts_its_parts_in_order():
         ({}, 1, {}),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, {}),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "2"}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "3"}),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),
         (
-            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "3"},
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "2"},
             1,
-            {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "3"},
+            {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"},
         ),
     ],
 )
 def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
-    """Its share of the cores; over a link two operators at once, of which one may wait."""
+    """Its share of the cores; over a link three operators at once, of which two may wait."""
     monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
     environ = launched | ({"OMPI_COMM_WORLD_RANK": "0"} if launched else {})
     processes.limit_threads(environ)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import ml_dtypes
@@ -26,6 +27,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts, all_pairs
 from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import KINDS, legal_steps
+from tensoropt.waiting import Waiting
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
@@ -153,11 +155,11 @@ def expect(message: str, call: Callable[[], object]) -> None:
         raise AssertionError(f"no error, expected: {message}")
 
 
-def check(mesh: Mesh, naps: bool) -> None:
+def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     # So that halves travel in several parts, of which the last is smaller.
-    mpi.PART_BYTES = 1 << 12
+    mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 12, 1 << 11
     begun = []
-    communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps)
+    communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps, gives_way)
     communicator.prepare(all_subsets(mesh))
     communicator.prepare(reversed(all_subsets(mesh)))
     for shape in [(7,), (5, 7), (3, 4, 6), (4, 8)]:
@@ -171,6 +173,35 @@ def check(mesh: Mesh, naps: bool) -> None:
     check_errors(mesh, communicator)
     assert len(begun) > 100 and len(set(COMM.allgather(len(begun)))) == 1
     communicator.free()
+
+
+def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
+    """Two threads of each rank, each with its own order of small sums and large ones; pauses differ from rank to rank."""
+    mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 14, 1 << 12
+    chains = [MpiCommunicator(COMM, mesh, naps=True), MpiCommunicator(COMM, mesh, gives_way=True)]
+    for communicator in chains:
+        communicator.prepare(all_subsets(mesh))
+    waiting = [Waiting(), Waiting()]
+    at_once = []
+
+    def run(chain: int) -> None:
+        drawn, own = random.Random(chain), random.Random(f"{chain} {RANK}")
+        for number in range(n_rounds):
+            axes, size = drawn.choice(all_subsets(mesh)), drawn.choice([1, 100, 3001, 40_001])
+            pieces = [np.random.default_rng([chain, number, rank]).normal(size=size) for rank in range(COMM.size)]
+            time.sleep(own.choice([0, 0, 1e-4, 1e-3, 1e-2]))
+            waiting[chain].begin("all_reduce")
+            at_once.append(all(each.is_under_way for each in waiting))
+            got = chains[chain].all_reduce(axes, pieces[RANK])
+            waiting[chain].end()
+            assert_same(got, simulate_all_reduce(pieces, mesh, axes)[RANK], f"chain {chain}, round {number}")
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(run, chain) for chain in range(2)]:
+            done.result()
+    assert sum(at_once) > n_rounds // 10, "the chains were hardly ever busy at once"
+    for communicator in chains:
+        communicator.free()
 
 
 def print_times() -> None:
@@ -219,6 +250,8 @@ if __name__ == "__main__":
         for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
             for naps in (False, True):
                 check(mesh, naps)
+            check(mesh, True, gives_way=True)
+            check_two_chains(mesh, 300)
         # Only rank 0's word, after all ranks are through.
         COMM.Barrier()
         if RANK == 0:
