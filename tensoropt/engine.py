@@ -21,7 +21,7 @@ from .lowering.deliver import Backend, Collective, Deliverer
 from .lowering.local import piece_of, uniform_shape
 from .lowering.model import LocalModel
 from .lowering.operators import Values
-from .lowering.order import put_in_order
+from .lowering.order import LAG, put_in_order
 from .optimizers.protocol import Emission, RunningOptimizer, Shards
 from .optimizers.rows import Lookup, row_deliveries
 from .reschedule.layout import Layout
@@ -74,6 +74,7 @@ class Engine:
     agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
         differ, and readies the collectives.
     first: another engine, on whose variables and optimizers this one works where it has the same.
+    in_order, lag: whether the backward pass has an order, and how far updates may be behind; see :mod:`.lowering.order`.
     """
 
     view: StrategyView
@@ -83,6 +84,7 @@ class Engine:
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
     first: Engine | None = None
     in_order: bool = False
+    lag: float = LAG
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -239,7 +241,7 @@ class Engine:
         for name in fetch.train_steps:
             self._train(self.graph.train_steps[name], losses[name], model)
         if self.in_order:
-            put_in_order(graph.get_operations(), n_forward)
+            put_in_order(graph.get_operations(), n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from .frontier import Model
 from .inheriting import inherited
 from .lowering.backends import CommunicatingBackend, EmulatedBackend
 from .lowering.deliver import Backend, Collective
+from .lowering.order import LAG
 from .plan import Plan
 from .planning import check_deliveries
 from .processes import OPERATORS_VARIABLE, Processes, cores_of_a_rank
@@ -116,9 +118,9 @@ def execute(
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
-    engine = Engine(
-        view, plan.router(PlainCosts()), backend, initial_value, Agreement(processes, prepare), in_order=in_order
-    )
+    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
+    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, agreement, in_order=in_order, lag=lag)
     return Execution(plan, engine, processes)
 
 
@@ -135,7 +137,9 @@ def execute_beside(
     plan, first = execution.plan, execution.engine
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
     view = StrategyView(model.graph, strategy, model.backward.gradients)
-    engine = Engine(view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order)
+    engine = Engine(
+        view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order, first.lag
+    )
     return replace(execution, engine=engine)
 
 

@@ -58,7 +58,8 @@ def measure_here(processes: Processes, budget_s: float, watching: Watching | Non
     from .collectives.mpi import MpiCommunicator
 
     mesh = Mesh(levels)
-    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, processes.naps)
+    naps = all(processes.gather(processes.naps))
+    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
     measured = measure(levels, place, budget_s, watching=watching)

@@ -99,20 +99,20 @@ def check_plan(
         InputError: the plan is for another model, or for more devices than there are.
     """
     trial = PlanTrial.of(plan, model, initial_value, processes)
-    timed, part = trial.communicator, trial.processes
+    part = trial.processes
     own_s, paths_s, calls = [], [], []
     for _ in range(steps):
         part.barrier()
         started = time.perf_counter()
         trial.step()
         own_s.append(time.perf_counter() - started)
-        paths_s.append(trial.paths.take())
-        calls.append(timed.take())
-    timed.follows_memory = True
+        paths_s.append(trial.take_paths_s())
+        calls.append(trial.take_calls())
+    trial.follow_memory()
     part.barrier()
-    trace = traced_step(trial.step, timed.take_memory)
+    trace = traced_step(trial.step, trial.take_memory)
     state_bytes = _state_bytes(trial.engine)
-    rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + timed.workspace_bytes)
+    rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + trial.workspace_bytes)
     return _compared(plan, model, part.gather(rank), [entry.operator for entry in trial.log], hardware)
 
 

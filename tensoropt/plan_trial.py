@@ -1,16 +1,14 @@
-"""A plan made ready to run on made-up batches, with all that its collectives take written down.
-
-Collectives are in one chain, also where a run has two: so each is seen by itself.
-"""
+"""A plan made ready to run on made-up batches, with all that its collectives take written down."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from .collectives.timed import TimedCommunicator
+from .collectives.timed import TimedCall, TimedCommunicator
 from .engine import Engine, Feed, Fetch
 from .execution import MPI, execute
 from .frontier import Model
@@ -19,6 +17,7 @@ from .lowering.deliver import Collective
 from .made_up import made_up_batch
 from .plan import Plan
 from .processes import Processes
+from .profiling.trace import MemoryEvent
 
 WARM_STEPS = 3
 
@@ -27,15 +26,13 @@ WARM_STEPS = 3
 class PlanTrial:
     """Attributes:
     processes: the ranks that take part.
-    communicator: what collectives took.
-    paths: what whole deliveries took, with what they copy.
+    chains: what runs collectives, by chain; see :mod:`.lowering.carriers`.
     step: runs one training step.
     """
 
     processes: Processes
     engine: Engine
-    communicator: TimedCommunicator
-    paths: TimedBackend
+    chains: tuple[TimedBackend, ...]
     fetch: Fetch
     feeds: dict[Feed, np.ndarray]
 
@@ -49,27 +46,56 @@ class PlanTrial:
         execution = execute(plan, model, initial_value, processes, MPI)
         engine, backend = execution.engine, execution.engine.backend
         assert isinstance(backend, CommunicatingBackend)
-        communicator = TimedCommunicator(backend.communicator)
-        engine.backend = paths = TimedBackend(backend.mesh, backend.rank, communicator, backend.waiting)
+        chains = [_timed(backend)] + ([] if backend.trailing is None else [_timed(backend.trailing)])
+        if backend.trailing is not None:
+            chains[0] = replace(chains[0], trailing=chains[1])
+        engine.backend = chains[0]
         graph = model.graph
         fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
         feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
-        trial = cls(execution.processes, engine, communicator, paths, fetch, feeds)
+        trial = cls(execution.processes, engine, tuple(chains), fetch, feeds)
         for _ in range(WARM_STEPS):
             trial.step()
-        trial.forget()
+        trial.take_calls()
+        trial.take_memory()
+        trial.take_paths_s()
         return trial
 
     def step(self) -> None:
         self.engine.run(self.fetch, self.feeds)
 
-    def forget(self) -> None:
-        """What was written down so far."""
-        self.communicator.take()
-        self.communicator.take_memory()
-        self.paths.take()
+    @property
+    def _communicators(self) -> list[TimedCommunicator]:
+        return [chain.communicator for chain in self.chains if isinstance(chain.communicator, TimedCommunicator)]
+
+    def take_calls(self) -> tuple[TimedCall, ...]:
+        """The collectives since they were last taken, chain by chain."""
+        return tuple(chain.from_iterable(communicator.take() for communicator in self._communicators))
+
+    def take_paths_s(self) -> float:
+        """What whole deliveries took since they were last taken, with what they copy."""
+        return sum(chain.take() for chain in self.chains)
+
+    def take_memory(self) -> tuple[MemoryEvent, ...]:
+        """What collectives received and gave back since it was last taken, where that is followed."""
+        return tuple(chain.from_iterable(communicator.take_memory() for communicator in self._communicators))
+
+    def follow_memory(self) -> None:
+        """Write down from now on what collectives receive."""
+        for communicator in self._communicators:
+            communicator.follows_memory = True
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What collectives keep from one step to the next."""
+        return sum(communicator.workspace_bytes for communicator in self._communicators)
 
     @property
     def log(self) -> tuple[Collective, ...]:
-        """The collectives of a step, in the order in which they are called."""
-        return self.engine.function(self.fetch, tuple(self.feeds)).log
+        """The collectives of a step, in the order of :meth:`take_calls`."""
+        log = self.engine.function(self.fetch, tuple(self.feeds)).log
+        return tuple(sorted(log, key=lambda entry: entry.is_trailing)) if len(self.chains) > 1 else log
+
+
+def _timed(backend: CommunicatingBackend) -> TimedBackend:
+    return TimedBackend(backend.mesh, backend.rank, TimedCommunicator(backend.communicator), backend.waiting)

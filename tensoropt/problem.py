@@ -23,7 +23,7 @@ from .evaluation import Choice, Evaluation, States
 from .following import Followers
 from .forcing import Force, allowed, check_force, pinned
 from .ft.problem import Edge, Node, Problem
-from .ir import SOURCES, VARIABLE, Graph, Tensor
+from .ir import SOURCES, Graph, Tensor
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -287,7 +287,7 @@ class _Connections:
 
     def _trails(self, tensor: Tensor) -> bool:
         """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
-        return self.deliveries.overlaps and self.builder.graph.producers[tensor.name].type == VARIABLE
+        return self.deliveries.overlaps and tensor.name in self.builder.graph.made_of_variables
 
     def _charge(self, node: int, costs: np.ndarray) -> None:
         mem, time_ns, trailing_ns = costs

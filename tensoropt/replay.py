@@ -39,8 +39,6 @@ STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
 COLLECTIVES = "workspace of collectives"
 OPERATOR, OPERAND, SHARED, RESULT = "operator", "operand", "shared copy", "result"
-SENT_FOR = 4
-"""Instructions after which a collective that runs beside compute, and the update that waits for it, have mostly run."""
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
@@ -91,7 +89,7 @@ class _Replay:
         that are collectives, in order; None for one that has no gradient.
     behind: collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time
         comes to them when it has to wait for something, or when the first is too far behind. ``pending``: what they write.
-    due: the length of the program at which that is.
+    due: the length of the program at which that is. Where communication runs beside compute it may be at the end.
     """
 
     view: StrategyView
@@ -109,7 +107,7 @@ class _Replay:
     _lasting: list[Buffer] = field(default_factory=list)
     _behind: list[Instruction] = field(default_factory=list)
     _pending: set[Buffer] = field(default_factory=set)
-    _due: int = 0
+    _due: float = 0
     _updates: list[Buffer] = field(default_factory=list)
     _workspace: Counter[str] = field(default_factory=Counter)
 
@@ -149,11 +147,12 @@ class _Replay:
         instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
         if trails or self._pending.intersection(instruction.reads):
             if not self._behind:
-                self._due = len(self._program) + (SENT_FOR if self.costing.deliveries.overlaps else LAG)
+                self._due = math.inf if self.costing.deliveries.overlaps else len(self._program) + LAG
             self._behind.append(instruction)
             self._pending.update(instruction.writes)
             return
-        if calls_python or (self._behind and self._due <= len(self._program)):
+        waits = calls_python and not self.costing.deliveries.overlaps
+        if waits or (self._behind and self._due <= len(self._program)):
             self._catch_up()
         self._program.append(instruction)
 
@@ -327,7 +326,7 @@ class _Replay:
         return total
 
     def _backward(self, op: Operator) -> None:
-        if self._splits_inner(op):
+        if self._splits_inner(op) and not self.costing.deliveries.overlaps:
             self._catch_up()  # its statistics' gradients are communicated
         coming = [(_Node(RESULT, tensor.name), tensor) for tensor in op.outputs]
         arriving = [
@@ -374,7 +373,7 @@ class _Replay:
 
     def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward
-        trails = self.view.graph.producers[tensor.name].type == VARIABLE
+        trails = tensor.name in self.view.graph.made_of_variables
         return gradient if path is None else self._moved(path, gradient, delivery.item_bytes, GRADIENTS, trails)
 
     @property

@@ -23,7 +23,7 @@ from .processes import Processes
 from .profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
 from .traced_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
 
-_STEPS_ROW, _COLLECTIVES_ROW, _FIRST_THREAD = 1, 2, 3
+_STEPS_ROW, _COLLECTIVES_ROW, _TRAILING_ROW, _FIRST_THREAD = 1, 2, 3, 4
 Intervals = npt.NDArray[np.int64]
 """[n, 2], in nanoseconds."""
 
@@ -45,6 +45,7 @@ class RankTimeline:
 
     Attributes:
         steps: [n, 2] nanoseconds, when each began and ended.
+        has_two_chains: whether what only updates wait for has a chain of its own.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class RankTimeline:
     operators: tuple[OperatorEvent, ...]
     collectives: tuple[CollectiveEvent, ...]
     memory: tuple[MemoryEvent, ...]
+    has_two_chains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,11 @@ def traced(
             started_ns = time.time_ns()
             trial.step()
             steps.append((started_ns, time.time_ns()))
-            calls.append(trial.communicator.take())
+            calls.append(trial.take_calls())
 
-    trial.communicator.follows_memory = True
+    trial.follow_memory()
     to_system_ns = time.time_ns() - round(time.perf_counter() * 1e9)
-    trace = traced_step(run, trial.communicator.take_memory)
+    trace = traced_step(run, trial.take_memory)
     log = trial.log
     events = tuple(
         CollectiveEvent(
@@ -108,7 +110,10 @@ def traced(
         for number, call in enumerate(step)
     )
     host = part.hosts[part.rank]
-    return part.gather(RankTimeline(part.rank, host, np.array(steps), trace.operators, events, trace.memory))
+    own = RankTimeline(
+        part.rank, host, np.array(steps), trace.operators, events, trace.memory, len(trial.chains) > 1
+    )
+    return part.gather(own)
 
 
 def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
@@ -161,6 +166,8 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
         row.named("process", f"rank {rank.rank} on {rank.host}", 0)
         row.named("thread", "steps", _STEPS_ROW)
         row.named("thread", "collectives", _COLLECTIVES_ROW)
+        if rank.has_two_chains:
+            row.named("thread", "collectives that only updates wait for", _TRAILING_ROW)
         for number, (start, end) in enumerate(rank.steps.tolist()):
             row.add(_STEPS_ROW, f"step {number + 1}", "step", start, end - start)
         for collective in rank.collectives:
@@ -170,7 +177,9 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
                 told |= {"device partition": entry.axes, "dtype": entry.dtype, "shape": list(entry.shape)}
                 told |= {"operator": entry.operator}
             name = collective.kind if entry is None else f"{entry.kind}({entry.axes}) for {entry.operator}"
-            row.add(_COLLECTIVES_ROW, name, "collective", collective.start_ns, collective.duration_ns, told)
+            trails = entry is not None and entry.is_trailing and rank.has_two_chains
+            place = _TRAILING_ROW if trails else _COLLECTIVES_ROW
+            row.add(place, name, "collective", collective.start_ns, collective.duration_ns, told)
         threads = {thread: number for number, thread in enumerate(sorted({event.thread for event in rank.operators}))}
         for thread in threads.values():
             row.named("thread", f"operators, thread {thread + 1}", _FIRST_THREAD + thread)

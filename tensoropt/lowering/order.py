@@ -6,8 +6,9 @@ the backward pass; or it comes while a product still reads the old value, and Te
 run one after the other as they were made, but sums of gradients and updates as soon as they can be, and an update of a
 variable after the last operator that reads its old value.
 
-What waits for a collective, and nothing else in the backward pass waits for, doesn't stop the others: while a gradient is on
-its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once. What only the loss
+What waits for a collective, and nothing else in the backward pass waits for, doesn't stop the others: while a gradient is
+on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once. (Over a link,
+where gradients have a chain of their own and compute goes on beside them, for as long as it takes.) What only the loss
 needs is done before the backward pass begins, as far as it needn't wait for other ranks.
 """
 
@@ -30,11 +31,12 @@ _UNORDERED = COLLECTIVES | _VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVa
 """They take no time or, the collectives, have an order of their own, or none."""
 
 
-def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
+def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float = LAG) -> None:
     """Have the operators of a graph from the ``n_forward``-th on run in order, by control dependencies.
 
     Args:
         operators: all of the graph, as they were made.
+        lag: for so many operators at most the backward pass goes on while a gradient is on its way.
     """
     ahead, constant = _needed_ahead(operators, n_forward), _constant(operators)
     row: list[tf.Operation] = []
@@ -51,7 +53,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int) -> None:
                 behind.append((len(row), op))
         elif op.inputs and op.type not in _UNORDERED:
             waits_for = row[-1:] if row else _last_of_loss(operators, n_forward)
-            while behind and behind[0][0] + LAG <= len(row):
+            while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])
             for earlier in waits_for:
                 op._add_control_input(earlier)

@@ -76,7 +76,7 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
                 place = program[op.name]
             else:
                 continue
-        elif graph.producers[charge.tensor].type == VARIABLE:
+        elif charge.tensor in graph.made_of_variables:
             backward = router.route(charge.delivery).backward
             whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.delivery.item_bytes)
             (taker, *_) = charge.takers
