@@ -77,7 +77,7 @@ def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> C
             plain.append(edge)
             continue
         number = len(all_nodes)
-        class_of, of_class, choice = _states(edge)
+        class_of, of_class, choice = choice_states(edge.mem_bytes, edge.time_ns)
         name = f"{nodes[edge.source].name} -> {nodes[edge.target].name}"
         nothing = np.zeros(len(choice), np.int64)
         all_nodes.append(Node(name, nothing, nothing))
@@ -89,12 +89,20 @@ def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> C
     return Choosing(Problem(tuple(all_nodes), tuple(plain)), len(nodes), tuple(choices))
 
 
-def _states(edge: ChoiceEdge) -> tuple[Ints, Ints, Ints]:
-    """The class of each source state; of each (class, choice) that may matter, the class and the choice."""
-    costs = np.stack([edge.mem_bytes, edge.time_ns], axis=-1)
+def choice_states(mem_bytes: Ints, time_ns: Ints, beside: Ints | None = None) -> tuple[Ints, Ints, Ints]:
+    """The class of each source state; of each (class, choice) that may matter, the class and the choice.
+
+    Args:
+        mem_bytes, time_ns: int64[K of source, K of target, C].
+        beside: int64[K of source, K of target]: something else in which the states of a class are equal.
+    """
+    costs = np.stack([mem_bytes, time_ns], axis=-1)
     n_source, n_choices = costs.shape[0], costs.shape[2]
-    rows, class_of = np.unique(costs.reshape(n_source, -1), axis=0, return_inverse=True)
-    by_choice = rows.reshape(len(rows), costs.shape[1], n_choices, 2).transpose(0, 2, 1, 3).reshape(len(rows), n_choices, -1)
+    flat = costs.reshape(n_source, -1)
+    told_apart = flat if beside is None else np.concatenate([flat, beside], axis=1)
+    rows, class_of = np.unique(told_apart, axis=0, return_inverse=True)
+    of_choices = rows[:, : flat.shape[1]].reshape(len(rows), costs.shape[1], n_choices, 2)
+    by_choice = of_choices.transpose(0, 2, 1, 3).reshape(len(rows), n_choices, -1)
     of_class, choice = [], []
     for index, options in enumerate(by_choice):
         as_good = (options[:, None] <= options[None]).all(axis=2)  # [i, j]: i is nowhere worse than j

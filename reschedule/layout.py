@@ -140,6 +140,14 @@ def needs_communication(source: Layout, target: Layout) -> bool:
     return False
 
 
+def is_view(source: Layout, target: Layout) -> bool:
+    """Whether a tensor's piece in one layout is whole rows of its piece in the other: it can lie in that one's memory."""
+    if source.partial != target.partial or source.splits[1:] != target.splits[1:] or not source.splits:
+        return False
+    held, wanted = source.splits[0], target.splits[0]
+    return wanted[: len(held)] == held and source != target
+
+
 def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
     """The layouts between which a delivery's gradient travels: (operand's gradient, result's gradient).
 

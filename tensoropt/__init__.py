@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def find_strategy(
     cluster: Hardware | str | None = None,
     force: Force | None = None,
     profile_budget: float | str | None = None,
+    without: Collection[str] = (),
 ) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
@@ -82,6 +83,8 @@ def find_strategy(
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
         profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
             measured before is known. By default nothing is measured, and operators are predicted.
+        without: choices that the search is to do without: ``["reuse"]``, which drops delivered copies and delivers them
+            again in the backward pass.
 
     Returns:
         A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.
@@ -91,7 +94,7 @@ def find_strategy(
     """
     from .session import current_session
 
-    return current_session().find_strategy(option, memory, parallelism, cluster, force, profile_budget)
+    return current_session().find_strategy(option, memory, parallelism, cluster, force, profile_budget, without)
 
 
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
@@ -132,6 +135,7 @@ def parallelize(
     sample_weight: bool = False,
     data: Any = None,
     profile_budget: float | str | None = None,
+    without: Collection[str] = (),
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
@@ -149,6 +153,7 @@ def parallelize(
         sample_weight: whether batches come with sample weights.
         data: a dataset whose elements tell what inputs, labels and weights are, instead of the model and the loss.
         profile_budget: as for :func:`find_strategy`.
+        without: as for :func:`find_strategy`.
 
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
@@ -163,7 +168,7 @@ def parallelize(
     import_tensorflow()
     from .trainer.parallelize import Wishes, parallelized
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget)
+    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without)
     return parallelized(
         model,
         optimizer,

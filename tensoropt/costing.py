@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from itertools import chain
 from typing import Protocol
@@ -28,10 +29,11 @@ from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
 from .optimizers.rows import row_deliveries
 from .profiling.work import Work
-from .reschedule.layout import Layout, Shape
+from .reschedule.layout import Layout, Shape, is_view, needs_communication
 from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
 from .rules.rule import Config, Demand, Interface, Rule, interface, local_points
+from .takers import Taker, takers_of
 from .works import work_of
 
 # These results are other views of their operand's memory.
@@ -48,23 +50,57 @@ class ComputeCosts(Protocol):
 
 @dataclass(frozen=True)
 class OperatorCosting:
-    """Costs of single operators of a graph, by config."""
+    """Costs of single operators of a graph, by config.
+
+    ``is_body`` where the graph is that of a loop's trips: all that is read there is kept where it lies.
+    """
 
     graph: Graph
     backward: Backward
     compute: ComputeCosts
     deliveries: DeliveryCosting
+    is_body: bool = False
     _bodies: dict[str, BodyCosting] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def kept(self) -> frozenset[str]:
         """Names of the tensors that some gradient reads, where they lie; of a view, the tensor that it views."""
-        names = set(self.backward.kept_results)
-        for name, position in self.backward.kept_operands:
-            tensor = self.graph.operators[name].inputs[position]
-            assert tensor is not None
-            names.add(tensor.name)
-        return frozenset(self._viewed(name) for name in names)
+        return frozenset(self._viewed(name) for name in self.backward.kept_results | self._taken)
+
+    @cached_property
+    def left(self) -> frozenset[str]:
+        """Names of the tensors that are kept as their producers leave them, however they are delivered.
+
+        Those that their producers' own gradients read, those that are read by way of a view, and batches, which are there
+        all along. Whether another tensor is kept depends on its deliveries, which are charged for it.
+        """
+        viewed = {name for name in self._taken if self._viewed(name) != name}
+        fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
+        return frozenset(self._viewed(name) for name in self.backward.kept_results | viewed) | fed
+
+    @cached_property
+    def _taken(self) -> frozenset[str]:
+        operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.kept_operands)
+        return frozenset(tensor.name for tensor in operands if tensor is not None)
+
+    def reads(self, taker: Taker) -> bool:
+        """Whether the backward pass reads the copy that a taker has of its operand, be it by way of views of it."""
+        if taker.is_step or taker.is_update:
+            return False
+        if (taker.name, taker.position) in self.backward.kept_operands:
+            return True
+        op = self.graph.operators[taker.name]
+        operand = op.inputs[taker.position]
+        return any(
+            viewed_operand(op, tensor.name) is operand and self._is_read(tensor.name) for tensor in op.outputs
+        )
+
+    def _is_read(self, name: str) -> bool:
+        return name in self.backward.kept_results or any(self.reads(taker) for taker in self._takers.get(name, ()))
+
+    @cached_property
+    def _takers(self) -> dict[str, list[Taker]]:
+        return takers_of(self.graph)
 
     def _viewed(self, name: str) -> str:
         producer = self.graph.producers[name]
@@ -82,12 +118,12 @@ class OperatorCosting:
             if op.type == LOOP and is_differentiated:
                 floats = ([tensor for tensor in tensors if tensor.is_float] for tensors in (body.inputs, body.outputs))
                 backward = analyse_body(body.graph, *floats)
-            parts = OperatorCosting(body.graph, backward, self.compute, self.deliveries)
+            parts = OperatorCosting(body.graph, backward, self.compute, self.deliveries, is_body=True)
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]
 
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """The operator's share of parameters with what belongs to them, and of the tensors kept for the backward pass.
+        """The operator's share of parameters with what belongs to them, and of the tensors that are kept as it leaves them.
 
         Where windows are exchanged the backward pass reads what they cover: a copy that is kept as well.
         """
@@ -96,7 +132,7 @@ class OperatorCosting:
             piece = piece_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += piece + self._update_bytes(op, layout)
-            elif op.type == CONSTANT or tensor.name in self.kept:
+            elif op.type == CONSTANT or tensor.name in (self.kept if self.is_body else self.left):
                 total += piece
         if op.name in self.graph.lookup_operators:
             # The indices and the gradient of what was found, whole on every device.
@@ -190,6 +226,26 @@ class OperatorCosting:
         return [(time_ns(within), time_ns(updating)) for within, updating in inner]
 
 
+class Keeping(Enum):
+    """What a delivery keeps for the backward pass, if that reads the copy.
+
+    A copy that is the source itself, or a view of it, keeps the source. That is free where it is ``OF_KEPT``: something else
+    is charged for it already.
+    """
+
+    NOTHING = "no gradient reads the copy"
+    COPY = "the copy"
+    COPY_OF_KEPT = "the copy; the source is kept anyway"
+    AGAIN = "the source, of which the copy is made again"
+    AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
+    FROM_SHARED_AGAIN = "the copy, if it takes communication to make it of a shared copy that is made again"
+
+    @property
+    def of_source(self) -> bool:
+        """Whether the source is charged for where it is kept."""
+        return self in (Keeping.COPY, Keeping.AGAIN)
+
+
 @dataclass
 class DeliveryCosting:
     """Times of deliveries: shortest paths between the layouts that occur, found once per size class of tensors.
@@ -262,12 +318,11 @@ class DeliveryCosting:
         return self._paths[key]
 
     def matrix(
-        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], is_kept: bool
+        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], keeping: Keeping
     ) -> tuple[np.ndarray, np.ndarray]:
         """Memory and time of the deliveries of a tensor from each source to each demand, int64[sources, demands].
 
-        A source is a layout and the axes over which the gradient may come back to it partial. The memory is that of the
-        delivered copy, if there is one and a gradient reads it.
+        A source is a layout and the axes over which the gradient may come back to it partial.
         """
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index
@@ -275,10 +330,23 @@ class DeliveryCosting:
         of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
         time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
         time_ns += self.returning_ns(tensor, sources, demands)
-        if not is_kept:
+        if keeping == Keeping.NOTHING:
             return np.zeros_like(time_ns), time_ns
+        pieces = np.array([[piece_bytes(tensor, source.layout)] for source in sources], np.int64)
+        source_bytes = np.broadcast_to(pieces if keeping.of_source else 0, time_ns.shape)
+        equal = of_source[:, None] == of_demand[None, :]
+        if keeping == Keeping.FROM_SHARED_AGAIN:
+            local = np.array([[not needs_communication(s.layout, d.layout) for d in demands] for s in sources], bool)
+            time_ns += np.where(local, table.time_ns[np.ix_(of_source, of_demand)], 0)
+            source_bytes = np.zeros_like(time_ns)
+            lies_there = local
+        elif keeping in (Keeping.AGAIN, Keeping.AGAIN_OF_KEPT):
+            time_ns += table.time_ns[np.ix_(of_source, of_demand)]
+            lies_there = np.ones_like(equal)
+        else:
+            lies_there = equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
         copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
-        return np.where(of_source[:, None] == of_demand[None, :], 0, copies), time_ns
+        return np.where(lies_there, source_bytes, copies), time_ns
 
     def returning_ns(self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
         """The part of :meth:`matrix`'s times that is the gradients' way back, int64[sources, demands]."""

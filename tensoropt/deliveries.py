@@ -78,6 +78,9 @@ class Router:
         total = route.forward.time_ns(self.costs, delivery.item_bytes)
         return total + (route.backward.time_ns(self.costs, delivery.item_bytes) if route.backward else 0)
 
+    def forward_ns(self, delivery: Delivery) -> int:
+        return self.route(delivery).forward.time_ns(self.costs, delivery.item_bytes)
+
     def _path(self, source: Layout, target: Layout, delivery: Delivery) -> Path:
         key = (source, target, delivery.shape, delivery.item_bytes)
         if key not in self._paths:

@@ -240,6 +240,7 @@ class Engine:
         n_forward = len(graph.get_operations())
         for name in fetch.train_steps:
             self._train(self.graph.train_steps[name], losses[name], model)
+        model.read_remade(graph.get_operations(), n_forward)
         if self.in_order:
             put_in_order(graph.get_operations(), n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]

@@ -28,7 +28,6 @@ from .planning import check_deliveries
 from .processes import OPERATORS_VARIABLE, Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
-from .strategy import StrategyView
 from .waiting import CHAINS, TRAILING, URGENT
 
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
@@ -109,7 +108,7 @@ def execute(
     """
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
-    view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
+    view = model.view(plan.strategy)
     check_deliveries(view, plan)
     if collectives == EMULATED:
         backend: Backend = EmulatedBackend(plan.mesh)
@@ -136,7 +135,7 @@ def execute_beside(
     """
     plan, first = execution.plan, execution.engine
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
-    view = StrategyView(model.graph, strategy, model.backward.gradients)
+    view = model.view(strategy)
     engine = Engine(
         view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order, first.lag
     )

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 MOST_ROWS = 8
-NETWORK, COPIES = "collectives", "copies that deliveries keep"
+NETWORK, COPIES, TAKEN = "collectives", "copies that deliveries keep", "results kept for those that take them"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
 
 
 def explain(plan: Plan) -> str:
     """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
-    memory = [_memory(plan), *_peak(plan)]
+    memory = [_memory(plan), *_remade(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
@@ -39,7 +39,7 @@ def _edges(plan: Plan) -> str:
     edges: _Amounts = {}
     for delivery in plan.deliveries:
         kinds = dict.fromkeys(
-            step.kind for path in (delivery.forward, delivery.backward) if path for step in path.steps if step.communicates
+            step.kind for path in delivery.paths for step in path.steps if step.communicates
         )
         if kinds:
             _add(edges, f"{delivery.tensor} to {delivery.takers[0]}: {', '.join(kinds)}", delivery.time_us)
@@ -54,12 +54,28 @@ def _memory(plan: Plan) -> str:
     for op in plan.operators:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
         _add(amounts, what, op.memory_bytes)
-    amounts[COPIES] = plan.memory_bytes - sum(op.memory_bytes for op in plan.operators)
+    amounts[COPIES] = sum(delivery.copy_bytes for delivery in plan.deliveries if not delivery.is_remade)
+    amounts[TAKEN] = plan.memory_bytes - sum(amounts.values())
     rows = [
         [name, memory_text(round(n_bytes)), _share(n_bytes, plan.memory_bytes)] for name, n_bytes in _largest(amounts)
     ]
     headers = ("where the memory goes, per device", "", "")
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _remade(plan: Plan) -> list[str]:
+    """What isn't kept but delivered again in the backward pass."""
+    made = [delivery for delivery in plan.deliveries if delivery.is_remade]
+    if not made:
+        return []
+    made.sort(key=lambda delivery: -delivery.copy_bytes)
+    amounts = [(f"{d.tensor} to {d.takers[0]}", d.copy_bytes, d.again_us) for d in made]
+    shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
+    if rest:
+        shown.append((f"{len(rest)} others", sum(n_bytes for _, n_bytes, _ in rest), sum(us for _, _, us in rest)))
+    rows = [[name, memory_text(n_bytes), f"{us:,.1f}"] for name, n_bytes, us in shown]
+    headers = ("copies made again in the backward pass", "not kept", "us")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
 
 
 def _peak(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .backward import Backward
 from .baselines import BASELINES, search_baseline
 from .baselines.task import Task
+from .choices import REUSE
 from .costing import DeliveryCosting, OperatorCosting
 from .deliveries import Router
 from .errors import InputError
@@ -28,7 +29,7 @@ from .profiling.work import Measured
 from .replay import peak_of
 from .reschedule.mesh import Mesh
 from .space import space_for
-from .strategy import StrategyView
+from .strategy import Strategy, StrategyView
 from .strategy_problem import StrategyProblem
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Model:
 
     graph: Graph
     backward: Backward
+
+    def view(self, strategy: Strategy) -> StrategyView:
+        """A strategy on this graph."""
+        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,7 +87,7 @@ class ModelFrontier(PlanFrontier):
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
         if point not in self._peaks:
             strategy = self.built.strategy(self.found.strategies[point])
-            view = StrategyView(self.model.graph, strategy, self.model.backward.gradients)
+            view = self.model.view(strategy)
             router = Router(self.costing.deliveries.steps)
             self._peaks[point] = peak_of(view, self.model.backward, self.costing, router)
         return self._peaks[point]
@@ -124,6 +129,7 @@ def find_frontier(
     objectives: Objectives = MEMORY_TIME,
     budget: Budget | None = None,
     measured: Mapping[str, Measured] | None = None,
+    without: Collection[str] = (),
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -134,6 +140,7 @@ def find_frontier(
         objectives: the two costs to search, one of ``objectives.PAIRS``.
         budget: how hard to search; None for the default, and baselines have no use for it.
         measured: operators that were timed, by the key of their work.
+        without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
@@ -157,7 +164,8 @@ def find_frontier(
             )
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs).build()
+    reuse = REUSE not in without
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, reuse=reuse).build()
     costed = time.perf_counter()
     try:
         if built.overlap is not None and objectives == MEMORY_TIME:

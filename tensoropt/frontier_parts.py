@@ -24,13 +24,13 @@ from .deliveries import Router
 from .frontier import ModelFrontier
 from .ir import Graph, Operator
 from .optimizers.protocol import ParameterUpdate
-from .plan import PlannedDelivery, PlannedOperator
+from .plan import PlannedOperator
 from .plan_frontier import Progress
 from .planning import Charge, charges, complete
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, interface
 from .saved_frontier import Entry, Part, SavedFrontier, Searched
-from .strategy import Strategy, StrategyView
+from .strategy import Copy, Strategy, StrategyView
 
 Ints = np.ndarray
 
@@ -85,11 +85,13 @@ class _Numbered:
     Attributes:
         configs: by operator, int32[P]; of the operators beside the training steps too.
         shared: by tensor of which a copy is shared at some point, int32[P].
+        remade: by copy that is made again at some point, int32[P], 1 where it is.
         values: what the numbers mean.
     """
 
     configs: dict[str, Ints]
     shared: dict[str, Ints]
+    remade: dict[Copy, Ints]
     values: Sequence[Config | Demand | None]
 
 
@@ -99,6 +101,7 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
     names = [op.name for op in graph.step_operators if op.updates is None]
     table = np.empty((len(states), len(names)), np.int32)
     shared: dict[str, Ints] = {}
+    remade: dict[Copy, Ints] = {}
     for point, row in enumerate(states):
         strategy = frontier.built.strategy(row)
         table[point] = [numbers.of(strategy.configs[name]) for name in names]
@@ -106,9 +109,11 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
             if tensor not in shared:
                 shared[tensor] = np.full(len(states), numbers.of(None), np.int32)
             shared[tensor][point] = numbers.of(demand)
+        for copy in strategy.remade:
+            remade.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
     configs = dict(zip(names, np.ascontiguousarray(table.T), strict=True))
     configs.update(_beside_the_steps(frontier, configs, numbers))
-    return _Numbered(configs, shared, numbers.values)
+    return _Numbered(configs, shared, remade, numbers.values)
 
 
 def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
@@ -160,6 +165,7 @@ class _Parts:
 
     def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
+        self.kept_operands = frontier.model.backward.kept_operands
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
         self.in_step = {op.name for op in self.graph.step_operators}
         self._place = {name: place for place, name in enumerate(self.graph.operators)}
@@ -207,7 +213,9 @@ class _Parts:
         hood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
         names = [name for name in hood.operators if name in self.numbered.configs]
         shared = [name for name in tensors if name in self.numbered.shared]
+        remade = [copy for copy in self.numbered.remade if copy.tensor in tensors]
         columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
+        columns += [self.numbered.remade[copy] for copy in remade]
         places, combination = _distinct(columns)
         pool: dict[Charge, int] = {}
         rows: list[Entry] = []
@@ -215,7 +223,7 @@ class _Parts:
         choice_of = np.empty(len(places), np.int32)
         for number, point in enumerate(places):
             found = takewhile(lambda charge: charge.tensor in tensors or charge.tensor == op.name,
-                              charges(self._view(hood, names, shared, point)))
+                              charges(self._view(hood, names, shared, remade, point), self.costing))
             choice = []
             for charge in found:
                 if charge not in pool:
@@ -229,19 +237,8 @@ class _Parts:
 
     def _delivered(self, charge: Charge) -> Entry | None:
         """The row of a delivery; None where nothing is to be done."""
-        route = self._router.route(charge.delivery)
-        if route.is_free:
-            return None
-        return PlannedDelivery(
-            charge.tensor,
-            charge.takers,
-            charge.delivery.demand,
-            charge.is_shared,
-            route.forward,
-            route.backward,
-            self._router.time_ns(charge.delivery) / 1e3,
-            charge.delivery.reduction,
-        ).to_json()
+        planned = charge.planned(self._router)
+        return None if planned is None else planned.to_json()
 
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
         """The operator, who takes its results, and the variables that are updated with them; the operator comes first."""
@@ -253,14 +250,17 @@ class _Parts:
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]
 
-    def _view(self, hood: Graph, names: Iterable[str], shared: Iterable[str], point: int) -> StrategyView:
+    def _view(
+        self, hood: Graph, names: Iterable[str], shared: Iterable[str], remade: Iterable[Copy], point: int
+    ) -> StrategyView:
         copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
         strategy = Strategy(
             self.mesh,
             {name: self._config(name, point) for name in names},
             {name: demand for name, demand in copies.items() if isinstance(demand, Demand)},
+            frozenset(copy for copy in remade if self.numbered.remade[copy][point]),
         )
-        view = StrategyView(hood, strategy, self.gradients)
+        view = StrategyView(hood, strategy, self.gradients, self.kept_operands)
         # What the view would work out itself is known from other combinations.
         known = {name: self._interface(name, point) for name in names}
         vars(view).update(rules=self._rules, interfaces=known)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from .choices import checked_choices
 from .curve import Curve, CurvePoint
 from .dump import dump
 from .errors import InputError, short
@@ -44,6 +45,7 @@ class Request:
         budget: how hard to search; None for the default, which is less for each point of a curve.
         progress: is told (stage, done, total).
         measured: operators that were timed, by the key of their work.
+        without: choices that strategies don't have, see :mod:`.choices`.
     """
 
     model: Model
@@ -57,6 +59,7 @@ class Request:
     objectives: Objectives = MEMORY_TIME
     budget: Budget | None = None
     measured: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
 
 def check_option(option: object) -> None:
@@ -69,14 +72,17 @@ def check_option(option: object) -> None:
         raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
 
 
-def request_of(model: Model, hardware: Hardware, memory: int | str | None, force: object) -> Request:
+def request_of(
+    model: Model, hardware: Hardware, memory: int | str | None, force: object, without: object = ()
+) -> Request:
     """What a user asks of a search, checked.
 
     Raises:
-        InputError: the memory or the forced degrees are none.
+        InputError: the memory or the forced degrees are none, or there is no such choice to do without.
     """
     limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
-    return Request(model, hardware, limit, checked_force(force), assumptions(hardware))
+    forced, left_out = checked_force(force), checked_choices(without)
+    return Request(model, hardware, limit, forced, assumptions(hardware), without=left_out)
 
 
 def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
@@ -243,6 +249,7 @@ def _frontier(request: Request, parallelism: int) -> ModelFrontier:
             request.objectives,
             request.budget,
             request.measured,
+            request.without,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error

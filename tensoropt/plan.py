@@ -24,7 +24,7 @@ from .reschedule.path import Path, StepCosts, cheapest_path
 from .reschedule.steps import State, make_step, move_between
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, interface, why_invalid
-from .strategy import Strategy
+from .strategy import Copy, Strategy
 
 if TYPE_CHECKING:
     from .plan_frontier import PlanFrontier
@@ -57,7 +57,14 @@ class PlannedOperator:
 
 @dataclass(frozen=True)
 class PlannedDelivery:
-    """One tensor brought to one demand; ``takers`` share it where ``is_shared``."""
+    """One tensor brought to one demand; ``takers`` share it where ``is_shared``.
+
+    Attributes:
+        time_us: all that it takes, a second delivery included.
+        copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
+        is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
+        again_us: what that takes.
+    """
 
     tensor: str
     takers: tuple[str, ...]
@@ -67,10 +74,19 @@ class PlannedDelivery:
     backward: Path | None
     time_us: float
     reduction: str = "sum"
+    copy_bytes: int = 0
+    is_remade: bool = False
+    again_us: float = 0.0
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All that are gone along in a step."""
+        again = (self.forward,) if self.is_remade else ()
+        return (self.forward, *again, *((self.backward,) if self.backward is not None else ()))
 
     @property
     def n_collectives(self) -> int:
-        return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
+        return sum(path.n_collectives for path in self.paths)
 
     @property
     def halo(self) -> HaloStep | None:
@@ -79,7 +95,11 @@ class PlannedDelivery:
         return step if isinstance(step, HaloStep) else None
 
     def to_json(self) -> dict[str, Any]:
-        exchanged = {} if self.halo is None else {"halo": _halo_json(self.halo)}
+        more: dict[str, Any] = {} if self.halo is None else {"halo": _halo_json(self.halo)}
+        if self.copy_bytes:
+            more["copy_bytes"] = self.copy_bytes
+        if self.is_remade:
+            more.update(is_remade=True, again_us=self.again_us)
         return {
             "tensor": self.tensor,
             "takers": list(self.takers),
@@ -90,7 +110,7 @@ class PlannedDelivery:
             "backward": _path_layouts(self.backward) if self.backward is not None else None,
             "time_us": self.time_us,
             "reduction": self.reduction,
-            **exchanged,
+            **more,
         }
 
 
@@ -139,7 +159,8 @@ class Plan:
     @property
     def strategy(self) -> Strategy:
         shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared)
+        remade = frozenset(Copy(d.tensor, None if d.is_shared else d.takers[0]) for d in self.deliveries if d.is_remade)
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade)
 
     @property
     def n_split_operators(self) -> int:
@@ -172,8 +193,8 @@ class Plan:
         """
         collectives: dict[str, list[str]] = {}
         for delivery in self.deliveries:
-            for path in (delivery.forward, delivery.backward):
-                for step in path.steps if path is not None else ():
+            for path in delivery.paths:
+                for step in path.steps:
                     if step.communicates:
                         collectives.setdefault(delivery.takers[0], []).append(str(step))
         rows = [
@@ -361,6 +382,9 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
         ways[1] if d["backward"] is not None else None,
         float(d["time_us"]),
         str(d["reduction"]),
+        int(d.get("copy_bytes", 0)),
+        bool(d.get("is_remade", False)),
+        float(d.get("again_us", 0.0)),
     )
 
 

@@ -34,7 +34,6 @@ from .profiling.trace import traced_step
 from .replay import peak_of
 from .reschedule.layout import axes_text
 from .reschedule.mesh import Mesh
-from .strategy import StrategyView
 from .traced_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as
 
 UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training step"
@@ -138,7 +137,7 @@ class _Rank:
 
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
-    view = StrategyView(model.graph, plan.strategy, model.backward.gradients)
+    view = model.view(plan.strategy)
     costing = costing_of(model, hardware, plan.mesh)
     return peak_of(view, model.backward, costing, plan.router(PlainCosts())).n_bytes
 

@@ -2,37 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .costing import OperatorCosting
 from .deliveries import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
 from .errors import InputError
 from .frontier import Model, ModelFrontier
-from .ir import Operator
+from .ir import Operator, Tensor
 from .optimizers.deliveries import update_deliveries
 from .optimizers.rows import row_deliveries
 from .plan import Plan, PlannedDelivery, PlannedOperator
-from .reschedule.layout import Layout
+from .reschedule.layout import Layout, is_view
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, configs, interface
 from .strategy import Strategy, StrategyView
-from .takers import demand_of, takers_of
+from .takers import Taker, demand_of, takers_of
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A delivery that a strategy is charged for; inside of an operator, ``tensor`` names it."""
+    """A delivery that a strategy is charged for; inside of an operator, ``tensor`` names it.
+
+    Attributes:
+        is_remade: whether its forward path is gone along once more in the backward pass.
+        is_read: whether the backward pass reads what it delivers to its takers.
+    """
 
     tensor: str
     takers: tuple[str, ...]
     delivery: Delivery
     is_shared: bool
+    is_remade: bool = False
+    is_read: bool = False
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of the largest copy that the backward pass reads, if one is made: a view of its source is none."""
+        source, target = self.delivery.source, self.delivery.demand.layout
+        if not self.is_read or source == target or is_view(source, target):
+            return 0
+        return math.prod(target.largest_local_shape(self.delivery.shape)) * self.delivery.item_bytes
+
+    def planned(self, router: Router) -> PlannedDelivery | None:
+        """As in a plan; None where nothing is to be done."""
+        route = router.route(self.delivery)
+        if route.is_free:
+            return None
+        is_remade = self.is_remade and bool(route.forward.steps)
+        return PlannedDelivery(
+            self.tensor,
+            self.takers,
+            self.delivery.demand,
+            self.is_shared,
+            route.forward,
+            route.backward,
+            self.time_ns(router) / 1e3,
+            self.delivery.reduction,
+            self.copy_bytes,
+            is_remade,
+            router.forward_ns(self.delivery) / 1e3 if is_remade else 0.0,
+        )
+
+    def time_ns(self, router: Router) -> int:
+        """Forward, where a gradient comes back backward, and forward again where the copy is made again."""
+        again = router.forward_ns(self.delivery) if self.is_remade else 0
+        return router.time_ns(self.delivery) + again
 
 
-def charges(view: StrategyView) -> Iterator[Charge]:
-    """Every delivery of the training steps, each as often as it is executed."""
+def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
+    """Every delivery of the training steps, each as often as it is executed.
+
+    Args:
+        costing: knows what the backward pass reads; without it nothing is said to be read.
+    """
     graph = view.graph
     takers = takers_of(graph)
     for op in graph.step_operators:
@@ -54,10 +99,28 @@ def charges(view: StrategyView) -> Iterator[Charge]:
             shared = view.strategy.shared.get(tensor.name)
             if shared is not None and those:
                 names = tuple(taker.name for taker in those)
-                yield Charge(tensor.name, names, delivery_of(tensor, view.layout(tensor), shared), True)
+                is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
+                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, taker) for taker in those)
+                delivery = delivery_of(tensor, view.layout(tensor), shared)
+                yield Charge(tensor.name, names, delivery, True, is_remade, is_read)
             for taker in those:
                 delivery = view.delivery(tensor, demand_of(view, tensor, taker))
-                yield Charge(tensor.name, (taker.name,), delivery, False)
+                is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
+                is_read = costing is not None and costing.reads(taker)
+                yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read)
+
+
+def _operands(view: StrategyView, takers: Iterable[Taker]) -> Iterator[tuple[Operator, int]]:
+    """The takers that are operators."""
+    return ((view.graph.operators[t.name], t.position) for t in takers if not t.is_step and not t.is_update)
+
+
+def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, taker: Taker) -> bool:
+    """Whether what the backward pass reads for a taker lies in the copy that takers share."""
+    if not costing.reads(taker):
+        return False
+    shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, taker).layout
+    return shared == wanted or is_view(shared, wanted)
 
 
 def check_deliveries(view: StrategyView, plan: Plan) -> None:
@@ -68,14 +131,14 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
     """
     router = plan.router(PlainCosts())
     expected = {
-        (charge.tensor, charge.takers, charge.delivery.demand, charge.is_shared)
+        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade)
         for charge in charges(view)
-        if not router.route(charge.delivery).is_free
+        if (planned := charge.planned(router)) is not None
     }
-    planned = {(d.tensor, d.takers, d.demand, d.is_shared) for d in plan.deliveries}
-    if expected != planned:
-        tensor, takers, demand, _ = min(expected ^ planned, key=str)
-        difference = "lacks" if (tensor, takers, demand, _) in expected else "has, against its configs,"
+    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade) for d in plan.deliveries}
+    if expected != given:
+        tensor, takers, demand, *rest = min(expected ^ given, key=str)
+        difference = "lacks" if (tensor, takers, demand, *rest) in expected else "has, against its configs,"
         raise InputError(
             f"the plan {difference} the delivery of {tensor} to {', '.join(takers)} as {demand}; it was changed: find the "
             "strategy again, with force= for what should differ"
@@ -84,31 +147,16 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
 
 def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
     """The plan of one point."""
-    found, costs = frontier.found, frontier.costs
+    found, costs, costing = frontier.found, frontier.costs, frontier.costing
     states = found.strategies[point]
     steps = frontier.built.strategy(states)
-    strategy = complete(frontier.model, steps, frontier.costing)
-    view = StrategyView(frontier.model.graph, strategy, frontier.model.backward.gradients)
-    router = Router(frontier.costing.deliveries.steps)
-    deliveries = []
-    for charge in charges(view):
-        route = router.route(charge.delivery)
-        if not route.is_free:
-            deliveries.append(
-                PlannedDelivery(
-                    charge.tensor,
-                    charge.takers,
-                    charge.delivery.demand,
-                    charge.is_shared,
-                    route.forward,
-                    route.backward,
-                    router.time_ns(charge.delivery) / 1e3,
-                    charge.delivery.reduction,
-                )
-            )
+    strategy = complete(frontier.model, steps, costing)
+    view = frontier.model.view(strategy)
+    router = Router(costing.deliveries.steps)
+    deliveries = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
     return Plan(
         frontier.mesh,
-        tuple(_planned_operators(view, frontier.costing)),
+        tuple(_planned_operators(view, costing)),
         tuple(deliveries),
         int(costs.mem_bytes[point]),
         int(costs.time_ns[point]) / 1e3,
@@ -150,7 +198,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
             chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
         seen = interface(rule_of(op), chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
-    return Strategy(steps.mesh, chosen, steps.shared)
+    return Strategy(steps.mesh, chosen, steps.shared, steps.remade)
 
 
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,7 +84,8 @@ class _Replay:
     """Attributes:
     values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
     copies: by what they are of, and how, those that are made without a collective.
-    taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
+    taken: by operator and input position, what it takes; ``kept``: what is kept inside of it; ``again``: by tensor, its
+        shared copy after that was made again.
     coming: the gradients that have come to a delivery, or to a result; ``collectives``: the deliveries of the forward pass
         that are collectives, in order; None for one that has no gradient.
     behind: collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time
@@ -102,6 +103,7 @@ class _Replay:
     _copies: dict[tuple[Buffer, Path], Buffer] = field(default_factory=dict)
     _taken: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     _kept: dict[str, Buffer] = field(default_factory=dict)
+    _again: dict[str, Buffer] = field(default_factory=dict)
     _coming: defaultdict[_Node, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
     _collectives: list[_Node | None] = field(default_factory=list)
     _lasting: list[Buffer] = field(default_factory=list)
@@ -205,7 +207,16 @@ class _Replay:
         if made:
             overwrites = operands if op.type in _OVERWRITE else ()
             scratch_bytes = self._scratch_bytes(op)
-            self._add([buffer for buffer, _ in operands], made, scratch_bytes, overwrites)
+            reads = [buffer for buffer, _ in operands]
+            self._add([*reads, *self._completed(op, reads)], made, scratch_bytes, overwrites)
+
+    def _completed(self, op: Operator, reads: Sequence[Buffer]) -> list[Buffer]:
+        """What an operator whose statistics are completed while it runs waits for: little, but it calls Python."""
+        if not self._splits_inner(op):
+            return []
+        statistic = Buffer(0, COPIES)
+        self._add(reads, [statistic], calls_python=True)
+        return [statistic]
 
     def _operand_bytes(self, op: Operator, position: int) -> int:
         return piece_bytes(_operand_of(op, position), self.view.demand(op, position).layout)
@@ -241,14 +252,23 @@ class _Replay:
             self._copies[key] = self._moved(path, source, delivery.item_bytes, COPIES)
         return self._copies[key]
 
-    def _moved(self, path: Path, source: Buffer, item_bytes: int, use: str, trails: bool = False) -> Buffer:
+    def _moved(
+        self,
+        path: Path,
+        source: Buffer,
+        item_bytes: int,
+        use: str,
+        trails: bool = False,
+        after: Buffer | None = None,
+    ) -> Buffer:
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
         moved = Buffer(last, use, is_python_s=path.communicates)
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
-        self._add([source], [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
+        reads = [source] if after is None else [source, after]
+        self._add(reads, [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
         # Of blocks that aren't even the last rank has the largest in each dimension.
         largest = self.view.strategy.mesh.n_devices - 1
         for step in path.steps:
@@ -334,6 +354,8 @@ class _Replay:
             for node, tensor in coming
             if node in self._coming
         ]
+        if arriving:
+            self._make_again(op, arriving[0][0])
         operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
         results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
         known = [
@@ -359,6 +381,24 @@ class _Replay:
 
         if op.name in self.view.graph.lookup_operators and arriving:
             self._update_by_rows(op, arriving[0][0])
+
+    def _make_again(self, op: Operator, gradient: Buffer) -> None:
+        """The copies that an operator's gradient reads and that weren't kept, once the gradient of its result has come."""
+        for position, tensor in op.operands:
+            if self.view.reads_remade(op, position):
+                to_shared = self._to_shared(tensor)
+                assert to_shared is not None
+                if tensor.name not in self._again:
+                    self._again[tensor.name] = self._made_again(to_shared, self._values[tensor.name], gradient)
+                self._taken[op.name, position] = self._again[tensor.name]
+            if self.view.is_remade(op, position):
+                source = self._again.get(tensor.name) or self._shared.get(tensor.name) or self._values[tensor.name]
+                delivery = self.view.delivery(tensor, self.view.demand(op, position))
+                self._taken[op.name, position] = self._made_again(delivery, source, gradient)
+
+    def _made_again(self, delivery: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
+        path = self.router.route(delivery).forward
+        return self._moved(path, source, delivery.item_bytes, COPIES, after=gradient)
 
     def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
         """Each device gets all that was found in a table, and updates by it what it has of the table."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from .baselines import BASELINES
+from .choices import CHOICES, checked_choices
 from .errors import InputError, short
 from .files import check_writable, write_json
 from .ft import ALGORITHMS, Budget
@@ -67,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "be this machine's",
     )
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+    parser.add_argument(
+        "--without",
+        metavar="CHOICE[,...]",
+        help=f"choices that strategies are not to have: {', '.join(CHOICES)}, delivered copies that are delivered again in "
+        "the backward pass instead of being kept",
+    )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +178,7 @@ def _search(arguments: argparse.Namespace) -> None:
     hardware, counts = _hardware_and_counts(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
+    without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
@@ -197,6 +205,7 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.space,
             objectives,
             budget,
+            without=without,
         )
         found = _find(arguments.option, request, counts, arguments.profile_budget)
     print(result_text(asked, found))

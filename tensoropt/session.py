@@ -5,7 +5,7 @@ Rank 0 plans, the others get the plan; then every rank builds its own graph and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,11 +103,12 @@ class Session:
         cluster: Hardware | str | None,
         force: Force | None,
         profile_budget: float | str | None = None,
+        without: Collection[str] = (),
     ) -> Plan | Curve:
         """See :func:`tensoropt.find_strategy`."""
         check_option(option)
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
-        request = request_of(self.model(), hardware, memory, force)
+        request = request_of(self.model(), hardware, memory, force, without)
         if profile_budget is not None:
             with self._recording.paused():
                 return find_measured(

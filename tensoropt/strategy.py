@@ -2,6 +2,10 @@
 
 A tensor with several consumers is delivered once for a demand, and each consumer takes it from this *shared copy*, at no
 cost if it has just this demand. Their gradients are summed in the copy's gradient layout and go back together.
+
+A delivered copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
+delivered once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
+section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
 """
 
 from __future__ import annotations
@@ -9,13 +13,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from .deliveries import Delivery, delivery_of
 from .ir import Graph, Operator, Tensor
-from .reschedule.layout import Layout
+from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, interface
+
+
+class Copy(NamedTuple):
+    """A delivered copy of a tensor: the one that an operator takes, or where ``taker`` is None the one that all share."""
+
+    tensor: str
+    taker: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,23 +36,27 @@ class Strategy:
     mesh: the devices.
     configs: by operator name.
     shared: by tensor name, the demand of the copy that its consumers share; without one they take what the producer left.
+    remade: the copies that are made again in the backward pass; those that no gradient reads aren't, even if named here.
     """
 
     mesh: Mesh
     configs: Mapping[str, Config]
     shared: Mapping[str, Demand] = field(default_factory=dict)
+    remade: frozenset[Copy] = frozenset()
 
 
 @dataclass(frozen=True)
 class StrategyView:
     """A strategy seen on its graph: rules, interfaces and demands, each worked out once.
 
-    ``gradients`` holds (operator, position) of every operand to which a gradient comes back.
+    ``gradients`` holds (operator, position) of every operand to which a gradient comes back, ``kept_operands`` of every
+    operand that the operator's own gradient reads; it may be left out where the strategy makes no copy again.
     """
 
     graph: Graph
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
+    kept_operands: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
     def rules(self) -> dict[str, Rule]:
@@ -67,6 +83,37 @@ class StrategyView:
         if shared is None:
             return delivery_of(tensor, self.layout(tensor), demand)
         return delivery_of(tensor, shared.layout, demand, shared.varying)
+
+    def is_remade(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes at an input position is made again in the backward pass.
+
+        It is if the strategy says so; and if it is made without communication of a shared copy that is: it may be a view of
+        that copy, and would keep it.
+        """
+        tensor, remade = op.inputs[position], self.strategy.remade
+        if tensor is None or not remade or not self._reads(op, position):
+            return False
+        if Copy(tensor.name, op.name) in remade:
+            return True
+        shared, wanted = self.strategy.shared.get(tensor.name), self.demand(op, position).layout
+        is_local = shared is not None and shared.layout != wanted and not needs_communication(shared.layout, wanted)
+        return is_local and Copy(tensor.name) in remade
+
+    def reads_remade(self, op: Operator, position: int) -> bool:
+        """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
+        tensor = op.inputs[position]
+        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+            return False
+        shared = self.strategy.shared.get(tensor.name)
+        return shared is not None and (
+            self.demand(op, position).layout == shared.layout or self.is_remade(op, position)
+        )
+
+    def _reads(self, op: Operator, position: int) -> bool:
+        """Whether an operator's own gradient reads an operand as it is taken: not one whose windows are exchanged."""
+        if (op.name, position) not in self.kept_operands:
+            return False
+        return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 
     def demand(self, op: Operator, position: int) -> Demand:
         """What an operator asks of its operand at an input position."""

@@ -14,7 +14,7 @@ from .ft.problem import INFEASIBLE, Node, Problem
 from .ir import Operator, Tensor
 from .reschedule.mesh import Mesh
 from .rules.rule import Config, Demand
-from .strategy import Strategy
+from .strategy import Copy, Strategy
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,15 @@ class SharedCopy:
     demands: tuple[Demand, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class CopyChoice:
+    """Whether a copy is made again in the backward pass, by the state of a node: bool[K]."""
+
+    copy: Copy
+    node: int
+    is_remade: np.ndarray
+
+
 @dataclass(frozen=True)
 class StrategyProblem:
     """Attributes:
@@ -33,6 +42,7 @@ class StrategyProblem:
     nodes: the operators behind the first nodes, with their states.
     shared: the tensors with a shared copy.
     overlap: what may run beside what; None where all times add up.
+    choices: the copies that may be made again.
     """
 
     problem: Problem
@@ -41,6 +51,7 @@ class StrategyProblem:
     nodes: tuple[tuple[Followers, States], ...]
     shared: tuple[SharedCopy, ...]
     overlap: Overlap | None = None
+    choices: tuple[CopyChoice, ...] = ()
 
     @property
     def n_operators(self) -> int:
@@ -58,7 +69,9 @@ class StrategyProblem:
             for (node, states), state in zip(self.nodes, chosen, strict=False)
             for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
         }
-        return Strategy(self.mesh, configs, {c.tensor.name: c.demands[int(chosen[c.node])] for c in self.shared})
+        shared = {copy.tensor.name: copy.demands[int(chosen[copy.node])] for copy in self.shared}
+        remade = frozenset(choice.copy for choice in self.choices if choice.is_remade[int(chosen[choice.node])])
+        return Strategy(self.mesh, configs, shared, remade)
 
     def states_of(self, strategy: Strategy) -> np.ndarray:
         """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
@@ -77,6 +90,18 @@ class StrategyProblem:
         for copy in self.shared:
             if copy.node >= len(self.nodes):
                 states[copy.node] = copy.demands.index(strategy.shared[copy.tensor.name])
+        wanted = {copy.node: copy.demands[states[copy.node]] for copy in self.shared}
+        demands = {copy.node: copy.demands for copy in self.shared}
+        for choice in self.choices:
+            is_it = choice.is_remade == (choice.copy in strategy.remade)
+            if choice.node in demands:
+                is_it = is_it & np.array([demand == wanted[choice.node] for demand in demands[choice.node]], bool)
+            else:
+                (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
+                is_it = is_it & (edge.time_ns[states[edge.source]] < INFEASIBLE)
+            if not is_it.any():
+                raise ValueError(f"no state of the node of {choice.copy} is the strategy's")
+            states[choice.node] = np.argmax(is_it)
         return states
 
     def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:

@@ -40,12 +40,14 @@ class Errand:
         what: its collectives, for messages.
         reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
         is_trailing: whether only updates wait for it.
+        after: values that must be there before.
     """
 
     operator: str
     what: str
     reduction: str = "sum"
     is_trailing: bool = False
+    after: tuple[tf.Tensor, ...] = ()
 
 
 class Carrier(Protocol):
@@ -81,18 +83,20 @@ class Callbacks:
     _turns: dict[bool, tf.Tensor] = field(default_factory=dict)
 
     def carry(self, path: Path, values: Values, errand: Errand) -> Values:
-        trails = errand.is_trailing and self.trailing is not None
+        trails, n_values = errand.is_trailing and self.trailing is not None, len(values)
         runners = self.trailing if errand.is_trailing and self.trailing is not None else self.runners
         runner = runners.runner(path, errand.what) if errand.reduction == "sum" else runners.maximum(path, errand.what)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
             keep_thread_state()
-            return [_TURN, *runner(*pieces)]
+            return [_TURN, *runner(*pieces[:n_values])]
 
         turn = self._turns[trails] if trails in self._turns else tf.constant(_TURN)
         types = [tf.int32, *[values[0].dtype] * len(values)]
+        # What must be there before is an operand as well, for the same reason as the turn.
+        operands = [turn, *values, *errand.after]
         name = TRAILING_NAME if trails else NAME
-        turn, *results = tf.numpy_function(in_turn, [turn, *values], types, stateful=True, name=name)
+        turn, *results = tf.numpy_function(in_turn, operands, types, stateful=True, name=name)
         turn.set_shape([])
         self._turns[trails] = turn
         if self.trailing is not None:

@@ -106,18 +106,47 @@ class Deliverer:
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
         return list(results)
 
-    def _run(self, path: Path, values: Values, reduction: str, operator: str, is_trailing: bool = False) -> Values:
+    def deliver_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
+        """Bring local values along a path once more, when the values ``after`` are there; nothing is differentiated."""
+        return self._run(path, values, "sum", operator, after=tuple(after))
+
+    def on_gradient(self, values: Values, act: Callable[[Values], None]) -> Values:
+        """The same values; ``act`` is called with their gradients before anything is made of these."""
+
+        def passed(gradients: Values) -> Values:
+            act(gradients)
+            return gradients
+
+        number = len(self._backward)
+        self._backward.append(passed)
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": GRADIENT_TYPE}):
+            results = tf.identity_n(values, name="on_gradient")
+        results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
+        return list(results)
+
+    def _run(
+        self,
+        path: Path,
+        values: Values,
+        reduction: str,
+        operator: str,
+        is_trailing: bool = False,
+        after: tuple[tf.Tensor, ...] = (),
+    ) -> Values:
         if not path.steps:
             return values
         if not path.communicates:
-            return [self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)]
+            with tf.control_dependencies(after):
+                return [
+                    self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)
+                ]
         collectives = [
             Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator, is_trailing)
             for step in path.steps
             if step.communicates
         ]
         self.log += collectives
-        errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing)
+        errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
         return self._carrier.carry(path, values, errand)
 
     @contextmanager

@@ -97,7 +97,7 @@ class InGraph:
     def carry(self, path: Path, values: Values, errand: Errand) -> Values:
         (value,) = values
         # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
-        with tf.name_scope(_SCOPE):
+        with tf.name_scope(_SCOPE), tf.control_dependencies(errand.after):
             for step in path.steps:
                 name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{errand.operator}")
                 if not step.communicates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -11,9 +11,10 @@ from ..deliveries import Delivery, Router, delivery_of, differentiated_operands,
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
-from ..strategy import StrategyView
+from ..strategy import Copy, StrategyView
 from .deliver import Deliverer
 from .operators import Job, Values, emit
+from .remaking import RemadeCopy, Remaking
 
 
 @dataclass
@@ -40,6 +41,11 @@ class LocalModel:
     _shared: dict[str, Values] = field(default_factory=dict)
     _whole: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
+    _remade: dict[Copy | tuple[str, int], RemadeCopy] = field(default_factory=dict)
+    _remaking: Remaking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._remaking = Remaking(self.deliverer)
 
     def emit(self, names: set[str]) -> None:
         """Emit operators (with all that they need among them) in program order."""
@@ -72,7 +78,11 @@ class LocalModel:
         if tensor.name not in self._shared:
             demand = shared if self.training else Demand(shared.layout, None)
             delivery = delivery_of(tensor, self.view.layout(tensor), demand)
-            self._shared[tensor.name] = self._deliver(delivery, self.value(tensor), operator, tensor)
+            source = self.value(tensor)
+            values = self._shared[tensor.name] = self._deliver(delivery, source, operator, tensor)
+            forward = self.router.route(delivery).forward
+            if self.training and Copy(tensor.name) in self.view.strategy.remade and forward.steps:
+                self._remade[Copy(tensor.name)] = RemadeCopy(forward, source, None, values, operator)
         return self._shared[tensor.name]
 
     def _deliver(self, delivery: Delivery, values: Values, operator: str, tensor: Tensor) -> Values:
@@ -114,8 +124,24 @@ class LocalModel:
         seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
         job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated)
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
+        remade = self._remade_for(op)
         for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
-            self._values[tensor.name] = values
+            is_passed = bool(remade) and tf.as_dtype(tensor.dtype).is_floating
+            self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
+
+    def _remade_for(self, op: Operator) -> list[RemadeCopy]:
+        """The copies that an operator's gradient reads after they were made again."""
+        found = []
+        for position, tensor in op.operands if self.training else ():
+            if self.view.reads_remade(op, position):
+                found.append(self._remade.get(Copy(tensor.name)))
+            if self.view.is_remade(op, position):
+                found.append(self._remade.get((op.name, position)))
+        return [copy for copy in found if copy is not None]
+
+    def read_remade(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
+        """Once gradients are there: have them read the copies that were made again; see :meth:`.Remaking.rewire`."""
+        self._remaking.rewire(operators, n_forward)
 
     def _emit_update(self, op: Operator, variable: str) -> None:
         layout = self.view.layout(self.view.graph.operators[variable].result)
@@ -124,7 +150,14 @@ class LocalModel:
             self._values[tensor.name] = values
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
-        return self.delivered(tensor, self.view.demand(op, position), op.name)
+        demand = self.view.demand(op, position)
+        values = self.delivered(tensor, demand, op.name)
+        if self.training and self.view.is_remade(op, position):
+            forward = self.router.route(self.view.delivery(tensor, demand)).forward
+            if forward.steps:
+                source, source_copy = self._taken(tensor, op.name), self._remade.get(Copy(tensor.name))
+                self._remade[op.name, position] = RemadeCopy(forward, source, source_copy, values, op.name)
+        return values
 
 
 def gradients_of(losses: Values, variables: list[Values]) -> list[Values | None]:

@@ -26,8 +26,8 @@ LAG = 32
 CALLBACK = "PyFunc"
 """The first operand of a callback is its turn."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
-_VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
-_UNORDERED = COLLECTIVES | _VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
+VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
+_UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """They take no time or, the collectives, have an order of their own, or none."""
 
 
@@ -38,7 +38,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
         operators: all of the graph, as they were made.
         lag: for so many operators at most the backward pass goes on while a gradient is on its way.
     """
-    ahead, constant = _needed_ahead(operators, n_forward), _constant(operators)
+    ahead, constant = needed_ahead(operators, n_forward), _constant(operators)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
@@ -46,7 +46,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
         if op.name in ahead or op.name in constant:
             continue
         if op.type in COLLECTIVES or (
-            (not _is_backward(op) or op.type in _VIEWS) and any(source.name in arriving for source in _sources(op))
+            (not _is_backward(op) or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
         ):
             arriving.add(op.name)
             if not op.outputs:
@@ -115,7 +115,7 @@ def _constant(operators: Sequence[tf.Operation]) -> set[str]:
     return found
 
 
-def _needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
+def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
     """What was made late and is needed by the forward pass: the gradient of a loop gives the loop lists to fill."""
     late = {op.name for op in operators[n_forward:]}
     pending = [source for op in operators[:n_forward] for source in _sources(op) if source.name in late]
@@ -152,5 +152,5 @@ def _readers(handle: tf.Tensor) -> Iterator[tf.Operation]:
     while pending:
         for op in pending.pop().consumers():
             yield op
-            if op.type in _VIEWS:
+            if op.type in VIEWS:
                 pending += op.outputs

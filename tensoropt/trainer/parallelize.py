@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class Wishes:
     plan: Plan | str | None = None
     collectives: str | None = None
     profile_budget: float | str | None = None
+    without: Collection[str] = ()
 
 
 def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
@@ -88,7 +89,7 @@ def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
-    request = request_of(model, surroundings.hardware, wishes.memory, wishes.force)
+    request = request_of(model, surroundings.hardware, wishes.memory, wishes.force, wishes.without)
     if wishes.profile_budget is not None:
         return find_measured(
             wishes.option,

@@ -45,7 +45,6 @@ from tensoropt.frontier import Model, ModelFrontier, find_frontier
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.profiling.hardware import resolve
-from tensoropt.strategy import StrategyView
 from tensoropt.trainer.objective import Compilation, KerasObjective
 from tensoropt.trainer.programs import TRAIN, capture_program
 from tensoropt.trainer.signature import Signature, signature_of
@@ -130,7 +129,7 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
     if not builds:
         return seconds, frontier.summary()
     with seconds.stage("build"):
-        view = StrategyView(captured.graph, plan.strategy, planned.backward.gradients)
+        view = planned.view(plan.strategy)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
         engine = Engine(view, plan.router(PlainCosts()), backend, lambda name: values[name].numpy())

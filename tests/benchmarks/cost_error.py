@@ -38,6 +38,7 @@ from tensoropt.baselines.task import Task
 from tensoropt.costing import OperatorCosting
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
 from tensoropt.ft import Frontier
+from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.here import hardware_here, prepared_processes
 from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
 from tensoropt.offline import Recorded, record
@@ -111,6 +112,11 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
         for node, _ in enumerate(states):
             if rng.random() < number / n_random:
                 states[node] = rng.integers(problem.nodes[node].n_states)
+        for edge in problem.edges:
+            # The choices about a copy depend on how its source is left.
+            possible = np.flatnonzero(edge.time_ns[states[edge.source]] < INFEASIBLE)
+            if states[edge.target] not in possible:
+                states[edge.target] = rng.choice(possible)
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
         time_ns -= frontier.built.hidden_ns(states[None])
         alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")

@@ -24,7 +24,7 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.reschedule.steps import legal_steps
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
-from tensoropt.strategy import Strategy, StrategyView
+from tensoropt.strategy import Copy, Strategy, StrategyView
 from tensoropt.takers import copies, demand_of, takers_of
 
 LONGEST_DETOUR = 3
@@ -39,11 +39,17 @@ class Link:
 
 
 def random_strategy(
-    model: zoo.Recorded, mesh: Mesh, seed: int, prefers: Callable[[Config], bool] | None = None
+    model: zoo.Recorded,
+    mesh: Mesh,
+    seed: int,
+    prefers: Callable[[Config], bool] | None = None,
+    share_remade: float = 0.0,
 ) -> StrategyView:
     """A random config for every operator; for every tensor with several takers a random one of their demands, or none.
 
-    ``prefers`` narrows the choice wherever an operator has such a config.
+    Args:
+        prefers: narrows the choice wherever an operator has such a config.
+        share_remade: of the copies those, on average, that are made again in the backward pass.
     """
     rng = random.Random(seed)
     chosen = {}
@@ -58,7 +64,13 @@ def random_strategy(
             demand = rng.choice([None, *copies([demand_of(view, tensor, taker) for taker in takers])])
             if demand is not None:
                 shared[name] = demand
-    return StrategyView(model.graph, Strategy(mesh, chosen, shared), model.model.backward.gradients)
+    remade = set()
+    for name, takers in takers_of(model.graph).items() if share_remade else ():
+        each = dict.fromkeys(Copy(name, taker.name) for taker in takers)
+        remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
+    backward = model.model.backward
+    strategy = Strategy(mesh, chosen, shared, frozenset(remade))
+    return StrategyView(model.graph, strategy, backward.gradients, backward.kept_operands)
 
 
 def slides(config: Config) -> bool:
@@ -184,7 +196,7 @@ def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape
     counts: Counter[tuple[str, str, Shape]] = Counter()
     for charge in charges(view):
         route = router.route(charge.delivery)
-        for path in (route.forward, route.backward):
+        for path in (route.forward, route.backward, route.forward if charge.is_remade else None):
             for step in path.steps if path is not None else ():
                 if step.communicates:
                     counts[step.kind, axes_text(step.group_axes), path.shape] += 1

@@ -23,7 +23,6 @@ from tensoropt.planning import plan_of
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.space import COMPACT, FULL
-from tensoropt.strategy import StrategyView
 
 # All points are costed again; of a longer frontier so many are executed, evenly spread, both ends among them.
 MOST_POINTS = 8
@@ -54,7 +53,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
         plan = plan_of(frontier, point, "mini_time", {})
         parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
-        view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
+        view = model.model.view(plan.strategy)
         engine = engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh))
         train_and_check(engine, model)
         assert_variables(model, view, pieces_here(engine))
@@ -62,8 +61,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
         planned = [
             (each.kind, axes_text(each.group_axes), path.shape)
             for delivery in plan.deliveries
-            for path in (delivery.forward, delivery.backward)
-            if path is not None
+            for path in delivery.paths
             for each in path.steps
             if each.communicates
         ]

@@ -26,6 +26,14 @@ def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
     assert "6 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
+@pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
+def test_copies_are_made_again_between_processes(n_ranks: int, collectives: str) -> None:
+    """With and without an order of the backward pass; over a link second deliveries are in the chain of the passes."""
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "remade", 6, collectives, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "6 strategies, " in result.stdout and not result.stdout.rstrip().endswith(", 0 made again")
+
+
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
     """Configs that split height or width wherever there are any."""

@@ -32,6 +32,7 @@ from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.lowering.deliver import Backend, Collective
 from tensoropt.lowering.in_graph import GraphBackend
+from tensoropt.planning import charges
 from tensoropt.profiling.measure import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.strategy import StrategyView
@@ -62,11 +63,11 @@ def agree(text: str) -> None:
     assert len(set(COMM.allgather(text))) == 1, text
 
 
-def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend) -> int:
+def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, in_order: bool = False) -> int:
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    in_order = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    in_order |= isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     engine = engine_of(model, view, random_router(seed), backend, in_order)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
@@ -90,13 +91,14 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {
         "models": (zoo.mlp, zoo.cnn, zoo.attention),
+        "remade": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
         "windows": (zoo.windows,),
     }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    prefers = {"models": None, "broadcasting": lambda config: bool(config.used_axes), "windows": slides}[case]
+    prefers = {"broadcasting": lambda config: bool(config.used_axes), "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
-    n_collectives = 0
+    n_collectives = n_remade = 0
     for seed in range(n_strategies):
         function = functions[seed % len(functions)]
         optimizer = optimizers[seed // len(functions) % len(optimizers)]
@@ -104,10 +106,11 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         if key not in models:
             models[key] = zoo.record(function, optimizer)
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
-        view = random_strategy(models[key], mesh, 1000 + seed, prefers)
-        n_collectives += check(models[key], view, 1000 + seed, backend)
+        view = random_strategy(models[key], mesh, 1000 + seed, prefers, 0.7 if case == "remade" else 0.0)
+        n_remade += sum(charge.is_remade for charge in charges(view))
+        n_collectives += check(models[key], view, 1000 + seed, backend, in_order=case == "remade" and seed % 2 == 1)
     if COMM.rank == 0:
-        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks")
+        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {n_remade} made again")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from tensoropt.deliveries import PlainCosts
 from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.strategy import StrategyView
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 OPTIMIZERS = {"sgd": sgd, "adam": lambda: keras.optimizers.Adam(0.001)}
@@ -57,7 +56,7 @@ def differing(name: str, strategy: str, dtype: str = "float64", optimizer: str =
     if strategy in PLANS:
         frontier = _frontier(name, dtype)
         plan = frontier.fastest() if strategy == "fastest" else frontier.smallest()
-        view = StrategyView(case.graph, plan.strategy, case.model.backward.gradients)
+        view = case.model.view(plan.strategy)
         router = plan.router(PlainCosts())
     else:
         seed = int(strategy)

@@ -14,7 +14,6 @@ from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.planning import check_deliveries, plan_of
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
-from tensoropt.strategy import StrategyView
 
 
 @pytest.mark.parametrize("name", ["adamw", "own-whole"])
@@ -25,7 +24,7 @@ def test_points_of_a_frontier(name: str) -> None:
         plan = plan_of(frontier, point, "mini_time", {})
         parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
-        view = StrategyView(case.graph, plan.strategy, case.model.backward.gradients)
+        view = case.model.view(plan.strategy)
         check_deliveries(view, plan)
         engine = Engine(view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
         fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
@@ -36,8 +35,7 @@ def test_points_of_a_frontier(name: str) -> None:
         planned = [
             (each.kind, axes_text(each.group_axes), path.shape)
             for delivery in plan.deliveries
-            for path in (delivery.forward, delivery.backward)
-            if path is not None
+            for path in delivery.paths
             for each in path.steps
             if each.communicates
         ]

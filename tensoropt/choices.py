@@ -1,0 +1,26 @@
+"""What strategies may choose beside configs and shared copies; a search may be told to do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .errors import InputError, short
+
+REUSE = "reuse"
+"""A delivered copy is kept for the backward pass, or made again there."""
+CHOICES = (REUSE,)
+
+
+def checked_choices(names: object) -> frozenset[str]:
+    """Choices to do without, as a user named them.
+
+    Raises:
+        InputError: there is no such choice.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"without= takes a list of choices, such as ['{REUSE}'], got {short(names)}")
+    given = tuple(names)
+    for name in given:
+        if name not in CHOICES:
+            raise InputError(f"unknown choice {short(name)}; a search can do without {', '.join(map(repr, CHOICES))}")
+    return frozenset(given)

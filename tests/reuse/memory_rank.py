@@ -1,0 +1,34 @@
+"""A rank that runs a plan which keeps its gathered parameters, and the same plan which gathers them again."""
+
+import os
+
+os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+import tensoropt
+from tensoropt.frontier import find_frontier
+from tensoropt.here import prepared_processes
+from tensoropt.offline import record
+from tensoropt.plan_check import check_plan
+from tensoropt.profiling.hardware import named
+
+LAYERS, WIDTH, BATCH = 6, 768, 64
+
+
+def deep():
+    """Layers of one width; the profiler sees their parameters' gathered copies, of 2.25 MiB."""
+    value = tensoropt.placeholder(tensoropt.float32, [BATCH, WIDTH], name="x")
+    for i in range(LAYERS):
+        value = tensoropt.tanh(tensoropt.matmul(value, tensoropt.get_variable(f"w{i}", [WIDTH, WIDTH])))
+    return tensoropt.reduce_sum(value)
+
+
+processes = prepared_processes()
+hardware = named(f"v100-1x{processes.size}")
+recorded = record(deep, "deep", "sgd")
+forced = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Tanh": {"d0": 2}, "Placeholder": {"d0": 2}}
+frontier = find_frontier(recorded.model, hardware, processes.size, force=forced)
+for plan in (frontier.fastest(), frontier.smallest()):
+    check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
+    if processes.rank == 0:
+        n_remade, memory = len(plan.strategy.remade), check.memory
+        print(f"{n_remade} made again: {memory.predicted:.0f} of {memory.measured:.0f}", flush=True)

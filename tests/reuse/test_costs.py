@@ -1,0 +1,135 @@
+"""What it costs to make copies again, and that a search which may choose it finds nothing worse for that."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import zoo
+from execution.strategies import random_router, random_strategy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt import zoo as models
+from tensoropt.costing import DeliveryCosting, Keeping, piece_bytes
+from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.ft import Budget
+from tensoropt.ir import Tensor
+from tensoropt.offline import record
+from tensoropt.planning import charges
+from tensoropt.profiling.costs import CollectiveCosts
+from tensoropt.profiling.hardware import named
+from tensoropt.reschedule.layout import needs_communication
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import all_layouts
+from tensoropt.rules.rule import Demand
+
+HARDWARE = named("v100-1x4")
+MESH = HARDWARE.mesh(4)
+SMALL = {
+    "lenet5": lambda: models.lenet5(batch=8),
+    "mlp": lambda: zoo.mlp().loss,
+    "attention": lambda: zoo.attention().loss,
+}
+
+HARD = "attention", "full"
+"""It isn't found exactly in seconds."""
+
+
+@cache
+def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
+    model = record(SMALL[name], name).model
+    return find_frontier(model, HARDWARE, 4, space=space, budget=Budget(seconds=20.0), without=without)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"), [(name, space) for name in SMALL for space in ("full", "compact") if (name, space) != HARD]
+)
+def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, space: str) -> None:
+    kept, chosen = frontier(name, space, ("reuse",)), frontier(name, space, ())
+    assert kept.found.exact and chosen.found.exact and not kept.built.choices and chosen.built.choices
+    for mem_bytes, time_ns in zip(kept.found.mem_bytes, kept.found.time_ns, strict=True):
+        fitting = chosen.found.time_ns[chosen.found.mem_bytes <= mem_bytes]
+        assert len(fitting) and fitting.min() <= time_ns
+    assert chosen.least_mem_bytes <= kept.least_mem_bytes
+
+
+def test_with_little_memory_copies_are_made_again_and_without_a_limit_they_are_not() -> None:
+    found = frontier("lenet5", "full", ())
+    assert found.smallest().strategy.remade and not found.fastest().strategy.remade
+    least, without = found.found, frontier("lenet5", "full", ("reuse",)).found
+    assert least.mem_bytes[0] < without.mem_bytes[0]
+
+
+# Laws
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> tuple[Tensor, Demand, Demand]:
+    shape = tuple(draw(st.lists(st.integers(4, 9), min_size=1, max_size=2)))
+    layouts = all_layouts(MESH, shape)
+    source, target = (draw(st.sampled_from(layouts)) for _ in range(2))
+    varying = draw(st.sampled_from([None, *[(axis,) for axis in MESH.axes if axis not in target.used_axes]]))
+    return Tensor("t:0", shape, "float32"), Demand(source, ()), Demand(target, varying)
+
+
+@given(deliveries())
+@settings(deadline=None)
+def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Demand, Demand]) -> None:
+    tensor, source, demand = case
+    steps = CollectiveCosts(HARDWARE, MESH)
+    costing = DeliveryCosting(MESH, steps)
+    back = [] if demand.varying is None else [demand.layout.with_partial(demand.varying), source.layout.with_partial(())]
+    costing.expect(tensor.shape, tensor.item_bytes, [source.layout, demand.layout, *back])
+    of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, [source], [demand], each)] for each in Keeping}
+    piece, copy = piece_bytes(tensor, source.layout), piece_bytes(tensor, demand.layout)
+    forward = costing.matrix(tensor, [source], [Demand(demand.layout, None)], Keeping.NOTHING)[1][0, 0]
+    # Kept: one of the two; a source that is kept anyway costs nothing more.
+    assert of[Keeping.NOTHING][0] == 0 and of[Keeping.COPY][0] in (piece, copy)
+    assert of[Keeping.COPY_OF_KEPT][0] in (0, of[Keeping.COPY][0])
+    assert of[Keeping.AGAIN][0] == piece and of[Keeping.AGAIN_OF_KEPT][0] == 0
+    if source.layout == demand.layout:
+        assert of[Keeping.COPY] == of[Keeping.AGAIN]
+    # A second delivery takes what the first one did, and keeping takes no time.
+    time_ns = of[Keeping.NOTHING][1]
+    assert of[Keeping.COPY][1] == of[Keeping.COPY_OF_KEPT][1] == time_ns
+    assert of[Keeping.AGAIN][1] == of[Keeping.AGAIN_OF_KEPT][1] == time_ns + forward
+    # Of a shared copy that is made again a taker's is too, unless that communicates.
+    is_local = not needs_communication(source.layout, demand.layout)
+    assert of[Keeping.FROM_SHARED_AGAIN] == ([0, time_ns + forward] if is_local else [copy, time_ns])
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0]))
+@settings(deadline=None, max_examples=25)
+def test_a_strategy_pays_for_each_second_delivery_and_for_nothing_else(seed: int, share: float) -> None:
+    model = recorded()
+    view = random_strategy(model, Mesh.of(2, 2), seed, share_remade=share)
+    router = random_router(seed)
+    n_remade = 0
+    for charge in charges(view):
+        again = router.route(charge.delivery).forward.time_ns(router.costs, charge.delivery.item_bytes)
+        assert charge.time_ns(router) - router.time_ns(charge.delivery) == (again if charge.is_remade else 0)
+        n_remade += charge.is_remade
+        if charge.is_remade and not charge.is_shared:
+            # What is made again is read by the gradient of the operator that takes it.
+            op = view.graph.operators[charge.takers[0]]
+            positions = [i for i, tensor in op.operands if tensor.name == charge.tensor]
+            assert any((op.name, i) in view.kept_operands for i in positions)
+    assert (n_remade > 0) or share < 1.0
+
+
+@cache
+def recorded() -> zoo.Recorded:
+    return zoo.record(zoo.attention, "sgd")
+
+
+def test_points_cost_what_they_cost_alone() -> None:
+    """The states that a strategy means lead back to its cost."""
+    found = frontier("lenet5", "full", ())
+    for point in range(0, len(found), 7):
+        strategy = found.built.strategy(found.found.strategies[point])
+        states = found.built.states_of(strategy)
+        assert found.built.strategy(states).remade == strategy.remade
+        assert found.built.problem.cost(states.tolist()) == (found.found.mem_bytes[point], found.found.time_ns[point])
+        assert np.array_equal(found.built.compute_ns(states[None]), found.costs.compute_ns[point : point + 1])

@@ -1,0 +1,166 @@
+"""Copies that are made again in the backward pass: one device's numbers, each collective as it is charged, nothing kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import composite.models
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from execution.strategies import (
+    Link,
+    assert_variables,
+    engine_of,
+    feeds_of,
+    pieces_here,
+    random_router,
+    random_strategy,
+    train_and_check,
+    training_fetch,
+)
+
+from tensoropt.deliveries import Router
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.carriers import Runner
+from tensoropt.planning import charges
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import Path
+from tensoropt.rules.rule import Config
+from tensoropt.strategy import Copy, Strategy, StrategyView
+
+OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
+MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}
+COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
+MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
+
+
+@cache
+def recorded(function: str, optimizer: str) -> zoo.Recorded:
+    return zoo.record({**MODELS, **COMPOSITES}[function], optimizer)
+
+
+def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
+    """Train by a random strategy that makes half of the copies again, or all; how many that are."""
+    view = random_strategy(model, mesh, seed, share_remade=(0.5, 1.0)[seed % 2])
+    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
+    train_and_check(engine, model)
+    assert_variables(model, view, pieces_here(engine))
+    return sum(charge.is_remade for charge in charges(view))
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("start", range(0, 12, 4))
+@pytest.mark.parametrize("function", MODELS)
+def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
+    n_remade = 0
+    for seed in range(start, start + 4):
+        n_remade += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
+    assert n_remade
+
+
+@pytest.mark.parametrize("function", ["mlp", "cnn"])
+def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
+    """Which merges operators that are equal, and removes control dependencies."""
+    for seed in range(2300, 2303):
+        assert check(recorded(function, "adam"), Mesh.of(4), seed)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("function", COMPOSITES)
+def test_so_do_loops_and_custom_gradients(function: str) -> None:
+    check(recorded(function, "momentum"), Mesh.of(4), 2401)
+
+
+# Memory
+
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Watch:
+    """Attributes:
+    n_alive: arrays that collectives of the step so far made and that are still there, at each collective.
+    """
+
+    arrays: list[weakref.ref[np.ndarray]] = field(default_factory=list)
+    n_alive: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Watched(EmulatedBackend):
+    """Counts which of the arrays that collectives gave out are still there at each later one."""
+
+    watch: Watch = field(default_factory=Watch)
+
+    def runner(self, path: Path, what: str) -> Runner:
+        run = super().runner(path, what)
+
+        def watched(*pieces: np.ndarray) -> Sequence[np.ndarray]:
+            gc.collect()
+            self.watch.n_alive.append(sum(each() is not None for each in self.watch.arrays))
+            memory, made = zip(*map(aligned, run(*pieces)), strict=True)
+            self.watch.arrays += map(weakref.ref, memory)
+            return made
+
+        return watched
+
+
+def aligned(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Memory, and a copy in it, which TensorFlow takes as it is: where it isn't aligned it makes a copy of its own."""
+    memory = np.empty(value.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    copy[...] = value
+    return memory, copy
+
+
+LAYERS, WIDTH = 6, 64
+
+
+def deep() -> zoo.Built:
+    """Layers of one width."""
+    api = tf.compat.v1
+    x = value = api.placeholder(tf.float64, [8, WIDTH], name="x")
+    for i in range(LAYERS):
+        value = tf.tanh(tf.matmul(value, api.get_variable(f"w{i}", [WIDTH, WIDTH], tf.float64)))
+    drawn = tuple(np.random.default_rng(3).normal(size=(zoo.N_BATCHES, 8, WIDTH)))
+    return zoo.Built(tf.reduce_sum(value), {x: drawn}, ())
+
+
+def sharded(model: zoo.Recorded, mesh: Mesh, is_remade: bool) -> StrategyView:
+    """Batches and parameters split over all devices: each layer's parameter is gathered before its product."""
+    axis_of = {"MatMul": "m", "Variable": "d0", "Placeholder": "d0", "Tanh": "d0", "Sum": "d0"}
+    configs = {
+        name: Config(mesh, (axis_of.get(op.type, "-"),) * len(mesh.axes)) for name, op in model.graph.operators.items()
+    }
+    products = [op for op in model.graph.operators.values() if op.type == "MatMul"]
+    remade = {Copy(tensor.name, op.name) for op in products for position, tensor in op.operands if position == 1}
+    return model.model.view(Strategy(mesh, configs, {}, frozenset(remade) if is_remade else frozenset()))
+
+
+def most_alive(is_remade: bool) -> int:
+    model, mesh = zoo.record(deep, "sgd"), Mesh.of(2)
+    view, backend = sharded(model, mesh, is_remade), Watched(mesh)
+    engine = engine_of(model, view, Router(Link()), backend, in_order=True)
+    feeds = feeds_of(model.graph, model.batches[0])
+    engine.run(training_fetch(model), feeds)
+    backend.watch.arrays.clear()
+    backend.watch.n_alive.clear()
+    engine.run(training_fetch(model), feeds)
+    train_and_check(engine_of(model, view, Router(Link()), EmulatedBackend(mesh)), model)
+    return max(backend.watch.n_alive)
+
+
+def test_what_is_made_again_is_not_kept() -> None:
+    """Of gathered parameters one or two are there at once, on each of two ranks, instead of those of all layers but the
+    first, whose operand gets no gradient.
+    """
+    assert most_alive(False) >= 2 * (LAYERS - 1)
+    assert most_alive(True) <= 2 * 2

@@ -1,0 +1,100 @@
+"""Plans and frontiers keep which copies are made again, tell it, and run; a search can do without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt import zoo
+from tensoropt.cli import main
+from tensoropt.deliveries import PlainCosts
+from tensoropt.errors import InputError
+from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.offline import record
+from tensoropt.plan import Plan
+from tensoropt.planning import charges, check_deliveries
+from tensoropt.profiling.hardware import named
+
+CLUSTER = ["zoo:lenet5", "--cluster", "v100-1x4", "--parallelism", "4"]
+
+
+@pytest.fixture(scope="module")
+def found() -> ModelFrontier:
+    model = record(lambda: zoo.lenet5(batch=8), "lenet5").model
+    return find_frontier(model, named("v100-1x4"), 4)
+
+
+def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
+    plan = found.smallest()
+    assert plan.strategy.remade
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.strategy.remade == plan.strategy.remade and loaded.deliveries == plan.deliveries
+    view = found.model.view(loaded.strategy)
+    check_deliveries(view, loaded)
+    router = loaded.router(PlainCosts())
+    executed = sum(
+        router.route(charge.delivery).n_collectives
+        + (router.route(charge.delivery).forward.n_collectives if charge.is_remade else 0)
+        for charge in charges(view)
+    )
+    assert loaded.n_collectives == executed
+
+
+def test_a_plan_says_what_is_made_again_and_what_that_costs(found: ModelFrontier) -> None:
+    plan = found.smallest()
+    told = plan.explain().split("copies made again in the backward pass")[1].split("\n\n")[0]
+    for delivery in plan.deliveries:
+        if delivery.is_remade:
+            assert f"{delivery.tensor} to {delivery.takers[0]}" in told and f"{delivery.again_us:,.1f}" in told
+            assert delivery.copy_bytes > 0 and 0 < delivery.again_us < delivery.time_us
+    assert "copies made again" not in found.fastest().explain()
+
+
+def test_a_file_of_the_frontier_keeps_it_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
+    found.save(tmp_path / "frontier.json")
+    loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
+    for point in range(0, len(found), 5):
+        assert loaded.plan(point).to_json() == found.plan(point).to_json()
+
+
+def test_a_plan_that_makes_again_what_nobody_reads_is_refused(found: ModelFrontier) -> None:
+    plan = found.smallest()
+    unread = next(i for i, each in enumerate(plan.deliveries) if not each.copy_bytes and each.forward.steps)
+    deliveries = list(plan.deliveries)
+    deliveries[unread] = replace(deliveries[unread], is_remade=True)
+    changed = replace(plan, deliveries=tuple(deliveries))
+    with pytest.raises(InputError, match="it was changed: find the strategy again"):
+        check_deliveries(found.model.view(changed.strategy), changed)
+
+
+def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = {}
+    for without in ([], ["--without", "reuse"]):
+        file = tmp_path / "found.json"
+        assert main(["search", *CLUSTER, "--json", str(file), *without]) == 0
+        memory[len(without)] = json.loads(file.read_text())["points"][0]["memory_bytes"]
+    assert memory[0] < memory[2]
+    capsys.readouterr()
+    assert main(["search", *CLUSTER, "--without", "reuse,rest"]) == 2
+    assert capsys.readouterr().err == "tensoropt: unknown choice 'rest'; a search can do without 'reuse'\n"
+
+
+def test_the_api_can_do_without() -> None:
+    def least(**options: object) -> Plan:
+        tensoropt.init(hardware="v100-1x4", seed=1)
+        tensoropt.GradientDescentOptimizer(0.1).minimize(zoo.lenet5(batch=8))
+        plan = tensoropt.find_strategy(**options)  # type: ignore[arg-type]
+        assert isinstance(plan, Plan) and plan.frontier is not None
+        return plan.frontier.smallest()
+
+    assert least().strategy.remade and not least(without=["reuse"]).strategy.remade
+    for wrong in ("reuse", ["reuse", "rest"], 3):
+        tensoropt.init(hardware="v100-1x4", seed=1)
+        tensoropt.GradientDescentOptimizer(0.1).minimize(zoo.lenet5(batch=8))
+        with pytest.raises(InputError, match=r"unknown choice|without= takes a list"):
+            tensoropt.find_strategy(without=wrong)  # type: ignore[arg-type]
