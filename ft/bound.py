@@ -55,6 +55,12 @@ class LowerBound:
         kept = reduce_unsorted(mem, time)
         return LowerBound(mem[kept], time[kept], _named(self, other))
 
+    def lowered(self, time_ns: int) -> LowerBound:
+        """The staircase of strategies that take less than this one bounds, by so much at most."""
+        times = np.maximum(self.time_ns - time_ns, 0)
+        kept = reduce_unsorted(self.mem_bytes, times)
+        return LowerBound(self.mem_bytes[kept], times[kept], self.source)
+
     def loosened(self, other: LowerBound) -> LowerBound:
         """The staircase of strategies that only the one or only the other is known to bound."""
         mem, time = np.concatenate([self.mem_bytes, other.mem_bytes]), np.concatenate([self.time_ns, other.time_ns])

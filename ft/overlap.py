@@ -107,6 +107,11 @@ class Overlap:
         least: Ints = by_place.min(axis=1)
         return least
 
+    @property
+    def most_ns(self) -> int:
+        """No strategy hides more."""
+        return sum(int(part.ns.max()) for part in (*self.hideable.values(), *self.hideable_edges.values()))
+
     def weighted(self, problem: Problem, share: int) -> Problem:
         """The problem whose times are  share A + (UNITS - share) B;  what was equal by identity stays so, ends apart.
 
@@ -154,14 +159,15 @@ def search_overlapping(
 ) -> Frontier:
     """The frontier of a problem by the times of the module docstring, certified; arguments as of :func:`.search`.
 
-    After the two ends, weights are tried while there is time and a gap.
+    After the two ends, weights are tried while there is time and a gap. Each search may take half of what time is left.
     """
     budget = budget or Budget()
-    began, best = time.monotonic(), None
+    deadline, best = time.monotonic() + budget.seconds, None
     for number, share in enumerate(SHARES):
-        if number >= 2 and time.monotonic() - began > budget.seconds:
+        left_s = max(0.0, deadline - time.monotonic())
+        if number >= 2 and not left_s:
             break
-        found = search(overlap.weighted(problem, share), algorithm, progress, budget)
+        found = search(overlap.weighted(problem, share), algorithm, progress, replace(budget, seconds=left_s / 2))
         best = _joined(best, at_true_times(problem, overlap, found, _bound_of(found)))
         if best.exact or best.worst_gap <= budget.gap:
             break
@@ -170,7 +176,11 @@ def search_overlapping(
 
 
 def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: LowerBound | None = None) -> Frontier:
-    """The strategies of a frontier at the times of the module docstring, those of them that are Pareto-minimal."""
+    """The strategies of a frontier at the times of the module docstring, those of them that are Pareto-minimal.
+
+    Args:
+        bound: of these times; None if the frontier is what its algorithm defines.
+    """
     chosen = found.strategies
     time_ns = np.zeros(len(chosen), np.int64)
     for i, node in enumerate(problem.nodes):

@@ -217,7 +217,6 @@ class TensorFlowEngine:
             start, other = tf.fill((4, 4), 0.25), tf.ones(EVICTING_BYTES // 4)
             return Chain(build(False), build(True), _CALLBACKS)
 
-
     def beside(self, call: Action | None, n_products: int) -> Action | None:
         tf = self._tf
         with tf.device(self._device):

@@ -30,7 +30,7 @@ class Beside:
 
     def add(self, node: int, trailing_ns: Ints) -> None:
         """Network of a node, by state, beside what it has by itself."""
-        self._trailing_ns[node] = self._trailing_ns[node] + trailing_ns
+        self._trailing_ns[node] = self._trailing_ns.get(node, 0) + trailing_ns
 
     def add_edge(self, edge: int, target: int, trailing_ns: Ints) -> None:
         """Network of an edge to a node, from where gradients come back."""

@@ -78,6 +78,11 @@ class OperatorCosting:
         fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
         return frozenset(self._viewed(name) for name in self.backward.kept_results | viewed) | fed
 
+    @property
+    def charged(self) -> frozenset[str]:
+        """Names of the tensors that :meth:`mem_bytes` of their producers counts, but for variables and constants."""
+        return self.kept if self.is_body else self.left
+
     @cached_property
     def _taken(self) -> frozenset[str]:
         operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.kept_operands)
@@ -132,7 +137,7 @@ class OperatorCosting:
             piece = piece_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += piece + self._update_bytes(op, layout)
-            elif op.type == CONSTANT or tensor.name in (self.kept if self.is_body else self.left):
+            elif op.type == CONSTANT or tensor.name in self.charged:
                 total += piece
         if op.name in self.graph.lookup_operators:
             # The indices and the gradient of what was found, whole on every device.

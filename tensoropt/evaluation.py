@@ -122,7 +122,7 @@ class Evaluation:
             tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
             attributes_key(op),
             tuple(form(tensor) for tensor in op.inputs),
-            tuple((form(tensor), tensor.name in self.costing.kept) for tensor in op.outputs),
+            tuple((form(tensor), tensor.name in self.costing.charged) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
             tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
             self.costing.graph.updates.get(op.name),

@@ -11,7 +11,6 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from .collectives.single import SingleCommunicator
 from .deliveries import PlainCosts, Router
@@ -25,7 +24,8 @@ from .lowering.deliver import Backend, Collective
 from .lowering.order import LAG
 from .plan import Plan
 from .planning import check_deliveries
-from .processes import OPERATORS_VARIABLE, Processes, cores_of_a_rank
+from .pool import runs_at_once
+from .processes import Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
 from .waiting import CHAINS, TRAILING, URGENT
@@ -200,12 +200,10 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
 
 
 def _allows_two_chains() -> bool:
-    """Whether MPI lets two threads in at once, and TensorFlow keeps a thread for what is computed beside two collectives."""
+    """Whether MPI lets two threads in at once, and TensorFlow has a thread for what is computed beside two collectives."""
     from mpi4py import MPI
 
-    given = os.environ.get(OPERATORS_VARIABLE, "")
-    n_threads = tf.config.threading.get_inter_op_parallelism_threads() or (int(given) if given.isdigit() else 1)
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE and n_threads > len(CHAINS)
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE and runs_at_once(len(CHAINS) + 1)
 
 
 def same_on_all(processes: Processes) -> Callable[[str], None]:

@@ -184,7 +184,7 @@ def costing_of(
     model: Model, hardware: Hardware, mesh: Mesh, measured: Mapping[str, Measured] | None = None
 ) -> OperatorCosting:
     """What a model's operators and deliveries cost on some hardware, of which ``measured`` were timed."""
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share)
+    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
     return OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
 
 
@@ -206,5 +206,6 @@ def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -
     built, found = answer.built, answer.found
     if built.overlap is not None:
         # Chosen by Equation (3), shown as it runs.
-        found = at_true_times(built.problem, built.overlap, found, found.bound)
+        bound = found.bound and found.bound.lowered(built.overlap.most_ns)
+        found = at_true_times(built.problem, built.overlap, found, bound)
     return ModelFrontier(model, hardware, built, task.costing, found, stages, note=answer.note)

@@ -159,7 +159,11 @@ class Plan:
     @property
     def strategy(self) -> Strategy:
         shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
-        remade = frozenset(Copy(d.tensor, None if d.is_shared else d.takers[0]) for d in self.deliveries if d.is_remade)
+        again = [d for d in self.deliveries if d.is_remade]
+        of_shared = {d.tensor for d in again if d.is_shared}
+        # What is made again of a shared copy without communication follows from that: it isn't named by itself.
+        alone = (Copy(d.tensor, d.takers[0]) for d in again if d.tensor not in of_shared)
+        remade = frozenset([*map(Copy, of_shared), *alone])
         return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade)
 
     @property
@@ -257,7 +261,7 @@ class Plan:
             "time_us": self.time_us,
             "compute_time_us": self.compute_time_us,
             "network_time_us": self.network_time_us,
-            "hidden_time_us": self.hidden_time_us,
+            **({"hidden_time_us": self.hidden_time_us} if self.hidden_time_us else {}),
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
@@ -414,5 +418,5 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         str(value["option"]),
         dict(value["assumed"]),
         "\n".join(value["frontier"]),
-        hidden_time_us=float(value["hidden_time_us"]),
+        hidden_time_us=float(value.get("hidden_time_us", 0.0)),
     )

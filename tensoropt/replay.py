@@ -111,7 +111,7 @@ class _Replay:
     _pending: set[Buffer] = field(default_factory=set)
     _due: float = 0
     _updates: list[Buffer] = field(default_factory=list)
-    _workspace: Counter[str] = field(default_factory=Counter)
+    _workspace: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def program(self) -> list[Instruction]:
         """All instructions; at the end is read what stays."""
@@ -274,7 +274,9 @@ class _Replay:
         for step in path.steps:
             if isinstance(step, Step) and step.communicates:
                 for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
-                    self._workspace[name] = max(self._workspace[name], n_bytes)
+                    # What runs beside compute has a chain with a workspace of its own.
+                    key = name, trails and self.costing.deliveries.overlaps
+                    self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
 
     def _splits_inner(self, op: Operator) -> bool:

@@ -198,7 +198,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
-        _nanoseconds(point["hidden_time_us"] for point in points),
+        _nanoseconds(point.get("hidden_time_us", 0.0) for point in points),
     )
     found = Frontier(
         *costs.pair(objectives),

@@ -254,6 +254,10 @@ class Hardware:
             if min(parse_axes(axes)) - shift >= first
         }
 
+    def exposed_share_on(self, mesh: Mesh) -> float:
+        """:attr:`exposed_share`, of a mesh of this hardware: 1 on one machine of several, whose ranks wait for no link."""
+        return self.exposed_share if mesh.levels[0].count > 1 or self.levels[0].count == 1 else 1.0
+
     # Files
 
     def to_json(self) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensoropt.ft import INFEASIBLE, Overlap, Problem, search, search_overlapping
+from tensoropt.ft import INFEASIBLE, LowerBound, Node, Overlap, Problem, at_true_times, search, search_overlapping
 from tensoropt.ft.overlap import UNITS, Part
 
 from .problems import SHAPES, Costs, build
@@ -137,6 +138,16 @@ def test_without_anything_to_hide_it_is_the_plain_search() -> None:
         assert found.mem_bytes.tolist() == plain.mem_bytes.tolist()
         assert found.time_ns.tolist() == plain.time_ns.tolist()
         assert found.exact == plain.exact
+
+
+def test_a_bound_of_other_times_proves_nothing() -> None:
+    """What was chosen by plain sums keeps its doubts when it is shown at its true times."""
+    problem = Problem((Node("n", np.array([5]), np.array([100])),), ())
+    overlap = Overlap({0: Part(0, np.array([40]))}, {}, {0: Part(0, np.array([50]))})
+    bound = LowerBound(np.array([5]), np.array([90]), "made up")
+    found = replace(search(problem), bound=bound)
+    shown = at_true_times(problem, overlap, found, bound.lowered(overlap.most_ns))
+    assert not shown.exact and shown.bound is not None and shown.bound.time_ns.tolist() == [50]
 
 
 def test_more_weights_close_the_gap() -> None:

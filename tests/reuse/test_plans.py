@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import tensoropt
 from tensoropt import zoo
@@ -14,6 +16,7 @@ from tensoropt.cli import main
 from tensoropt.deliveries import PlainCosts
 from tensoropt.errors import InputError
 from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.ft import INFEASIBLE, Frontier
 from tensoropt.offline import record
 from tensoropt.plan import Plan
 from tensoropt.planning import charges, check_deliveries
@@ -43,6 +46,32 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
         for charge in charges(view)
     )
     assert loaded.n_collectives == executed
+
+
+def test_any_strategy_survives_being_a_plan() -> None:
+    """An operator that takes a tensor twice may read two copies of its shared copy, one made by communication, one not."""
+
+    def squared() -> tf.Tensor:
+        x = tf.compat.v1.placeholder(tf.float32, [16, 16])
+        w = tf.compat.v1.get_variable("w", [16, 16])
+        h = tf.sin(tf.tanh(tf.matmul(x, w)) + tf.matmul(x, w))
+        return tf.reduce_mean(tf.square(tf.matmul(h, h)))
+
+    model, hardware = record(squared, "squared").model, named("v100-1x4")
+    frontier = find_frontier(model, hardware, 4, space="full")
+    built, rng = frontier.built, np.random.default_rng(0)
+    n_allowed = 0
+    for _ in range(80):
+        states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
+        for choice in built.choices:
+            states[choice.node] = rng.choice(np.flatnonzero(choice.is_remade))
+        if max(built.problem.cost(states.tolist())) >= INFEASIBLE:
+            continue
+        n_allowed += 1
+        point = Frontier(np.ones(1, np.int64), np.ones(1, np.int64), states[None], {}, "random")
+        plan = replace(frontier, found=point).plan(0)
+        check_deliveries(model.view(plan.strategy), plan)
+    assert n_allowed > 20
 
 
 def test_a_plan_says_what_is_made_again_and_what_that_costs(found: ModelFrontier) -> None:

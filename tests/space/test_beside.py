@@ -7,8 +7,10 @@ from functools import cache
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from zoo_models.small import SMALL
 
+import tensoropt
 from tensoropt import zoo
 from tensoropt.costing import OperatorCosting
 from tensoropt.deliveries import Router
@@ -102,6 +104,30 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
     again = built.states_of(built.strategy(states))
     assert built.problem.cost(again.tolist()) == built.problem.cost(states.tolist())
     assert built.hidden_ns(again[None]) == built.hidden_ns(states[None])
+
+
+def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
+    """In the compact space the takers of one node share a copy, whose costs are the node's: here the step's own."""
+
+    def twice() -> None:
+        x = tf.compat.v1.placeholder(tf.float32, [16, 16])
+        w = tf.compat.v1.get_variable("w", [16, 16])
+        rate = tf.compat.v1.placeholder(tf.float32, [])
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+        tensoropt.MomentumOptimizer(rate, momentum=rate).minimize(loss)
+
+    model = record(twice, "twice").model
+    full, compact = (find_frontier(model, HARDWARE, 4, space=space).found.time_ns.min() for space in (FULL, COMPACT))
+    assert full <= compact
+
+
+def test_one_machine_of_several_hides_nothing() -> None:
+    """Its ranks wait for no link: what was measured between machines doesn't hold there."""
+    model = model_of("lenet5")
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(4)).deliveries.exposed_share == EXPOSED
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(2)).deliveries.exposed_share == 1
+    alone = replace(named("v100-1x4"), exposed_share=EXPOSED)
+    assert costing_of(model, alone, alone.mesh(2)).deliveries.exposed_share == EXPOSED
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import cache
 from itertools import groupby
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from zoo_models.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.costing import DeliveryCosting, OperatorCosting
 from tensoropt.following import Followers, followers, is_heavy
-from tensoropt.frontier import Model, find_frontier
+from tensoropt.frontier import Model, costing_of, find_frontier
 from tensoropt.ft import search
 from tensoropt.ir import SOURCES, Graph
 from tensoropt.offline import record
@@ -55,6 +57,27 @@ def test_every_operator_is_in_one_node(name: str) -> None:
 def test_a_node_has_one_heavy_operator_at_most(name: str) -> None:
     for node in nodes_in(model_of(name).graph):
         assert sum(is_heavy(op, rule_of(op)) for op in node.operators) <= 1
+
+
+def test_operators_that_differ_in_what_is_kept_of_their_results_share_no_states() -> None:
+    """One product's result is read by way of a view, and counts where it lies; the other's counts with its delivery."""
+
+    def products() -> tf.Tensor:
+        x = tf.compat.v1.placeholder(tf.float32, [16, 32])
+        w = [tf.compat.v1.get_variable(f"w{i}", [32, 32]) for i in range(3)]
+        b = tf.matmul(tf.matmul(tf.tanh(tf.matmul(x, w[0])), w[1]), w[2])
+        return tf.reduce_mean(tf.square(tf.matmul(tf.reshape(b, [8, 64]), tf.compat.v1.get_variable("last", [64, 4]))))
+
+    model, hardware = record(products, "products").model, named("v100-1x4")
+    costing = costing_of(model, hardware, hardware.mesh())
+    for space in (FULL, COMPACT):
+        built = ProblemBuilder(model.graph, model.backward, costing, hardware.mesh(), space).build()
+        for node, states in built.nodes:
+            total = np.zeros(states.n_states, np.int64)
+            for op, of_op, seen, place in zip(node.operators, states.configs, states.seen, states.place, strict=True):
+                each = [costing.mem_bytes(op, rule_of(op), *pair) for pair in zip(of_op, seen, strict=True)]
+                total += np.array(each, np.int64)[place]
+            assert total.tolist() == states.mem_bytes.tolist(), node.operators[0].name
 
 
 @pytest.mark.parametrize("name", ["wide_resnet", "transformer", "llama3_8b"])

@@ -1,0 +1,39 @@
+"""Whether TensorFlow's pool of threads runs so many callbacks at once, tried out.
+
+What was asked for isn't what there is: the pool is made when TensorFlow's runtime starts, which may have been before this
+package was imported, and what the environment says afterwards changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import numpy as np
+import tensorflow as tf
+
+MEET_S = 2.0
+"""How long callbacks wait for each other. If one comes too late the answer is no, which is safe."""
+
+
+@cache
+def runs_at_once(n_callbacks: int) -> bool:
+    """Whether so many callbacks that don't wait for each other are run at the same time."""
+    meeting = threading.Barrier(n_callbacks)
+
+    def meet() -> np.bool_:
+        try:
+            meeting.wait(MEET_S)
+        except threading.BrokenBarrierError:
+            return np.False_
+        return np.True_
+
+    def all_met() -> tf.Tensor:
+        met = [tf.numpy_function(meet, [], tf.bool) for _ in range(n_callbacks)]
+        for each in met:
+            each.set_shape([])
+            each.graph.experimental_acd_manager.run_independently(each.op)
+        return tf.reduce_all(tf.stack(met))
+
+    with tf.init_scope():
+        return bool(tf.function(all_met, autograph=False)())
