@@ -85,19 +85,22 @@ class StrategyView:
         return delivery_of(tensor, shared.layout, demand, shared.varying)
 
     def is_remade(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes at an input position is made again in the backward pass.
-
-        It is if the strategy says so; and if it is made without communication of a shared copy that is: it may be a view of
-        that copy, and would keep it.
-        """
+        """Whether the copy that an operator takes at an input position is made again in the backward pass."""
         tensor, remade = op.inputs[position], self.strategy.remade
         if tensor is None or not remade or not self._reads(op, position):
             return False
-        if Copy(tensor.name, op.name) in remade:
-            return True
+        return Copy(tensor.name, op.name) in remade or self.follows_shared(op, position)
+
+    def follows_shared(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes is made again because the shared copy is, of which it is made without
+        communication: it may be a view of that, and would keep it.
+        """
+        tensor = op.inputs[position]
+        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+            return False
         shared, wanted = self.strategy.shared.get(tensor.name), self.demand(op, position).layout
-        is_local = shared is not None and shared.layout != wanted and not needs_communication(shared.layout, wanted)
-        return is_local and Copy(tensor.name) in remade
+        source = self.layout(tensor) if shared is None else shared.layout
+        return source != wanted and not needs_communication(source, wanted)
 
     def reads_remade(self, op: Operator, position: int) -> bool:
         """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
