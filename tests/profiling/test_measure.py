@@ -146,7 +146,8 @@ def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines,
         for axes, table in tables.items():
             assert table.n_bytes[0] <= 1 << 10
             assert table.n_bytes[-1] >= 1 << 22
-            assert Curve.of(table).time_ns(1 << 26) > Curve.of(table).time_ns(1 << 10)
+            # Equal where other work took the core from the small one: a table's times are their running maximum.
+            assert Curve.of(table).time_ns(1 << 26) >= Curve.of(table).time_ns(1 << 10) > 0
             numbers = tuple("abc".index(axis) for axis in axes)
             assert costs.source(kind, numbers).startswith("measured: measured 2")
             assert costs.time_ns(kind, mesh, numbers, 1 << 20) > 1_000
