@@ -76,6 +76,8 @@ class StrategyProblem:
     def states_of(self, strategy: Strategy) -> np.ndarray:
         """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
 
+        A shared copy that the strategy doesn't name, as plans don't where nothing is to be done, is what the producer left.
+
         Raises:
             ValueError: the strategy is not in the space, or shares a copy that nobody asks for.
         """
@@ -89,20 +91,29 @@ class StrategyProblem:
             states[i] = np.argmax(are_equal)
         for copy in self.shared:
             if copy.node >= len(self.nodes):
-                states[copy.node] = copy.demands.index(strategy.shared[copy.tensor.name])
+                states[copy.node] = self._shared_state(copy, strategy, states)
         wanted = {copy.node: copy.demands[states[copy.node]] for copy in self.shared}
         demands = {copy.node: copy.demands for copy in self.shared}
         for choice in self.choices:
-            is_it = choice.is_remade == (choice.copy in strategy.remade)
             if choice.node in demands:
-                is_it = is_it & np.array([demand == wanted[choice.node] for demand in demands[choice.node]], bool)
+                fits = np.array([demand == wanted[choice.node] for demand in demands[choice.node]], bool)
             else:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
-                is_it = is_it & (edge.time_ns[states[edge.source]] < INFEASIBLE)
-            if not is_it.any():
-                raise ValueError(f"no state of the node of {choice.copy} is the strategy's")
-            states[choice.node] = np.argmax(is_it)
+                fits = edge.time_ns[states[edge.source]] < INFEASIBLE
+            is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
+            # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
+            states[choice.node] = np.argmax(is_it if is_it.any() else fits)
         return states
+
+    def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
+        if copy.tensor.name in strategy.shared:
+            return copy.demands.index(strategy.shared[copy.tensor.name])
+        for (node, possible), state in zip(self.nodes, states, strict=False):
+            for op, seen, place in zip(node.operators, possible.seen, possible.place, strict=True):
+                if copy.tensor in op.outputs:
+                    left = seen[place[state]].results[op.outputs.index(copy.tensor)]
+                    return next(i for i, demand in enumerate(copy.demands) if demand.layout == left)
+        raise ValueError(f"no node makes {copy.tensor.name}")
 
     def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
         """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""

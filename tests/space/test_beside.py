@@ -130,6 +130,17 @@ def test_one_machine_of_several_hides_nothing() -> None:
     assert costing_of(model, alone, alone.mesh(2)).deliveries.exposed_share == EXPOSED
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_s_strategy_has_states_of_the_same_costs(name: str) -> None:
+    """A plan leaves shared copies out for which nothing is to be done."""
+    found = find_frontier(model_of(name), HARDWARE, 4, budget=Budget(seconds=0))
+    for point in np.linspace(0, len(found.found) - 1, 5).round().astype(int).tolist():
+        states = found.built.states_of(found.plan(point).strategy)
+        expected = found.found.strategies[point]
+        assert found.built.problem.cost(states.tolist()) == found.built.problem.cost(expected.tolist())
+        assert found.built.hidden_ns(states[None]) == found.built.hidden_ns(expected[None])
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFrontier]:
     """Of one model, where times add up, and where gradients are sent beside compute."""
