@@ -195,7 +195,9 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.BASELINES``.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
     """
-    task = Task(frontier.costing, frontier.mesh, frontier.built.space, frontier.built, progress)
+    # Baselines don't make copies again.
+    built = None if frontier.built.choices else frontier.built
+    task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 
 
