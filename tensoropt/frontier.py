@@ -83,13 +83,17 @@ class ModelFrontier(PlanFrontier):
         """What all points cost, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
+    @cached_property
+    def _router(self) -> Router:
+        """Points have most of their deliveries in common."""
+        return Router(self.costing.deliveries.steps)
+
     def peak(self, point: int) -> Peak:
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
         if point not in self._peaks:
             strategy = self.built.strategy(self.found.strategies[point])
             view = self.model.view(strategy)
-            router = Router(self.costing.deliveries.steps)
-            self._peaks[point] = peak_of(view, self.model.backward, self.costing, router)
+            self._peaks[point] = peak_of(view, self.model.backward, self.costing, self._router)
         return self._peaks[point]
 
     def plan(self, point: int, option: str = "point") -> Plan:
