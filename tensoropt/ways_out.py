@@ -1,9 +1,9 @@
 """What to say where no plan fits within a memory limit: what the least is, what it is for, and what would do.
 
 The ways out are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
-search on more devices, a search in the full space. A search that can't help is left out where that is certain: parameters
-and slots are divided by the devices at best. All of it takes no longer than the search before, or ``LEAST_S``; what isn't
-known by then isn't told.
+search on more devices, a search in the other space. A search that can't help is left out where that is certain: parameters
+and slots are divided by the devices at best. All of it takes about as long as the search before with its replays, or
+``LEAST_S``; what isn't known by then isn't told.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from .smaller_batch import batch_of, batch_that_fits
 from .space import COMPACT, FULL
 from .usable import check_usable
 
-LEAST_S = 5.0
+LEAST_S = 10.0
+OF_SEARCH = 2.0
+"""Of the seconds of the search; to replay points took about as long again."""
 MOST_WAYS = 3
 MOST_DEVICES = 16
 """Up to so many are tried, or up to four times as many as the hardware has."""
@@ -63,7 +65,7 @@ def nothing_fits(request: Request, tried: Sequence[ModelFrontier]) -> str:
     told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
     told += f"{n_devices} device{'s' * (n_devices > 1)} is {text} per device{_most_of_it(least)}"
     seconds = sum(sum(each.seconds_by_stage.values()) for each in tried)
-    ways = _Ways(request, least, max(seconds, LEAST_S)).found()
+    ways = _Ways(request, least, max(OF_SEARCH * seconds, LEAST_S)).found()
     return f"{told}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
 
 
@@ -94,9 +96,9 @@ class _Ways:
         self._deadline = time.monotonic() + seconds
 
     def found(self) -> list[str]:
-        """In words, by what they cost the user: a switch, fewer samples, more devices, a longer search."""
+        """In words, by what they cost the user: a switch, a quick search, fewer samples, more devices, a long search."""
         ways: list[str] = []
-        for look in (self._switched_off, self._fewer_samples, self._more_devices, self._full_space):
+        for look in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
             if len(ways) == MOST_WAYS:
                 break
             try:
@@ -160,11 +162,16 @@ class _Ways:
                 total += copies * -(-op.result.mem_bytes // n_devices)
         return total
 
-    def _full_space(self) -> list[str]:
-        if self.least.frontier.built.space != COMPACT:
-            return []
-        least = self._searched(replace(self.request, space=FULL), "full space", self.least.frontier.mesh.n_devices)
-        return [] if least is None else [f"tensoropt search --space full (at least {memory_text(least.n_bytes)})"]
+    def _compact(self) -> list[str]:
+        """A part of the full space, but its points are others, and may need less at once than those that keep less."""
+        return self._in_space(COMPACT) if self.least.frontier.built.space == FULL else []
+
+    def _full(self) -> list[str]:
+        return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
+
+    def _in_space(self, space: str) -> list[str]:
+        least = self._searched(replace(self.request, space=space), f"{space} space", self.least.frontier.mesh.n_devices)
+        return [] if least is None else [f"tensoropt search --space {space} (at least {memory_text(least.n_bytes)})"]
 
     def _searched(self, request: Request, words: str, parallelism: int) -> _Least | None:
         """What the least is by another search; None if that isn't enough, or can't be had.
