@@ -173,6 +173,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         frontier,
         point,
         int(costs.hidden_ns[point]) / 1e3,
+        frontier.peak(point).n_bytes,
     )
 
 

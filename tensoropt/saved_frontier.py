@@ -117,6 +117,7 @@ class SavedFrontier(PlanFrontier):
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
             "hidden_time_us": costs.hidden_time_us,
+            "peak_bytes": self.of_peaks.get(number),
             "exact": self.found.exact,
             "assumed": self.searched.assumed,
             "frontier": self.table(number, with_peaks=False).splitlines(),
