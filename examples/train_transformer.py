@@ -4,7 +4,7 @@
 
 Two layers of an encoder and two of a decoder with 60 million parameters, trained with momentum: parameters and slots alone
 are 478 MB. ``--memory`` is what the plan may need of each device. ``--room`` holds every process to its share, as a
-container would: it may take so much memory beyond what it has once TensorFlow is loaded, for the plan, the graph, the search.
+container would: it may take so much memory beyond what it has once TensorFlow is loaded, for plan, graph and search.
 
 Replicated, the same model needs 589 MB, and fails in the same room:
 
