@@ -11,7 +11,8 @@ from .costing import DeliveryCosting, Keeping
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
-from .ir import Graph, Tensor
+from .ir import VARIABLE, Graph, Tensor
+from .reschedule.layout import Shape
 from .rules.rule import Demand
 
 Costs = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -60,27 +61,46 @@ class DeliveryArrays:
         """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
         return self.deliveries.overlaps and tensor.name in self.graph.made_of_variables
 
-    def along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> np.ndarray:
-        """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K]."""
+    def _kind(self, tensor: Tensor) -> tuple[Shape, int, bool, bool]:
+        """What deliveries of tensors cost, from left to demands, is equal where this is."""
+        is_variable = self.graph.producers[tensor.name].type == VARIABLE
+        return tensor.shape, tensor.item_bytes, self.trails(tensor), is_variable
+
+    def along(
+        self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, of_shared: bool = False
+    ) -> np.ndarray:
+        """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K].
+
+        Args:
+            of_shared: whether what is delivered is a shared copy.
+        """
         costs = [
             np.zeros(len(left.place), np.int64) if cost is None else cost[left.place, demands.place]
-            for cost in self._matrix(tensor, left, demands, keeping)
+            for cost in self._matrix(tensor, left, demands, keeping, of_shared)
         ]
         return np.stack(costs)
 
-    def _matrix(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
-        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), keeping, self.trails(tensor)
+    def _matrix(
+        self,
+        tensor: Tensor,
+        left: Choice[Demand],
+        demands: Choice[Demand],
+        keeping: Keeping,
+        of_shared: bool = False,
+    ) -> Costs:
+        *_, is_variable = kind = self._kind(tensor)
+        of_variable = is_variable and not of_shared
+        key = (*kind, id(left.values), id(demands.values), keeping, of_variable)
         if key not in self._costs:
-            trailing_ns = None
-            if self.trails(tensor):
-                trailing_ns = self.deliveries.returning_ns(tensor, left.values, demands.values)
-            self._costs[key] = (*self.deliveries.matrix(tensor, left.values, demands.values, keeping), trailing_ns)
-            self._alive += [left.values, demands.values]
+            ends = left.values, demands.values
+            trailing_ns = self.deliveries.returning_ns(tensor, *ends, of_variable) if self.trails(tensor) else None
+            self._costs[key] = (*self.deliveries.matrix(tensor, *ends, keeping, of_variable), trailing_ns)
+            self._alive += ends
         return self._costs[key]
 
     def by_state(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
         """Between the states of two nodes, int64[K of source, K of target] each."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, self.trails(tensor)
+        key = (*self._kind(tensor), id(left), id(demands), keeping)
         if key not in self._expanded:
             mem, time_ns, trailing_ns = self._matrix(tensor, left, demands, keeping)
             pairs = np.ix_(left.place, demands.place)
@@ -93,29 +113,28 @@ class DeliveryArrays:
         tensor: Tensor,
         left: Choice[Demand],
         demands: Choice[Demand],
-        keeping: tuple[Keeping, Keeping],
-        columns: np.ndarray,
-        is_remade: np.ndarray,
+        keepings: tuple[Keeping, ...],
+        states: tuple[np.ndarray, np.ndarray],
         of_source: bool = False,
     ) -> Costs:
-        """The same to a shared copy, or from it (``of_source``), whose states are kept or made again.
+        """The same to a shared copy, or from it (``of_source``), which is kept in one of several ways.
 
         Args:
-            keeping: of a copy that is kept, and of one that is made again.
-            columns, is_remade: by state of the shared copy's node, its place among the demands and whether it is made again.
+            states: by state of the shared copy's node, its place among the demands and among the ways to keep it.
         """
-        ends = id(left), id(demands)
-        key = tensor.shape, tensor.item_bytes, *ends, keeping, self.trails(tensor), columns.tobytes(), of_source
+        place, way = states
+        key = (*self._kind(tensor), id(left), id(demands), keepings, of_source, place.tobytes(), way.tobytes())
         if key not in self._expanded:
-            kept, again = (self._matrix(tensor, left, demands, each) for each in keeping)
+            costs = [self._matrix(tensor, left, demands, keeping, of_source) for keeping in keepings]
 
-            def by_state(of_kept: np.ndarray, of_again: np.ndarray) -> np.ndarray:
+            def by_state(cost_by_way: list[np.ndarray]) -> np.ndarray:
                 if of_source:
-                    return np.where(is_remade[:, None], of_again[columns], of_kept[columns])[:, demands.place]
-                return np.where(is_remade[None, :], of_again[:, columns], of_kept[:, columns])[left.place]
+                    return np.stack(cost_by_way)[way, place][:, demands.place]
+                return np.stack(cost_by_way)[way, :, place].T[left.place]
 
-            trailing_ns = None if kept[2] is None or again[2] is None else by_state(kept[2], again[2])
-            self._expanded[key] = by_state(kept[0], again[0]), by_state(kept[1], again[1]), trailing_ns
+            mem, time_ns = by_state([cost[0] for cost in costs]), by_state([cost[1] for cost in costs])
+            trailing = [cost[2] for cost in costs if cost[2] is not None]
+            self._expanded[key] = mem, time_ns, by_state(trailing) if trailing else None
             self._alive += [left, demands]
         return self._expanded[key]
 
@@ -123,7 +142,7 @@ class DeliveryArrays:
         self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, never: np.ndarray
     ) -> Choosing | None:
         """To keep a copy or to make it again, for each way in which the source is left; None where that can't pay."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, self.trails(tensor), never.tobytes()
+        key = (*self._kind(tensor), id(left), id(demands), keeping, never.tobytes())
         if key not in self._choosing:
             ways = keeping, Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
             (*of_kept, trailing_ns), (*of_again, _) = (self._matrix(tensor, left, demands, way) for way in ways)
