@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .costing import DeliveryCosting, Keeping
+from .costing import DeliveryCosting, Keeping, accumulator_bytes
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
@@ -57,8 +57,15 @@ class DeliveryArrays:
                 self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def trails(self, tensor: Tensor) -> bool:
-        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
-        return self.deliveries.overlaps and tensor.name in self.graph.made_of_variables
+        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile.
+
+        Accumulated gradients go back after the last slice of the batch, when little compute is left.
+        """
+        return self.deliveries.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
+
+    def _kind(self, tensor: Tensor) -> tuple[object, ...]:
+        """What the costs of its deliveries depend on beside size, layouts and demands."""
+        return self.trails(tensor), self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
 
     def along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> np.ndarray:
         """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K]."""
@@ -69,18 +76,21 @@ class DeliveryArrays:
         return np.stack(costs)
 
     def _matrix(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
-        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), keeping, self.trails(tensor)
+        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), keeping, *self._kind(tensor)
         if key not in self._costs:
             trailing_ns = None
             if self.trails(tensor):
                 trailing_ns = self.deliveries.returning_ns(tensor, left.values, demands.values)
-            self._costs[key] = (*self.deliveries.matrix(tensor, left.values, demands.values, keeping), trailing_ns)
+            mem, time_ns = self.deliveries.matrix(tensor, left.values, demands.values, keeping)
+            if self.graph.accumulates(tensor.name):
+                mem = mem + accumulators_bytes(tensor, left.values, demands.values)
+            self._costs[key] = mem, time_ns * self.graph.n_runs(tensor.name), trailing_ns
             self._alive += [left.values, demands.values]
         return self._costs[key]
 
     def by_state(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
         """Between the states of two nodes, int64[K of source, K of target] each."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, self.trails(tensor)
+        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, *self._kind(tensor)
         if key not in self._expanded:
             mem, time_ns, trailing_ns = self._matrix(tensor, left, demands, keeping)
             pairs = np.ix_(left.place, demands.place)
@@ -103,7 +113,7 @@ class DeliveryArrays:
             states: by state of the shared copy's node, its place among the demands and among the ways to keep it.
         """
         place, way = states
-        kind = keepings, self.trails(tensor), of_source
+        kind = keepings, *self._kind(tensor), of_source
         key = tensor.shape, tensor.item_bytes, id(left), id(demands), kind, place.tobytes(), way.tobytes()
         if key not in self._expanded:
             costs = [self._matrix(tensor, left, demands, keeping) for keeping in keepings]
@@ -123,7 +133,7 @@ class DeliveryArrays:
         self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, never: np.ndarray
     ) -> Choosing | None:
         """To keep a copy or to make it again, for each way in which the source is left; None where that can't pay."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, self.trails(tensor), never.tobytes()
+        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, *self._kind(tensor), never.tobytes()
         if key not in self._choosing:
             ways = keeping, Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
             (*of_kept, trailing_ns), (*of_again, _) = (self._matrix(tensor, left, demands, way) for way in ways)
@@ -144,3 +154,10 @@ class DeliveryArrays:
                 )
             self._alive += [left, demands]
         return self._choosing[key]
+
+
+def accumulators_bytes(tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
+    """Memory of the gradients that are accumulated at copies of a tensor, int64[sources, demands]."""
+    return np.array(
+        [[accumulator_bytes(tensor, source.layout, demand) for demand in demands] for source in sources], np.int64
+    )

@@ -18,8 +18,8 @@ import tensorflow as tf
 from .deliveries import Delivery, Router, delivery_of
 from .errors import InputError
 from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
-from .lowering.deliver import Backend, Collective, Deliverer
 from .lowering.accumulating import Accumulation, Asked
+from .lowering.deliver import Backend, Collective, Deliverer
 from .lowering.local import opaque, piece_of, uniform_shape
 from .lowering.model import LocalModel, gradients_of
 from .lowering.operators import Values
@@ -211,10 +211,11 @@ class Engine:
 
         slices = self._slices(fetch)
         for feed in feeds:
-            if feed.is_local and _is_sliced(feed, slices) and feed.tensor.shape[0] % (len(slices) * self.backend.mesh.n_devices):
+            n_samples, n_shares = feed.tensor.shape[:1], self.backend.mesh.n_devices
+            if feed.is_local and _is_sliced(feed, slices) and n_samples[0] % (len(slices) * n_shares):
                 raise InputError(
-                    f"each rank's share of {feed.tensor.name}, of {feed.tensor.shape[0]} samples over {self.backend.mesh.n_devices} "
-                    f"ranks, can't be taken in {len(slices)} micro-batches; feed the whole batch, or one that they divide"
+                    f"each of {n_shares} ranks' share of {feed.tensor.name}, of {n_samples[0]} samples in all, can't be "
+                    f"taken in {len(slices)} micro-batches; feed the whole batch, or find a strategy for one that they divide"
                 )
         of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
         signature = [
@@ -242,11 +243,13 @@ class Engine:
         for feed, values in fed.items():
             if not _is_sliced(feed, slices):
                 sources[feed.tensor.name] = self._as_left(feed, feed.tensor, values, self.view, deliverer)
+        if slices:
+            assert self.sliced is not None
+            outside = LocalModel(self.sliced, self.router, deliverer, sources, self._update, training=True)
+            return self._emit_slices(fetch, fed, needed, outside, slices)
         model = LocalModel(
             self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
         )
-        if slices:
-            return self._emit_slices(fetch, fed, needed, model, slices)
         model.emit(needed)
         # Losses first: a fetched loss is then there already.
         losses = {
@@ -292,9 +295,8 @@ class Engine:
         Raises:
             InputError: a rank's own share of the batch can't be sliced.
         """
-        assert self.sliced is not None
-        (name,), slicing, deliverer = fetch.train_steps, slices[0].slicing, model.deliverer
-        step, view = self.graph.train_steps[name], self.sliced
+        (name,), slicing, deliverer, view = fetch.train_steps, slices[0].slicing, model.deliverer, model.view
+        step = self.graph.train_steps[name]
         in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
         model.emit(needed - in_slices - slicing.after)
 
@@ -393,7 +395,7 @@ class Engine:
 def _cut(
     value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
 ) -> np.ndarray:
-    """A rank's piece of a whole value, or those of its slices; where the layout holds a sum, all of it is at coordinate 0."""
+    """A rank's piece of a whole value, or those of slices; where the layout holds a sum, all of it is at coordinate 0."""
     if slices:
         of_slices = (each.of(value, 0) for each in slices)
         return np.concatenate([_cut(each, layout, each.shape, rank) for each in of_slices])

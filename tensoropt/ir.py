@@ -153,9 +153,18 @@ class Graph:
         """In how many slices a training step takes its batch."""
         return 1 if self.slicing is None else self.slicing.n
 
+    @property
+    def whole(self) -> Graph:
+        """The graph of the whole batch."""
+        return self if self.slicing is None else self.slicing.whole
+
     def n_runs(self, tensor: str) -> int:
         """How often a training step makes a tensor: for each slice, or once."""
         return self.n_slices if self.slicing is not None and tensor in self.slicing.forms else 1
+
+    def accumulates(self, tensor: str) -> bool:
+        """Whether the gradients of several slices are added up at a tensor's copies."""
+        return self.n_slices > 1 and self.n_runs(tensor) == 1
 
     @cached_property
     def producers(self) -> dict[str, Operator]:

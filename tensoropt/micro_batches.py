@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -107,6 +108,7 @@ class Slice:
         return self.slicing.whole.operators[op.name]
 
 
+@lru_cache(maxsize=8)
 def of_slices(graph: Graph, n: int) -> Graph:
     """The graph of one of ``n`` slices; what isn't made of the batch is as it was.
 
@@ -142,17 +144,6 @@ def of_slices(graph: Graph, n: int) -> Graph:
     return replace(graph, operators=operators, slicing=slicing)
 
 
-def most_slices(graph: Graph) -> int:
-    """The most slices that a power of two can be; 1 where the step can't be sliced."""
-    n = 1
-    while True:
-        try:
-            of_slices(graph, 2 * n)
-        except InputError:
-            return n
-        n *= 2
-
-
 def checked_count(given: object) -> int:
     """A number of micro-batches, as a user gave it.
 
@@ -160,7 +151,7 @@ def checked_count(given: object) -> int:
         InputError: it isn't a whole number from 1 up.
     """
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise InputError(f"micro_batches takes a whole number from 1 up, got {short(given)}; give one that divides the batch")
+        raise InputError(f"micro_batches takes a whole number from 1 up, got {short(given)}; give a divisor of the batch")
     return int(given)
 
 
@@ -192,7 +183,7 @@ class _Propagation:
         return Mesh.of(self.n)
 
     def run(self) -> tuple[Forms, dict[str, Config], set[str]]:
-        """The forms of tensors, configs of operators over the axis of time, and the operators that come after all slices."""
+        """The forms of tensors, configs of operators over the axis of time, and the operators that come after slices."""
         forms: Forms = {}
         configs: dict[str, Config] = {}
         after: set[str] = set()

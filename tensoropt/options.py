@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from .choices import checked_choices
+from .choices import ACCUMULATE, checked_choices
 from .curve import Curve, CurvePoint
 from .dump import dump
 from .errors import InputError, short
@@ -19,6 +19,7 @@ from .ft import Budget, InfeasibleError
 from .ir import PLACEHOLDER
 from .liveness import Peak
 from .memory_limit import default_limit, memory_text, parse_memory
+from .micro_batches import checked_count
 from .objectives import MEMORY_TIME, Objectives
 from .plan import Plan
 from .planning import plan_of
@@ -46,6 +47,7 @@ class Request:
         progress: is told (stage, done, total).
         measured: operators that were timed, by the key of their work.
         without: choices that strategies don't have, see :mod:`.choices`.
+        micro_batches: in how many slices a step takes its batch; None to choose, where the memory limit asks for it.
     """
 
     model: Model
@@ -60,6 +62,7 @@ class Request:
     budget: Budget | None = None
     measured: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
     without: frozenset[str] = frozenset()
+    micro_batches: int | None = None
 
 
 def check_option(option: object) -> None:
@@ -73,16 +76,45 @@ def check_option(option: object) -> None:
 
 
 def request_of(
-    model: Model, hardware: Hardware, memory: int | str | None, force: object, without: object = ()
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
 ) -> Request:
     """What a user asks of a search, checked.
 
     Raises:
-        InputError: the memory or the forced degrees are none, or there is no such choice to do without.
+        InputError: the memory or the forced degrees are none, there is no such choice to do without, or the model can't be
+            trained in so many micro-batches.
     """
     limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
     forced, left_out = checked_force(force), checked_choices(without)
-    return Request(model, hardware, limit, forced, assumptions(hardware), without=left_out)
+    return Request(
+        model,
+        hardware,
+        limit,
+        forced,
+        assumptions(hardware),
+        without=left_out,
+        micro_batches=checked_slices(model, micro_batches, left_out),
+    )
+
+
+def checked_slices(model: Model, asked: object, without: Container[str]) -> int | None:
+    """A number of micro-batches that a user asked for, if any.
+
+    Raises:
+        InputError: it is no number of micro-batches, or none that the model can be trained in.
+    """
+    if asked is None:
+        return None
+    count = checked_count(asked)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_slices(count)
+    return count
 
 
 def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
@@ -120,9 +152,42 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     """
     frontier = _frontier(request, parallelism)
     point = frontier.fastest_within(request.limit_bytes)
+    tried = [frontier]
+    if request.micro_batches is None and ACCUMULATE not in request.without:
+        for other in _in_more_slices(request, frontier, point):
+            tried.append(other)
+            found = other.fastest_within(request.limit_bytes)
+            if found is not None and (point is None or _time_ns(other, found) < _time_ns(frontier, point)):
+                frontier, point = other, found
+            elif point is not None:
+                break
     if point is None:
-        raise InputError(_nothing_fits(request, [frontier]))
+        raise InputError(_nothing_fits(request, tried))
     return _unrolled(frontier, point, "mini_time", request)
+
+
+def _in_more_slices(request: Request, whole: ModelFrontier, point: int | None) -> Iterator[ModelFrontier]:
+    """The frontiers in 2, 4, 8, ... micro-batches, where they can pay: where the limit keeps out what would be faster.
+
+    More slices take no less time than fewer, as far as memory allows both; so without such a limit nothing is searched.
+    """
+    if point is not None and point == whole.fastest_within(None):
+        return
+    n, least = 2, whole.least_mem_bytes
+    while True:
+        try:
+            request.model.in_slices(n)
+        except InputError:
+            return
+        found = _frontier(dataclasses.replace(request, micro_batches=n), whole.mesh.n_devices)
+        if found.least_mem_bytes >= least:
+            return
+        yield found
+        n, least = 2 * n, found.least_mem_bytes
+
+
+def _time_ns(frontier: ModelFrontier, point: int) -> int:
+    return int(frontier.costs.time_ns[point])
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
@@ -250,6 +315,7 @@ def _frontier(request: Request, parallelism: int) -> ModelFrontier:
             request.budget,
             request.measured,
             request.without,
+            request.micro_batches or 1,
         )
     except InfeasibleError as error:
         raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error

@@ -136,9 +136,6 @@ class LocalModel:
             is_passed = bool(remade) and tf.as_dtype(tensor.dtype).is_floating
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
 
-    def _makes(self, tensor: Tensor) -> bool:
-        return self.slice is None or self.slice.makes(tensor)
-
     def _remade_for(self, op: Operator) -> list[RemadeCopy]:
         """The copies that an operator's gradient reads after they were made again."""
         found = []
@@ -164,7 +161,7 @@ class LocalModel:
         values = self.delivered(tensor, demand, op.name)
         if self.slice is not None and not self.slice.takes(op.name, position):
             return [tf.zeros_like(value) for value in values]
-        if self.training and self._makes(tensor) and self.view.is_remade(op, position):
+        if self.training and self.view.is_remade(op, position):
             forward = self.router.route(self.view.delivery(tensor, demand)).forward
             if forward.steps:
                 source, source_copy = self._taken(tensor, op.name), self._remade.get(Copy(tensor.name))

@@ -12,12 +12,12 @@ import tensorflow as tf
 import zoo
 from execution.strategies import random_strategy
 
+from tensoropt.deliveries import Router
 from tensoropt.engine import Engine
 from tensoropt.frontier import Model
 from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.lowering.deliver import Backend
 from tensoropt.micro_batches import of_slices
-from tensoropt.deliveries import Router
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.strategy import StrategyView
 
