@@ -185,7 +185,7 @@ class Accumulation:
         joined = [tf.gather(value, order, axis=dimension) for value in joined]
         if not is_local:
             return joined
-        layout = self.outside.view.layout(tensor).with_partial(())
+        layout = self.outside.view.layout(self.view.graph.tensors[tensor.name]).with_partial(())
         ranks = self.outside.deliverer.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
 

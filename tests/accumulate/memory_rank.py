@@ -30,4 +30,5 @@ for n in (1, 2, 4, 8):
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
     if processes.rank == 0:
         memory, step = check.memory, check.step
-        print(f"{n} micro-batches: {memory.predicted:.0f} of {memory.measured:.0f} bytes; {step.measured:.0f} us", flush=True)
+        bytes_told = f"{memory.predicted:.0f} of {memory.measured:.0f} bytes"
+        print(f"{n} micro-batches: {bytes_told}; {step.measured:.0f} us", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,8 @@ from tensoropt.lowering.backends import EmulatedBackend
 from tensoropt.lowering.deliver import Backend
 from tensoropt.micro_batches import of_slices
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import why_invalid
 from tensoropt.strategy import StrategyView
 
 BATCH = 8
@@ -76,9 +79,13 @@ def sliced(name: str, optimizer: str, n: int) -> zoo.Recorded:
 
 
 def random_view(name: str, optimizer: str, n: int, mesh: Mesh, seed: int) -> tuple[StrategyView, StrategyView]:
-    """A random strategy that slices can have, on the whole graph and on that of one slice."""
-    of_slice = random_strategy(sliced(name, optimizer, n), mesh, seed)
-    return recorded(name, optimizer).model.view(of_slice.strategy), of_slice
+    """A random strategy that slices and the whole batch can have, on the whole graph and on that of one slice."""
+    graph, rng = recorded(name, optimizer).graph, random.Random(seed)
+    while True:
+        of_slice = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6))
+        configs = of_slice.strategy.configs
+        if not any(why_invalid(rule_of(graph.operators[each]), config) for each, config in configs.items()):
+            return recorded(name, optimizer).model.view(of_slice.strategy), of_slice
 
 
 def engine_in_slices(
