@@ -22,6 +22,7 @@ Statistics over the batch (batch normalisation that trains) would be completed o
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,7 +30,8 @@ from itertools import chain
 
 import numpy as np
 
-from .composite.body import COMPOSITES
+from .composite.body import BODY, COMPOSITES, LOOP, Body
+from .composite.composition import Composition
 from .errors import InputError, short
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
 from .lowering.local import local_statics
@@ -44,8 +46,10 @@ SUM = -1
 """Instead of a dimension that is split: a partial sum."""
 SLICES = "_slices"
 """The attribute of a mean that is one over all slices: how many there are."""
-Forms = dict[str, int]
+Forms = ChainMap[str, int]
 """By tensor name the dimension that the slices split, or SUM; what isn't named is the same for all slices."""
+Configs = ChainMap[str, Config]
+"""By operator name its config over the axis of time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +186,10 @@ class _Propagation:
     def mesh(self) -> Mesh:
         return Mesh.of(self.n)
 
-    def run(self) -> tuple[Forms, dict[str, Config], set[str]]:
+    def run(self) -> tuple[dict[str, int], dict[str, Config], set[str]]:
         """The forms of tensors, configs of operators over the axis of time, and the operators that come after slices."""
-        forms: Forms = {}
-        configs: dict[str, Config] = {}
+        forms: Forms = ChainMap()
+        configs: Configs = ChainMap()
         after: set[str] = set()
         written: set[str] = set()  # variables that are updated after all slices
         (step,) = self.graph.train_steps.values()
@@ -205,9 +209,9 @@ class _Propagation:
             # A constant that was split for one taker may have another that takes it whole.
             if op.name not in after and not self._agrees(op, forms, configs):
                 raise _refused(self.n, f"{op.where()} takes in whole what others take in slices")
-        return forms, configs, after
+        return dict(forms), dict(configs), after
 
-    def _decide(self, op: Operator, forms: Forms, configs: dict[str, Config]) -> str:
+    def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:
         """Give an operator its config; or why it has none."""
         if op.type == PLACEHOLDER and op.result.shape[:1] == (self.batch,):
             return self._take(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
@@ -215,18 +219,16 @@ class _Propagation:
             return ""
         if op.updates is not None:
             return f"{op.where()} updates a variable by what is made of the batch"
-        if op.type in COMPOSITES:
-            return f"{op.where()}, a loop or a gradient of its own, takes the batch"
-        found: tuple[int, Config, Forms, dict[str, Config]] | None = None
+        found: tuple[int, Config, Forms, Configs] | None = None
         for config in self._configs(op):
-            tried_forms, tried = dict(forms), dict(configs)
+            tried_forms, tried = forms.new_child(), configs.new_child()
             n_pulled = self._reached(op, config, tried_forms, tried)
             if n_pulled is not None and (found is None or n_pulled < found[0]):
                 found = n_pulled, config, tried_forms, tried
         if found is None:
-            return f"{op.where()} needs the whole batch at once"
-        forms.update(found[2])
-        configs.update(found[3])
+            return f"{op.where()} needs the whole batch at once, as batch normalisation and lookups in the batch do"
+        forms.update(found[2].maps[0])
+        configs.update(found[3].maps[0])
         return self._take(op, found[1], forms, configs)
 
     def _configs(self, op: Operator) -> list[Config]:
@@ -235,9 +237,10 @@ class _Propagation:
         names = [name for name in factors if rule.extents[name] % self.n == 0]
         names += [f"+{i}" for i in range(len(rule.linear))]
         each = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
-        return [config for config in each if not _why_not(rule, config)]
+        found = [config for config in each if not _why_not(rule, config)]
+        return [config for config in found if op.type not in COMPOSITES or _fits_body(op, config)]
 
-    def _reached(self, op: Operator, config: Config, forms: Forms, configs: dict[str, Config]) -> int | None:
+    def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
         """How many operands must be split for a config that weren't; None where it can't be had."""
         seen, n_pulled = interface(rule_of(op), config), 0
         for position, tensor in op.operands:
@@ -255,7 +258,7 @@ class _Propagation:
                 return None
         return n_pulled
 
-    def _pull(self, tensor: Tensor, dimension: int, forms: Forms, configs: dict[str, Config]) -> bool:
+    def _pull(self, tensor: Tensor, dimension: int, forms: Forms, configs: Configs) -> bool:
         """Have a tensor that is made of constants and random numbers split along a dimension."""
         op = self.graph.producers[tensor.name]
         if tensor.name in forms:
@@ -268,13 +271,13 @@ class _Propagation:
             result = interface(rule_of(op), config).results[op.outputs.index(tensor)]
             if _form(result) != dimension:
                 continue
-            tried_forms, tried = dict(forms), dict(configs)
+            tried_forms, tried = forms.new_child(), configs.new_child()
             if all(
                 wanted is None or (wanted != SUM and self._pull(operand, wanted, tried_forms, tried))
                 for operand, wanted in self._wanted(op, config)
             ):
-                forms.update(tried_forms)
-                configs.update(tried)
+                forms.update(tried_forms.maps[0])
+                configs.update(tried.maps[0])
                 self._take(op, config, forms, configs)
                 return True
         return False
@@ -283,7 +286,7 @@ class _Propagation:
         seen = interface(rule_of(op), config)
         return [(tensor, _form(_layout(seen, position))) for position, tensor in op.operands]
 
-    def _take(self, op: Operator, config: Config, forms: Forms, configs: dict[str, Config]) -> str:
+    def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
         for tensor, layout in zip(op.outputs, interface(rule_of(op), config).results, strict=True):
             form = _form(layout)
@@ -292,7 +295,7 @@ class _Propagation:
             forms[tensor.name] = form
         return ""
 
-    def _agrees(self, op: Operator, forms: Forms, configs: dict[str, Config]) -> bool:
+    def _agrees(self, op: Operator, forms: Forms, configs: Configs) -> bool:
         """Whether an operator's operands are as its config takes them."""
         config = configs.get(op.name)
         if config is None:
@@ -305,6 +308,46 @@ class _Propagation:
 
 def _why_not(rule: Rule, config: Config) -> str:
     return why_invalid(replace(rule, spread=""), config)
+
+
+def _fits_body(op: Operator, config: Config) -> bool:
+    """Whether slices of a composite operator are alike but for their operands, and each gives its own share of gradients."""
+    composition = Composition(op)
+    for inner in composition.body.operators:
+        seen = composition.inner(inner, config)[1]
+        differs = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
+        if differs and any(_form(layout) is not None for layout in seen.results):
+            return False
+    return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
+
+
+def _sliced_body(op: Operator, config: Config, n: int) -> Body:
+    """The body of a composite operator at the shapes of a slice."""
+    composition = Composition(op)
+    body = composition.body
+    layouts = {tensor.name: composition.input_layout(tensor, config) for tensor in body.inputs}
+    inner = {each.name: composition.inner(each, config) for each in body.operators}
+    for each in body.operators:
+        layouts.update(zip((tensor.name for tensor in each.outputs), inner[each.name][1].results, strict=True))
+    forms = {name: form for name, layout in layouts.items() if (form := _form(layout)) is not None}
+    sources = {body.graph.producers[tensor.name].name for tensor in body.inputs}
+    operators = {}
+    for each in body.graph.operators.values():
+        if each.name in inner:
+            operators[each.name] = _sliced(each, *inner[each.name], forms, n)
+        elif each.name in sources:
+            operators[each.name] = replace(each, outputs=tuple(_cut(tensor, forms, n) for tensor in each.outputs))
+    inputs, outputs = (tuple(_cut(tensor, forms, n) for tensor in tensors) for tensors in (body.inputs, body.outputs))
+    return Body(replace(body.graph, operators=operators), inputs, outputs)
+
+
+def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
+    """A tensor as a slice has it."""
+    dimension = forms.get(tensor.name, SUM)
+    if dimension == SUM:
+        return tensor
+    shape = [extent // n if i == dimension else extent for i, extent in enumerate(tensor.shape)]
+    return replace(tensor, shape=tuple(shape))
 
 
 def _layout(seen: Interface, position: int) -> Layout:
@@ -321,21 +364,17 @@ def _form(layout: Layout) -> int | None:
 
 def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
     """An operator at the shapes of a slice; of a constant, the value is that of its first elements."""
-
-    def cut(tensor: Tensor) -> Tensor:
-        dimension = forms.get(tensor.name, SUM)
-        if dimension == SUM:
-            return tensor
-        shape = [extent // n if i == dimension else extent for i, extent in enumerate(tensor.shape)]
-        return replace(tensor, shape=tuple(shape))
-
     statics = dict(local_statics(op, seen, 0))
     attrs = dict(op.attrs)
-    if op.type == CONSTANT:
-        statics[0] = np.take(op.statics[0], np.arange(op.result.shape[forms[op.result.name]] // n), forms[op.result.name])
-    elif op.type in chain(FROM_KEY, FROM_SEED):
-        statics[0] = np.asarray(cut(op.result).shape, np.asarray(op.statics[0]).dtype)
+    if op.type == CONSTANT and op.result.name in forms:
+        dimension = forms[op.result.name]
+        statics[0] = np.take(op.statics[0], np.arange(op.result.shape[dimension] // n), dimension)
+    elif op.type in chain(FROM_KEY, FROM_SEED) and op.result.name in forms:
+        statics[0] = np.asarray(_cut(op.result, forms, n).shape, np.asarray(op.statics[0]).dtype)
     elif op.type == "Mean" and any(config.degree(f"d{dimension}") > 1 for dimension in reduced_dimensions(op)):
         attrs[SLICES] = n
-    inputs = tuple(tensor and cut(tensor) for tensor in op.inputs)
-    return replace(op, inputs=inputs, outputs=tuple(map(cut, op.outputs)), statics=statics, attrs=attrs)
+    elif op.type in COMPOSITES:
+        attrs[BODY] = _sliced_body(op, config, n)
+    inputs = tuple(tensor and _cut(tensor, forms, n) for tensor in op.inputs)
+    outputs = tuple(_cut(tensor, forms, n) for tensor in op.outputs)
+    return replace(op, inputs=inputs, outputs=outputs, statics=statics, attrs=attrs)

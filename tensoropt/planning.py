@@ -148,11 +148,11 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
     """
     router = plan.router(PlainCosts())
     expected = {
-        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade)
+        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
         for charge in charges(view)
         if (planned := charge.planned(router)) is not None
     }
-    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade) for d in plan.deliveries}
+    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.deliveries}
     if expected != given:
         tensor, takers, demand, *rest = min(expected ^ given, key=str)
         difference = "lacks" if (tensor, takers, demand, *rest) in expected else "has, against its configs,"
