@@ -260,7 +260,9 @@ class Connections:
         for end, copy in zip(ends, _as_copies(ends), strict=True):
             choice = Choice(tuple(copy), end.demands.place)
             others = [
-                self.arrays.along(tensor, choice, other.demands, Keeping.COPY_OF_KEPT if other.is_read else Keeping.NOTHING)
+                self.arrays.along(
+                    tensor, choice, other.demands, Keeping.COPY_OF_KEPT if other.is_read else Keeping.NOTHING, of_shared=True
+                )
                 for other in ends
             ]
             options.append((choice, sum((cost for cost in others), start=np.zeros((3, n_states), np.int64))))

@@ -11,7 +11,8 @@ from .costing import DeliveryCosting, Keeping, accumulator_bytes
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
-from .ir import Graph, Tensor
+from .ir import VARIABLE, Graph, Tensor
+from .reschedule.layout import Shape
 from .rules.rule import Demand
 
 Costs = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -63,34 +64,51 @@ class DeliveryArrays:
         """
         return self.deliveries.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
 
-    def _kind(self, tensor: Tensor) -> tuple[object, ...]:
-        """What the costs of its deliveries depend on beside size, layouts and demands."""
-        return self.trails(tensor), self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+    def _is_variable(self, tensor: Tensor) -> bool:
+        return self.graph.producers[tensor.name].type == VARIABLE
 
-    def along(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> np.ndarray:
-        """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K]."""
+    def _kind(self, tensor: Tensor) -> tuple[object, ...]:
+        """What deliveries of tensors cost, from left to demands, is equal where this is."""
+        in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+        return tensor.shape, tensor.item_bytes, self.trails(tensor), self._is_variable(tensor), *in_slices
+
+    def along(
+        self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, of_shared: bool = False
+    ) -> np.ndarray:
+        """Deliveries within each state of one node, their memory, time and what of it trails: int64[3, K].
+
+        Args:
+            of_shared: whether what is delivered is a shared copy.
+        """
         costs = [
             np.zeros(len(left.place), np.int64) if cost is None else cost[left.place, demands.place]
-            for cost in self._matrix(tensor, left, demands, keeping)
+            for cost in self._matrix(tensor, left, demands, keeping, of_shared)
         ]
         return np.stack(costs)
 
-    def _matrix(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
-        key = tensor.shape, tensor.item_bytes, id(left.values), id(demands.values), keeping, *self._kind(tensor)
+    def _matrix(
+        self,
+        tensor: Tensor,
+        left: Choice[Demand],
+        demands: Choice[Demand],
+        keeping: Keeping,
+        of_shared: bool = False,
+    ) -> Costs:
+        of_variable = self._is_variable(tensor) and not of_shared
+        key = (*self._kind(tensor), id(left.values), id(demands.values), keeping, of_variable)
         if key not in self._costs:
-            trailing_ns = None
-            if self.trails(tensor):
-                trailing_ns = self.deliveries.returning_ns(tensor, left.values, demands.values)
-            mem, time_ns = self.deliveries.matrix(tensor, left.values, demands.values, keeping)
+            ends = left.values, demands.values
+            trailing_ns = self.deliveries.returning_ns(tensor, *ends, of_variable) if self.trails(tensor) else None
+            mem, time_ns = self.deliveries.matrix(tensor, *ends, keeping, of_variable)
             if self.graph.accumulates(tensor.name):
-                mem = mem + accumulators_bytes(tensor, left.values, demands.values)
+                mem = mem + accumulators_bytes(tensor, *ends)
             self._costs[key] = mem, time_ns * self.graph.n_runs(tensor.name), trailing_ns
-            self._alive += [left.values, demands.values]
+            self._alive += ends
         return self._costs[key]
 
     def by_state(self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping) -> Costs:
         """Between the states of two nodes, int64[K of source, K of target] each."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, *self._kind(tensor)
+        key = (*self._kind(tensor), id(left), id(demands), keeping)
         if key not in self._expanded:
             mem, time_ns, trailing_ns = self._matrix(tensor, left, demands, keeping)
             pairs = np.ix_(left.place, demands.place)
@@ -113,10 +131,9 @@ class DeliveryArrays:
             states: by state of the shared copy's node, its place among the demands and among the ways to keep it.
         """
         place, way = states
-        kind = keepings, *self._kind(tensor), of_source
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), kind, place.tobytes(), way.tobytes()
+        key = (*self._kind(tensor), id(left), id(demands), keepings, of_source, place.tobytes(), way.tobytes())
         if key not in self._expanded:
-            costs = [self._matrix(tensor, left, demands, keeping) for keeping in keepings]
+            costs = [self._matrix(tensor, left, demands, keeping, of_source) for keeping in keepings]
 
             def by_state(cost_by_way: list[np.ndarray]) -> np.ndarray:
                 if of_source:
@@ -133,7 +150,7 @@ class DeliveryArrays:
         self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, never: np.ndarray
     ) -> Choosing | None:
         """To keep a copy or to make it again, for each way in which the source is left; None where that can't pay."""
-        key = tensor.shape, tensor.item_bytes, id(left), id(demands), keeping, *self._kind(tensor), never.tobytes()
+        key = (*self._kind(tensor), id(left), id(demands), keeping, never.tobytes())
         if key not in self._choosing:
             ways = keeping, Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
             (*of_kept, trailing_ns), (*of_again, _) = (self._matrix(tensor, left, demands, way) for way in ways)

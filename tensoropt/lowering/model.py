@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from ..deliveries import Delivery, Router, delivery_of, differentiated_operands, inner_deliveries
+from ..deliveries import Delivery, Router, differentiated_operands, inner_deliveries
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..micro_batches import Slice
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
 from ..strategy import Copy, StrategyView
-from .deliver import Deliverer
+from .deliver import Deliverer, send_buckets
 from .operators import Job, Values, emit
 from .remaking import RemadeCopy, Remaking
 
@@ -84,7 +84,7 @@ class LocalModel:
             return self.value(tensor)
         if tensor.name not in self._shared:
             demand = shared if self.training else Demand(shared.layout, None)
-            delivery = delivery_of(tensor, self.view.layout(tensor), demand)
+            delivery = self.view.shared_delivery(tensor, demand)
             source = self.value(tensor)
             values = self._shared[tensor.name] = self._deliver(delivery, source, operator, tensor)
             forward = self.router.route(delivery).forward
@@ -189,5 +189,6 @@ def back_from(
     # Two at a time: the order in which AddN adds more is not the same on each rank.
     by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
     found = iter(tf.gradients(ends, flat, grad_ys=gradients, aggregation_method=by_pairs, stop_gradients=stop or None))
+    send_buckets()
     grouped = [[next(found) for _ in values] for values in variables]
     return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]

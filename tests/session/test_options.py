@@ -25,6 +25,11 @@ def session():
     return network()
 
 
+def find(*arguments, **options):
+    """With the batch in whole, so that what fits is on one frontier."""
+    return tensoropt.find_strategy(*arguments, without=["accumulate"], **options)
+
+
 def frontier(parallelism: int = 4):
     return tensoropt.find_strategy(parallelism=parallelism).frontier.found
 
@@ -33,7 +38,7 @@ def test_mini_time_takes_the_fastest_point_that_fits():
     found = frontier()
     assert len(found) > 3
     for point in range(len(found)):
-        plan = tensoropt.find_strategy("mini_time", memory=int(found.mem_bytes[point]))
+        plan = find("mini_time", memory=int(found.mem_bytes[point]))
         assert plan.memory_bytes == found.mem_bytes[point]
         assert plan.time_us == found.time_ns[point] / 1e3
         assert plan.option == "mini_time" and plan.parallelism == 4
@@ -41,9 +46,9 @@ def test_mini_time_takes_the_fastest_point_that_fits():
 
 def test_a_limit_succeeds_at_the_minimum_and_fails_one_byte_below():
     least = int(frontier().mem_bytes[0])
-    assert tensoropt.find_strategy(memory=least).memory_bytes == least
+    assert find(memory=least).memory_bytes == least
     with pytest.raises(tensoropt.InputError) as error:
-        tensoropt.find_strategy(memory=least - 1)
+        find(memory=least - 1)
     assert f"no plan fits {least - 1:,} bytes" in str(error.value)
     assert f"memory={least} or more" in str(error.value)
 
@@ -51,27 +56,27 @@ def test_a_limit_succeeds_at_the_minimum_and_fails_one_byte_below():
 def test_what_the_message_advises_is_enough_and_no_smaller_parallelism_is():
     limit = int(frontier(1).mem_bytes[0]) - 1
     with pytest.raises(tensoropt.InputError, match=r"use (2) devices"):
-        tensoropt.find_strategy(memory=limit, parallelism=1)
-    assert tensoropt.find_strategy(memory=limit, parallelism=2).memory_bytes <= limit
+        find(memory=limit, parallelism=1)
+    assert find(memory=limit, parallelism=2).memory_bytes <= limit
     below = int(frontier(4).mem_bytes[0]) - 1
     with pytest.raises(tensoropt.InputError, match=r"use 8 devices"):
-        tensoropt.find_strategy(memory=below)
-    assert tensoropt.find_strategy(memory=below, cluster="v100-1x8").memory_bytes <= below
+        find(memory=below)
+    assert find(memory=below, cluster="v100-1x8").memory_bytes <= below
     with pytest.raises(tensoropt.InputError, match="up to 16 devices aren't enough; raise memory= or make the batch"):
-        tensoropt.find_strategy(memory=1, parallelism=2)
+        find(memory=1, parallelism=2)
 
 
 def test_mini_parallelism_takes_the_fewest_devices_that_fit():
     needs = {count: int(frontier(count).mem_bytes[0]) for count in (1, 2, 3, 4)}
     for limit in (needs[1], needs[1] - 1, needs[2], needs[2] - 1, needs[4]):
-        plan = tensoropt.find_strategy("mini_parallelism", memory=limit)
+        plan = find("mini_parallelism", memory=limit)
         assert plan.parallelism == min(count for count, least in needs.items() if least <= limit)
         assert plan.memory_bytes <= limit
-        fastest = tensoropt.find_strategy("mini_time", memory=limit, parallelism=plan.parallelism)
+        fastest = find("mini_time", memory=limit, parallelism=plan.parallelism)
         assert plan.time_us == fastest.time_us
     with pytest.raises(tensoropt.InputError, match=f"memory={min(needs.values())} or more"):
-        tensoropt.find_strategy("mini_parallelism", memory=min(needs.values()) - 1)
-    assert tensoropt.find_strategy("mini_parallelism", parallelism=[4, 2]).parallelism == 2
+        find("mini_parallelism", memory=min(needs.values()) - 1)
+    assert find("mini_parallelism", parallelism=[4, 2]).parallelism == 2
 
 
 def test_profiling_is_the_least_time_of_each_parallelism():
