@@ -12,7 +12,6 @@ from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
 from .ir import VARIABLE, Graph, Tensor
-from .reschedule.layout import Shape
 from .rules.rule import Demand
 
 Costs = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -102,7 +101,8 @@ class DeliveryArrays:
             mem, time_ns = self.deliveries.matrix(tensor, *ends, keeping, of_variable)
             if self.graph.accumulates(tensor.name):
                 mem = mem + accumulators_bytes(tensor, *ends)
-            self._costs[key] = mem, time_ns * self.graph.n_runs(tensor.name), trailing_ns
+            n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
+            self._costs[key] = mem, time_ns * n_runs, trailing_ns
             self._alive += ends
         return self._costs[key]
 

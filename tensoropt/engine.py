@@ -215,7 +215,7 @@ class Engine:
             if feed.is_local and _is_sliced(feed, slices) and n_samples[0] % (len(slices) * n_shares):
                 raise InputError(
                     f"each of {n_shares} ranks' share of {feed.tensor.name}, of {n_samples[0]} samples, can't be "
-                    f"taken in {len(slices)} micro-batches; feed the whole batch, or find a strategy for one that they divide"
+                    f"taken in {len(slices)} micro-batches; feed the whole batch, or find a strategy for one they divide"
                 )
         of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
         signature = [
