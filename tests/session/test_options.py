@@ -87,7 +87,7 @@ def test_profiling_is_the_least_time_of_each_parallelism():
 
 def test_a_curve_says_what_does_not_fit_and_what_would():
     limit = min(peaks(1)) - 1
-    curve = tensoropt.find_strategy("profiling", memory=limit, parallelism=[1, 2])
+    curve = find("profiling", memory=limit, parallelism=[1, 2])
     value = json.loads(json.dumps(curve.to_json()))
     assert (value["format"], value["version"]) == ("tensoropt/curve", 1)
     first, second = value["curve"]
