@@ -49,8 +49,8 @@ TITLES = {"rnn": "RNN", "wide_resnet": "WideResNet", "transformer": "Transformer
           "vgg16": "VGG16"}
 WIDTHS = (1856, 2576, 3712)
 COUNTS = (4, 8, 16, 32)
-FULL_UP_TO = {"rnn": 16, "wide_resnet": 16, "vgg16": 16, "transformer": 8}
-"""On how many devices the full space is searched within a minute; beyond, the compact one."""
+FULL_UP_TO = {"rnn": 8, "wide_resnet": 8, "vgg16": 16, "transformer": 8}
+"""On how many devices the full space is searched within a minute or two; beyond, the compact one."""
 COLORS = ("tab:blue", "tab:orange", "tab:green")
 MARKERS = {"data-parallel": ("s", "tab:orange"), "optcnn": ("*", "tab:brown"), "tofu": ("v", "tab:pink")}
 Numbers = dict[str, Any]

@@ -184,7 +184,7 @@ def test_looking_for_ways_out_ends_in_time(model: Model, monkeypatch: pytest.Mon
     """Without time nothing is searched any more; what takes no search is told all the same."""
     needed = least(searched(request(model), 4))
     monkeypatch.setattr(ways_out._Ways, "__init__", _without_time(ways_out._Ways.__init__))
-    text = said(request(model, without=frozenset(["reuse"])), 4, needed * 3 // 4)
+    text = said(request(model, without=frozenset(["reuse"])), 4, 3 * needed // 4)
     assert "devices (" not in text and "--space" not in text and "leaving out" not in text
     assert "a batch of about" in text and "or memory=" in text
 
