@@ -8,7 +8,9 @@ from .errors import InputError, short
 
 REUSE = "reuse"
 """A delivered copy is kept for the backward pass, or made again there."""
-CHOICES = (REUSE,)
+ACCUMULATE = "accumulate"
+"""A training step takes its batch in several slices, where the memory limit asks for that; see :mod:`.micro_batches`."""
+CHOICES = (REUSE, ACCUMULATE)
 
 
 def checked_choices(names: object) -> frozenset[str]:

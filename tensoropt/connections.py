@@ -192,6 +192,10 @@ class Connections:
             for end in ends:
                 self._add(tensor, (producer, left), (end.node, end.demands), keeping if end.is_read else Keeping.NOTHING)
 
+    def _may_remake(self, tensor: Tensor) -> bool:
+        """Copies that all slices of a batch read are kept: they would be made again for each."""
+        return self.reuse and not self.steps.graph.accumulates(tensor.name)
+
     def _keeping(self, tensor: Tensor) -> Keeping:
         """What a copy of a tensor that is read keeps: whether its producer's piece is paid for by itself."""
         producer = self.steps.graph.producers[tensor.name]
@@ -213,7 +217,7 @@ class Connections:
             of_copy = Keeping.NOTHING
         elif readers:
             of_taker = Keeping.COPY_OF_KEPT
-        may_be_remade = self.reuse and readers and all(end.operator and not end.exchanges for end in readers)
+        may_be_remade = self._may_remake(tensor) and readers and all(end.operator and not end.exchanges for end in readers)
         none, of_again = np.zeros(0, np.intp), Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
         to_copy = of_copy, of_again, Keeping.NOTHING
         of_reader = of_taker, Keeping.FROM_SHARED_AGAIN, Keeping.FROM_SHARED_UNREAD
@@ -300,7 +304,7 @@ class Connections:
             self._charge(from_node, self.arrays.along(tensor, left, demands, keeping))
             return
         never = np.zeros(len(demands.values), bool) if never is None else never
-        choosing = self.arrays.choosing(tensor, left, demands, keeping, never) if copy and self.reuse else None
+        choosing = self.arrays.choosing(tensor, left, demands, keeping, never) if copy and self._may_remake(tensor) else None
         if copy is not None and choosing is not None:
             number = len(self.nodes)
             self.nodes.append(Node(f"{tensor.name} to {self.nodes[to_node].name}", choosing.nothing, choosing.nothing))

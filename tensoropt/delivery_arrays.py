@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .costing import DeliveryCosting, Keeping
+from .costing import DeliveryCosting, Keeping, accumulator_bytes
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
 from .ir import VARIABLE, Graph, Tensor
-from .reschedule.layout import Shape
 from .rules.rule import Demand
 
 Costs = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -58,13 +57,19 @@ class DeliveryArrays:
                 self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def trails(self, tensor: Tensor) -> bool:
-        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
-        return self.deliveries.overlaps and tensor.name in self.graph.made_of_variables
+        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile.
 
-    def _kind(self, tensor: Tensor) -> tuple[Shape, int, bool, bool]:
+        Accumulated gradients go back after the last slice of the batch, when little compute is left.
+        """
+        return self.deliveries.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
+
+    def _is_variable(self, tensor: Tensor) -> bool:
+        return self.graph.producers[tensor.name].type == VARIABLE
+
+    def _kind(self, tensor: Tensor) -> tuple[object, ...]:
         """What deliveries of tensors cost, from left to demands, is equal where this is."""
-        is_variable = self.graph.producers[tensor.name].type == VARIABLE
-        return tensor.shape, tensor.item_bytes, self.trails(tensor), is_variable
+        in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+        return tensor.shape, tensor.item_bytes, self.trails(tensor), self._is_variable(tensor), *in_slices
 
     def along(
         self, tensor: Tensor, left: Choice[Demand], demands: Choice[Demand], keeping: Keeping, of_shared: bool = False
@@ -88,13 +93,16 @@ class DeliveryArrays:
         keeping: Keeping,
         of_shared: bool = False,
     ) -> Costs:
-        *_, is_variable = kind = self._kind(tensor)
-        of_variable = is_variable and not of_shared
-        key = (*kind, id(left.values), id(demands.values), keeping, of_variable)
+        of_variable = self._is_variable(tensor) and not of_shared
+        key = (*self._kind(tensor), id(left.values), id(demands.values), keeping, of_variable)
         if key not in self._costs:
             ends = left.values, demands.values
             trailing_ns = self.deliveries.returning_ns(tensor, *ends, of_variable) if self.trails(tensor) else None
-            self._costs[key] = (*self.deliveries.matrix(tensor, *ends, keeping, of_variable), trailing_ns)
+            mem, time_ns = self.deliveries.matrix(tensor, *ends, keeping, of_variable)
+            if self.graph.accumulates(tensor.name):
+                mem = mem + accumulators_bytes(tensor, *ends)
+            n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
+            self._costs[key] = mem, time_ns * n_runs, trailing_ns
             self._alive += ends
         return self._costs[key]
 
@@ -163,3 +171,10 @@ class DeliveryArrays:
                 )
             self._alive += [left, demands]
         return self._choosing[key]
+
+
+def accumulators_bytes(tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
+    """Memory of the gradients that are accumulated at copies of a tensor, int64[sources, demands]."""
+    return np.array(
+        [[accumulator_bytes(tensor, source.layout, demand) for demand in demands] for source in sources], np.int64
+    )

@@ -111,7 +111,8 @@ def execute(
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
-    check_deliveries(view, plan)
+    in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
+    check_deliveries(in_slices, plan)
     if collectives == EMULATED:
         check_room(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
@@ -123,7 +124,10 @@ def execute(
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
-    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, agreement, in_order=in_order, lag=lag)
+    sliced = in_slices if plan.micro_batches > 1 else None
+    engine = Engine(
+        view, plan.router(PlainCosts()), backend, initial_value, agreement, sliced=sliced, in_order=in_order, lag=lag
+    )
     return Execution(plan, engine, processes)
 
 
@@ -141,7 +145,14 @@ def execute_beside(
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
     view = model.view(strategy)
     engine = Engine(
-        view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order, first.lag
+        view,
+        Router(PlainCosts()),
+        first.backend,
+        initial_value,
+        first.agree,
+        first,
+        in_order=first.in_order,
+        lag=first.lag,
     )
     return replace(execution, engine=engine)
 

@@ -20,6 +20,7 @@ from .forcing import Force
 from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times, search, search_overlapping
 from .ir import Graph
 from .liveness import Instruction, Peak, peak_of_program
+from .micro_batches import of_slices
 from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
 from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
@@ -28,7 +29,8 @@ from .profiling.hardware import Hardware
 from .profiling.work import Measured
 from .replay import program_of
 from .reschedule.mesh import Mesh
-from .rules.rule import Config, Interface, interface
+from .rules.registry import rule_of
+from .rules.rule import Config, Interface, interface, why_invalid
 from .space import space_for
 from .strategy import Strategy, StrategyView
 from .strategy_problem import StrategyProblem
@@ -47,6 +49,14 @@ class Model:
     def view(self, strategy: Strategy) -> StrategyView:
         """A strategy on this graph."""
         return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
+
+    def in_slices(self, n: int) -> Model:
+        """The same at one of ``n`` slices of its batch.
+
+        Raises:
+            InputError: the training step can't be taken in so many.
+        """
+        return Model(of_slices(self.graph.whole, n), self.backward)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,8 +140,9 @@ class ModelFrontier(PlanFrontier):
         n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        slices = f", {self.model.graph.n_slices} micro-batches" if self.model.graph.n_slices > 1 else ""
         return (
-            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
+            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
             f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_stage.values()):.2f} s" + (f"; {self.note}" if self.note else "")
@@ -150,6 +161,7 @@ def find_frontier(
     budget: Budget | None = None,
     measured: Mapping[str, Measured] | None = None,
     without: Collection[str] = (),
+    micro_batches: int = 1,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -161,18 +173,26 @@ def find_frontier(
         budget: how hard to search; None for the default, and baselines have no use for it.
         measured: operators that were timed, by the key of their work.
         without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
+        micro_batches: in how many slices a step takes its batch.
 
     Raises:
-        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, the algorithm can't be used, or the
+            step can't be taken in so many slices.
     """
     started = time.perf_counter()
     try:
         mesh = hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(str(error)) from error
+    model = model.in_slices(micro_batches)
     costing = costing_of(model, hardware, mesh, measured)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
+        if micro_batches > 1:
+            raise InputError(
+                f"algorithm '{algorithm}' takes a batch in whole, got micro_batches={micro_batches}; leave them, or search "
+                f"with {ALGORITHMS[0]}"
+            )
         if objectives != MEMORY_TIME:
             raise InputError(
                 f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
@@ -186,6 +206,9 @@ def find_frontier(
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
     reuse = REUSE not in without
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, reuse=reuse).build()
+    if micro_batches > 1:
+        whole = {op.name: rule_of(op) for op in model.graph.whole.step_operators}
+        built = built.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
         if built.overlap is not None and objectives == MEMORY_TIME:

@@ -14,7 +14,7 @@ Complexity: O(points x operators) numbers, and as many evaluations as there are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
@@ -50,8 +50,14 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
             deliveries.append(parts.of_deliveries(op))
+    graph = frontier.model.graph
     searched = Searched(
-        frontier.mesh, frontier.hardware_name, frontier.model.graph.digest, dict(frontier.assumed), frontier.summary()
+        frontier.mesh,
+        frontier.hardware_name,
+        graph.whole.digest,
+        dict(frontier.assumed),
+        frontier.summary(),
+        graph.n_slices,
     )
     found = frontier.found
     points = type(found)(
@@ -158,17 +164,17 @@ def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class _Neighbourhood(Graph):
-    """Some operators of a graph, all of them run by its training steps; what these update how is seen on the whole graph."""
+    """Some operators of a graph, all of them run by its training steps; what these update how is seen on all of it."""
 
-    whole: Graph
+    around: Graph = field(kw_only=True)
 
     @cached_property
     def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
-        return self.whole.updates
+        return self.around.updates
 
     @cached_property
     def lookups(self) -> dict[str, tuple[str, ...]]:
-        return self.whole.lookups
+        return self.around.lookups
 
     @property
     def step_operators(self) -> tuple[Operator, ...]:
@@ -260,7 +266,8 @@ class _Parts:
         takers = [taker for tensor in op.outputs for taker in self._takers.get(tensor.name, ())]
         names = {name for taker in takers for name in (taker.name, taker.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
-        return _Neighbourhood({each.name: each for each in members}, self.graph.train_steps, {}, self.graph)
+        own = {each.name: each for each in members}
+        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.slicing, around=self.graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from .choices import checked_choices
+from .choices import ACCUMULATE, checked_choices
 from .curve import Curve, CurvePoint
 from .dump import dump
 from .errors import InputError, short
 from .forcing import Force
 from .frontier import Model, ModelFrontier
 from .memory_limit import default_limit, parse_memory
+from .micro_batches import checked_count
 from .plan import Plan
 from .planning import plan_of
 from .profiling.hardware import Hardware
-from .request import OF_CURVE, Request, searched
+from .request import OF_CURVE, Request, fastest_that_fits, least_of
 from .smaller_batch import batch_of
 from .ways_out import nothing_fits
 
@@ -35,16 +36,45 @@ def check_option(option: object) -> None:
 
 
 def request_of(
-    model: Model, hardware: Hardware, memory: int | str | None, force: object, without: object = ()
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
 ) -> Request:
     """What a user asks of a search, checked.
 
     Raises:
-        InputError: the memory or the forced degrees are none, or there is no such choice to do without.
+        InputError: the memory or the forced degrees are none, there is no such choice to do without, or the model can't be
+            trained in so many micro-batches.
     """
     limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
     forced, left_out = checked_force(force), checked_choices(without)
-    return Request(model, hardware, limit, forced, assumptions(hardware), without=left_out)
+    return Request(
+        model,
+        hardware,
+        limit,
+        forced,
+        assumptions(hardware),
+        without=left_out,
+        micro_batches=checked_slices(model, micro_batches, left_out),
+    )
+
+
+def checked_slices(model: Model, asked: object, without: Container[str]) -> int | None:
+    """A number of micro-batches that a user asked for, if any.
+
+    Raises:
+        InputError: it is no number of micro-batches, or none that the model can be trained in.
+    """
+    if asked is None:
+        return None
+    count = checked_count(asked)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_slices(count)
+    return count
 
 
 def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
@@ -80,11 +110,10 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     Raises:
         InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
     """
-    frontier = searched(request, parallelism)
-    point = frontier.fastest_within(request.limit_bytes, request.progress)
-    if point is None:
-        raise InputError(nothing_fits(request, [frontier]))
-    return _unrolled(frontier, point, "mini_time", request)
+    best, tried = fastest_that_fits(request, parallelism)
+    if best is None:
+        raise InputError(nothing_fits(request, tried))
+    return _unrolled(*best, "mini_time", request)
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
@@ -93,14 +122,13 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
     Raises:
         InputError: nothing fits on any.
     """
-    tried = []
+    all_tried: list[ModelFrontier] = []
     for parallelism in sorted(parallelisms):
-        frontier = searched(request, parallelism)
-        point = frontier.fastest_within(request.limit_bytes, request.progress)
-        if point is not None:
-            return _unrolled(frontier, point, "mini_parallelism", request)
-        tried.append(frontier)
-    raise InputError(nothing_fits(request, tried))
+        best, tried = fastest_that_fits(request, parallelism)
+        if best is not None:
+            return _unrolled(*best, "mini_parallelism", request)
+        all_tried += tried
+    raise InputError(nothing_fits(request, all_tried))
 
 
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
@@ -109,9 +137,10 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     points = []
     for parallelism in parallelisms:
-        frontier = searched(request, parallelism)
-        point, exact = frontier.fastest_within(request.limit_bytes, request.progress), frontier.found.exact
+        best, tried = fastest_that_fits(request, parallelism)
+        frontier, point = best if best is not None else (least_of(tried, request.progress), None)
         needed_bytes = frontier.needed_bytes(frontier.least_point(request.progress) if point is None else point)
+        exact = frontier.found.exact
         if point is None:
             points.append(CurvePoint(parallelism, False, needed_bytes, None, None, exact))
             continue

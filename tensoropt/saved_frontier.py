@@ -59,6 +59,7 @@ class Searched:
     model_digest: str
     assumed: Mapping[str, Any]
     summary: str
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,6 +114,7 @@ class SavedFrontier(PlanFrontier):
             "option": option,
             "mesh": _levels(self.mesh),
             "model_digest": self.searched.model_digest,
+            "micro_batches": self.searched.micro_batches,
             "memory_bytes": costs.memory_bytes,
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
@@ -178,6 +180,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         "hardware": searched.hardware_name,
         "mesh": _levels(searched.mesh),
         "model_digest": searched.model_digest,
+        **({"micro_batches": searched.micro_batches} if searched.micro_batches > 1 else {}),
         "assumed": dict(searched.assumed),
         "summary": searched.summary,
         "objectives": list(frontier.objectives),
@@ -226,6 +229,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         value["model_digest"],
         value["assumed"],
         value["summary"],
+        int(value.get("micro_batches", 1)),
     )
     return SavedFrontier(
         found,

@@ -122,7 +122,8 @@ class StrategyView:
 
     def _reads(self, op: Operator, position: int) -> bool:
         """Whether an operator's own gradient reads an operand as it is taken: not one whose windows are exchanged."""
-        if (op.name, position) not in self.kept_operands:
+        tensor = op.inputs[position]
+        if (op.name, position) not in self.kept_operands or tensor is None or self.graph.accumulates(tensor.name):
             return False
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 

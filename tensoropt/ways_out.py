@@ -20,7 +20,7 @@ from .ir import VARIABLE
 from .memory_limit import memory_text
 from .plan_frontier import Progress
 from .profiling.hardware import Hardware, LinkLevel
-from .request import OF_CURVE, Request, searched
+from .request import OF_CURVE, Request, frontiers
 from .smaller_batch import batch_of, batch_that_fits
 from .space import COMPACT, FULL
 from .usable import check_usable
@@ -183,10 +183,10 @@ class _Ways:
         progress("costs", 0, 1)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
-            least = _Least.of(searched(request, parallelism), progress)
+            found = (_Least.of(frontier, progress) for frontier in frontiers(request, parallelism))
+            return next((least for least in found if least.n_bytes <= self.limit_bytes), None)
         except InputError:
             return None
-        return least if least.n_bytes <= self.limit_bytes else None
 
     def _in_time(self, words: str) -> Callable[[str, int, int], None]:
         told = self.request.progress

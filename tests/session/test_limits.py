@@ -15,7 +15,7 @@ from tensoropt.memory_limit import memory_text
 from tensoropt.offline import record
 from tensoropt.options import mini_parallelism, mini_time
 from tensoropt.profiling.hardware import named
-from tensoropt.request import Request, searched
+from tensoropt.request import Request, frontiers, searched
 from tensoropt.smaller_batch import batch_that_fits
 
 HARDWARE = named("v100-1x4")
@@ -37,7 +37,8 @@ def least(frontier: ModelFrontier) -> int:
 
 
 def request(model: Model, **asked: object) -> Request:
-    return Request(**{"model": model, "hardware": HARDWARE, "limit_bytes": None, **asked})
+    """With the batch in whole, where nothing else is asked: so that what fits is on one frontier."""
+    return Request(**{"model": model, "hardware": HARDWARE, "limit_bytes": None, "micro_batches": 1, **asked})
 
 
 def said(asked: Request, parallelism: int, limit: int) -> str:
@@ -96,12 +97,21 @@ def test_devices_that_cannot_hold_their_share_of_the_parameters_are_not_searched
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(ways_out, "searched", lambda request, count: asked.append(count) or searched(request, count))
+    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: asked.append(count) or frontiers(request, count))
     said(request(model, space="compact"), 1, model.graph.parameter_bytes // 8)
     assert asked[0] == 8 and set(asked) <= {8, 16, 1}
     asked.clear()
     assert "use memory=" in said(request(model, space="compact"), 1, 10)
     assert not set(asked) - {1}
+
+
+def test_micro_batches_that_were_left_out_are_advised(model: Model) -> None:
+    open_ = request(model, micro_batches=None)
+    without = request(model, micro_batches=None, without=frozenset(["accumulate"]))
+    needed = least(searched(without, 1))
+    plan = mini_time(Request(**{**vars(open_), "limit_bytes": needed - 1}), 1)
+    assert plan.micro_batches > 1 and plan.peak_bytes is not None and plan.peak_bytes < needed
+    assert "a search without leaving out 'accumulate' (at least " in said(without, 1, needed - 1)
 
 
 @pytest.mark.parametrize(("batch", "hidden", "share"), [(64, 64, 0.9), (512, 16, 0.7), (512, 16, 0.4)])

@@ -25,6 +25,11 @@ def session():
     return network()
 
 
+def find(*arguments, **options):
+    """With the batch in whole, so that what fits is on one frontier."""
+    return tensoropt.find_strategy(*arguments, without=["accumulate"], **options)
+
+
 def frontier(parallelism: int = 4):
     return tensoropt.find_strategy(parallelism=parallelism).frontier
 
@@ -38,7 +43,7 @@ def test_mini_time_takes_the_fastest_point_whose_peak_fits():
     found, at_once = frontier(), peaks()
     assert len(found) > 3 and len(set(at_once)) > 3
     for limit in at_once:
-        plan = tensoropt.find_strategy("mini_time", memory=limit)
+        plan = find("mini_time", memory=limit)
         best = max(point for point, peak in enumerate(at_once) if peak <= limit)
         assert (plan.point, plan.time_us) == (best, found.points[best].time_us)
         assert plan.option == "mini_time" and plan.parallelism == 4
@@ -46,10 +51,10 @@ def test_mini_time_takes_the_fastest_point_whose_peak_fits():
 
 def test_a_limit_succeeds_at_the_minimum_and_fails_one_byte_below():
     least = min(peaks())
-    plan = tensoropt.find_strategy(memory=least)
+    plan = find(memory=least)
     assert plan.frontier.peak(plan.point).n_bytes == least
     with pytest.raises(tensoropt.InputError) as error:
-        tensoropt.find_strategy(memory=least - 1)
+        find(memory=least - 1)
     assert f"no plan fits {least - 1:,} bytes" in str(error.value)
     assert f"memory={least} or more" in str(error.value)
 
@@ -57,14 +62,14 @@ def test_a_limit_succeeds_at_the_minimum_and_fails_one_byte_below():
 def test_mini_parallelism_takes_the_fewest_devices_that_fit():
     needs = {count: min(peaks(count)) for count in (1, 2, 3, 4)}
     for limit in (needs[1], needs[1] - 1, needs[2], needs[2] - 1, needs[4]):
-        plan = tensoropt.find_strategy("mini_parallelism", memory=limit)
+        plan = find("mini_parallelism", memory=limit)
         assert plan.parallelism == min(count for count, least in needs.items() if least <= limit)
         assert plan.frontier.peak(plan.point).n_bytes <= limit
-        fastest = tensoropt.find_strategy("mini_time", memory=limit, parallelism=plan.parallelism)
+        fastest = find("mini_time", memory=limit, parallelism=plan.parallelism)
         assert plan.time_us == fastest.time_us
     with pytest.raises(tensoropt.InputError, match=f"memory={min(needs.values())} or more"):
-        tensoropt.find_strategy("mini_parallelism", memory=min(needs.values()) - 1)
-    assert tensoropt.find_strategy("mini_parallelism", parallelism=[4, 2]).parallelism == 2
+        find("mini_parallelism", memory=min(needs.values()) - 1)
+    assert find("mini_parallelism", parallelism=[4, 2]).parallelism == 2
 
 
 def test_profiling_is_the_least_time_of_each_parallelism():
@@ -82,7 +87,7 @@ def test_profiling_is_the_least_time_of_each_parallelism():
 
 def test_a_curve_says_what_does_not_fit_and_what_would():
     limit = min(peaks(1)) - 1
-    curve = tensoropt.find_strategy("profiling", memory=limit, parallelism=[1, 2])
+    curve = find("profiling", memory=limit, parallelism=[1, 2])
     value = json.loads(json.dumps(curve.to_json()))
     assert (value["format"], value["version"]) == ("tensoropt/curve", 1)
     first, second = value["curve"]
