@@ -1,6 +1,7 @@
 """How far predicted memory is from what a rank takes: the sum of Equation (1) and the replayed peak, for the same plans.
 
-    tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10] [--micro-batches 4]
+    tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
+        [--micro-batches 4]
 
 The models, and how plans are chosen, are those of ``cost_error.py``, data parallelism among them; one thread a rank. Each
 plan runs a few steps, of which one is traced. Other work on the machine matters little: only updates that wait for a
