@@ -28,6 +28,7 @@ from .pool import runs_at_once
 from .processes import Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
+from .room import check_room, state_bytes
 from .waiting import CHAINS, TRAILING, URGENT
 
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
@@ -105,6 +106,7 @@ def execute(
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.
+        OutOfMemoryError: there isn't the memory for the plan.
     """
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
@@ -112,9 +114,11 @@ def execute(
     in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
     check_deliveries(in_slices, plan)
     if collectives == EMULATED:
+        check_room(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
         prepare, in_order = None, False
     else:
+        check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)

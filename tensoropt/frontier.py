@@ -19,7 +19,7 @@ from .errors import InputError
 from .forcing import Force
 from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times, search, search_overlapping
 from .ir import Graph
-from .liveness import Peak
+from .liveness import Instruction, Peak, peak_of_program
 from .micro_batches import of_slices
 from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
 from .plan_frontier import PlanFrontier, Progress
@@ -27,10 +27,10 @@ from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .profiling.work import Measured
-from .replay import peak_of
+from .replay import program_of
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
-from .rules.rule import why_invalid
+from .rules.rule import Config, Interface, interface, why_invalid
 from .space import space_for
 from .strategy import Strategy, StrategyView
 from .strategy_problem import StrategyProblem
@@ -79,7 +79,8 @@ class ModelFrontier(PlanFrontier):
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
-    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -94,14 +95,32 @@ class ModelFrontier(PlanFrontier):
         """What all points cost, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
+    @cached_property
+    def _router(self) -> Router:
+        """Points have most of their deliveries in common."""
+        return Router(self.costing.deliveries.steps)
+
     def peak(self, point: int) -> Peak:
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
         if point not in self._peaks:
-            strategy = self.built.strategy(self.found.strategies[point])
-            view = self.model.view(strategy)
-            router = Router(self.costing.deliveries.steps)
-            self._peaks[point] = peak_of(view, self.model.backward, self.costing, router)
+            self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
+
+    def program(self, point: int) -> list[Instruction]:
+        """A step under a point's plan as a program of buffers, see :mod:`.replay`."""
+        strategy = self.built.strategy(self.found.strategies[point])
+        view, known = self.model.view(strategy), self._interfaces
+        for each in strategy.configs.items():
+            if each not in known:
+                known[each] = interface(view.rules[each[0]], each[1])
+        # Points have most of their configs in common, too.
+        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
+        return program_of(view, self.model.backward, self.costing, self._router)
+
+    @property
+    def replayed(self) -> Mapping[int, Peak]:
+        """The peaks that were asked for so far."""
+        return self._peaks
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point; see :class:`PlanFrontier`."""

@@ -21,6 +21,7 @@ from itertools import takewhile
 import numpy as np
 
 from .deliveries import Router
+from .fitting import grid
 from .frontier import ModelFrontier
 from .ir import Graph, Operator
 from .optimizers.protocol import ParameterUpdate
@@ -33,6 +34,8 @@ from .saved_frontier import Entry, Part, SavedFrontier, Searched
 from .strategy import Copy, Strategy, StrategyView
 
 Ints = np.ndarray
+MOST_PEAKS = 128
+"""That are worked out for a file; a limit is then answered by one of so many points."""
 
 
 def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFrontier:
@@ -61,7 +64,19 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
         found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
     )
     used = tuple(part for part in deliveries if part.pool)
-    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used)
+    peaks = _peaks(frontier, progress)
+    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
+
+
+def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]:
+    """By point, of all points or of some from end to end: a peak takes a replay of the whole step."""
+    points = sorted({*grid(len(frontier), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
+    found = {}
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress("peaks", done, len(points))
+        found[point] = frontier.peak(point).n_bytes
+    return found
 
 
 class _Numbers:

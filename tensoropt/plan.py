@@ -142,6 +142,7 @@ class Plan:
         frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
         point: which of its points.
         hidden_time_us: network time that runs beside compute, and compute beside it.
+        peak_bytes: the most that is alive at once on a device, see :mod:`.replay`; None where that isn't known.
         micro_batches: in how many slices, one after the other, a training step takes its batch; see :mod:`.micro_batches`.
     """
 
@@ -159,6 +160,7 @@ class Plan:
     frontier: PlanFrontier | None = field(default=None, repr=False)
     point: int | None = None
     hidden_time_us: float = 0.0
+    peak_bytes: int | None = None
     micro_batches: int = 1
 
     @property
@@ -275,6 +277,7 @@ class Plan:
             "compute_time_us": self.compute_time_us,
             "network_time_us": self.network_time_us,
             **({"hidden_time_us": self.hidden_time_us} if self.hidden_time_us else {}),
+            **({} if self.peak_bytes is None else {"peak_bytes": self.peak_bytes}),
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
@@ -435,5 +438,6 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         dict(value["assumed"]),
         "\n".join(value["frontier"]),
         hidden_time_us=float(value.get("hidden_time_us", 0.0)),
+        peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
         micro_batches=int(value.get("micro_batches", 1)),
     )

@@ -182,10 +182,11 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         found.exact,
         option,
         assumed,
-        frontier.table(point),
+        frontier.table(point, with_peaks=False),
         frontier,
         point,
         int(costs.hidden_ns[point]) / 1e3,
+        frontier.peak(point).n_bytes,
         frontier.model.graph.n_slices,
     )
 

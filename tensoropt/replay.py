@@ -67,7 +67,12 @@ def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, ro
         costing: knows what composite operators keep inside.
         router: finds the path of each delivery.
     """
-    return peak_of_program(_Replay(view, backward, costing, router).program())
+    return peak_of_program(program_of(view, backward, costing, router))
+
+
+def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> list[Instruction]:
+    """The step of which :func:`peak_of` is the peak."""
+    return _Replay(view, backward, costing, router).program()
 
 
 class _Node(NamedTuple):
@@ -160,7 +165,7 @@ class _Replay:
         for loss in losses:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
             self._add([self._operand(loss, whole)])
-            self._coming[_Node(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS))
+            self._coming[_Node(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
         starts = [_Node(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for node in reverse_order(starts, self._sources, self._collectives):
             self._back_at(node)
@@ -229,7 +234,7 @@ class _Replay:
 
     def _source(self, op: Operator) -> None:
         layout = self.view.interfaces[op.name].results[0]
-        piece = Buffer(piece_bytes(op.result, layout), USES[op.type])
+        piece = Buffer(piece_bytes(op.result, layout), USES[op.type], of=op.result.name)
         self._values[op.result.name] = piece
         slots = [
             update.slots * (op.result.mem_bytes if update.is_whole else piece.n_bytes)
@@ -237,7 +242,8 @@ class _Replay:
         ]
         # Of a batch that is taken in slices all is there, and each slice has its constants.
         others = (self.view.graph.n_runs(op.result.name) - 1) * piece.n_bytes
-        self._lasting += [piece, Buffer(others, USES[op.type]), Buffer(sum(slots), STATE)]
+        self._lasting += [piece, Buffer(others, USES[op.type], of=op.result.name)]
+        self._lasting.append(Buffer(sum(slots), STATE, of=op.result.name))
 
     def _written(self, op: Operator, variable: Tensor) -> None:
         """The forward pass writes to a variable, where it lies, or reads it afterwards."""
@@ -263,7 +269,7 @@ class _Replay:
         for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
             viewed = viewed_operand(op, tensor.name)
             if viewed is None:
-                made.append(Buffer(piece_bytes(tensor, layout), RESULTS))
+                made.append(Buffer(piece_bytes(tensor, layout), RESULTS, of=tensor.name))
                 self._values[tensor.name] = made[-1]
             else:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
@@ -294,7 +300,7 @@ class _Replay:
         return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
 
     def _keep(self, op: Operator, n_bytes: int, made: list[Buffer]) -> None:
-        self._kept[op.name] = Buffer(n_bytes, RESULTS)
+        self._kept[op.name] = Buffer(n_bytes, RESULTS, of=op.result.name)
         made.append(self._kept[op.name])
 
     def _operand(self, tensor: Tensor, demand: Demand, taker: _Node | None = None) -> Buffer:
@@ -333,7 +339,7 @@ class _Replay:
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
-        moved = Buffer(last, use, is_python_s=path.communicates)
+        moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         reads = [source] if after is None else [source, after]
@@ -413,7 +419,7 @@ class _Replay:
         coming, n_bytes = self._coming.pop(at), piece_bytes(tensor, layout)
         if len(coming) == 1:
             return coming[0]
-        total = Buffer(n_bytes, GRADIENTS)
+        total = Buffer(n_bytes, GRADIENTS, of=tensor.name)
         self._add(coming, [total], overwrites=[(summand, n_bytes) for summand in coming])
         return total
 
@@ -442,7 +448,7 @@ class _Replay:
             gradient, of_result = arriving[0]
             n_bytes = self._operand_bytes(op, position)
             if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
-                gradient = Buffer(n_bytes, GRADIENTS)
+                gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
                 own = self._taken[op.name, position] if op.type in _PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
                 self._add(reads, [gradient], self._scratch_bytes(op), known if op.type in _OVERWRITE else ())
@@ -488,7 +494,7 @@ class _Replay:
         """Update a table by the rows that a lookup found in it."""
         graph, table = self.view.graph, _operand_of(op, 0)
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
-        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS)
+        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
         self._add(rows, [piece] if changes_all else ())
         if self._waits_for_sums:
             self._updates += rows
