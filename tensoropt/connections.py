@@ -20,7 +20,7 @@ import numpy as np
 
 from .backward import Backward
 from .beside import Beside
-from .costing import Keeping, OperatorCosting, piece_bytes, viewed_operand
+from .costing import Keeping, OperatorCosting, piece_bytes
 from .delivery_arrays import Costs, DeliveryArrays
 from .evaluation import Choice, States
 from .following import Followers
@@ -32,6 +32,7 @@ from .rules.rule import Demand, Rule
 from .strategy import Copy
 from .strategy_problem import CopyChoice, SharedCopy
 from .takers import Taker, as_copy, step_demand, takers_of
+from .views import viewed_operand
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from .backward import NO_BACKWARD, Backward, analyse_body
-from .composite.body import COMPOSITES, CUSTOM_GRADIENT, FORM, LOOP
+from .composite.body import COMPOSITES, LOOP
 from .composite.composition import Composition
 from .composite.costing import BodyCosting
 from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
@@ -34,10 +34,8 @@ from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
 from .rules.rule import Config, Demand, Interface, Rule, interface, local_points
 from .takers import Taker, takers_of
+from .views import ALIASES, viewed_operand
 from .works import work_of
-
-# These results are other views of their operand's memory.
-ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
 
 
 class ComputeCosts(Protocol):
@@ -363,14 +361,6 @@ class DeliveryCosting:
             to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
             time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
         return time_ns
-
-
-def viewed_operand(op: Operator, name: str) -> Tensor | None:
-    """The operand of which an operator's result is another view, if it is one."""
-    if op.type == CUSTOM_GRADIENT:
-        passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
-        return op.inputs[passed]
-    return op.operands[0][1] if op.type in ALIASES else None
 
 
 def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:

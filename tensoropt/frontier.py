@@ -45,7 +45,8 @@ class Model:
 
     def view(self, strategy: Strategy) -> StrategyView:
         """A strategy on this graph."""
-        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
+        backward = self.backward
+        return StrategyView(self.graph, strategy, backward.gradients, backward.kept_operands, backward.kept_results)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

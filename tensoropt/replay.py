@@ -19,7 +19,7 @@ from typing import NamedTuple
 from .backward import Backward
 from .collectives.workspace import workspace_bytes
 from .composite.body import COMPOSITES
-from .costing import OperatorCosting, piece_bytes, viewed_operand
+from .costing import OperatorCosting, piece_bytes
 from .deliveries import Delivery, Router, delivery_of, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
@@ -34,6 +34,7 @@ from .reverse_order import reverse_order
 from .rules.rule import Demand
 from .strategy import StrategyView
 from .takers import LOSS, Taker, step_demand
+from .views import viewed_operand
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"

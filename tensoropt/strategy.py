@@ -6,21 +6,27 @@ cost if it has just this demand. Their gradients are summed in the copy's gradie
 A delivered copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
 delivered once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
 section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
+
+What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed again
+when the backward pass comes to what reads it first. What isn't kept of its operands either is there again then: made again, or
+recomputed as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from .deliveries import Delivery, delivery_of
 from .ir import Graph, Operator, Tensor
+from .recomputing import is_recomputable
 from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, interface
+from .views import viewed_operand
 
 
 class Copy(NamedTuple):
@@ -36,13 +42,16 @@ class Strategy:
     mesh: the devices.
     configs: by operator name.
     shared: by tensor name, the demand of the copy that its consumers share; without one they take what the producer left.
-    remade: the copies that are made again in the backward pass; those that no gradient reads aren't, even if named here.
+    remade: the copies that are made again in the backward pass; those that it doesn't read aren't, even if named here.
+    recomputed: names of the operators that are computed again in the backward pass, if that reads what they made; those
+        that can't be (:mod:`.recomputing`) aren't, even if named here.
     """
 
     mesh: Mesh
     configs: Mapping[str, Config]
     shared: Mapping[str, Demand] = field(default_factory=dict)
     remade: frozenset[Copy] = frozenset()
+    recomputed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,15 @@ class StrategyView:
     """A strategy seen on its graph: rules, interfaces and demands, each worked out once.
 
     ``gradients`` holds (operator, position) of every operand to which a gradient comes back, ``kept_operands`` of every
-    operand that the operator's own gradient reads; it may be left out where the strategy makes no copy again.
+    operand that the operator's own gradient reads, ``kept_results`` the tensors that their own producer's gradient reads; they
+    may be left out where the strategy makes nothing again.
     """
 
     graph: Graph
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
     kept_operands: frozenset[tuple[str, int]] = frozenset()
+    kept_results: frozenset[str] = frozenset()
 
     @cached_property
     def rules(self) -> dict[str, Rule]:
@@ -69,6 +80,56 @@ class StrategyView:
             for name in self.graph.operators
             if name in self.strategy.configs
         }
+
+    @cached_property
+    def recomputed(self) -> frozenset[str]:
+        """The operators that are computed again: those of the strategy's that can be, and of which something is read then."""
+        return frozenset(name for name in self.again if self._may_be_recomputed(name))
+
+    def reads_by_way_of(self, op: Operator, position: int) -> bool:
+        """Whether the backward pass reads an operand as an operator takes it, be it by way of a view of it that is made anew."""
+        return op.name in self.again or self.reads(op, position)
+
+    @cached_property
+    def again(self) -> frozenset[str]:
+        """The operators whose results the backward pass reads after they were computed again, views of such results too.
+
+        Who takes a result is later in the program: one pass from its end finds them all.
+        """
+        if not self.strategy.recomputed:
+            return frozenset()
+        takers: dict[str, list[tuple[Operator, int]]] = {}
+        for op in self.graph.operators.values():
+            for position, tensor in op.operands if op.name in self.interfaces else ():
+                takers.setdefault(tensor.name, []).append((op, position))
+        found: set[str] = set()
+        for op in reversed(self.graph.operators.values()):
+            if not self._may_be_recomputed(op.name):
+                if any(viewed_operand(op, tensor.name) is None for tensor in op.outputs) or op.name not in self.interfaces:
+                    continue
+            own = any(tensor.name in self.kept_results for tensor in op.outputs)
+            taken = (pair for tensor in op.outputs for pair in takers.get(tensor.name, ()))
+            if own or any(self._reads_given(*pair, found) and self.takes_anew(*pair) for pair in taken):
+                found.add(op.name)
+        return frozenset(found)
+
+    def _may_be_recomputed(self, name: str) -> bool:
+        if name not in self.strategy.recomputed or name not in self.interfaces:
+            return False
+        op, config = self.graph.operators[name], self.strategy.configs[name]
+        return is_recomputable(self.graph, op, self.rules[name], config, self.gradients)
+
+    def takes_anew(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes isn't kept if the tensor isn't: it is made without communication, or made
+        again.
+        """
+        tensor, remade = op.inputs[position], self.strategy.remade
+        assert tensor is not None
+        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
+        source = left if shared is None else shared.layout
+        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in remade:
+            return False
+        return shared is None or not needs_communication(left, shared.layout) or Copy(tensor.name) in remade
 
     def layout(self, tensor: Tensor) -> Layout:
         """The layout in which a tensor's producer leaves it; what is read after an update lies as the variable does."""
@@ -87,7 +148,7 @@ class StrategyView:
     def is_remade(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes at an input position is made again in the backward pass."""
         tensor, remade = op.inputs[position], self.strategy.remade
-        if tensor is None or not remade or not self._reads(op, position):
+        if tensor is None or not remade or not self.reads(op, position):
             return False
         return Copy(tensor.name, op.name) in remade or self.follows_shared(op, position)
 
@@ -96,7 +157,7 @@ class StrategyView:
         communication: it may be a view of that, and would keep it.
         """
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
             return False
         shared, wanted = self.strategy.shared.get(tensor.name), self.demand(op, position).layout
         source = self.layout(tensor) if shared is None else shared.layout
@@ -105,15 +166,21 @@ class StrategyView:
     def reads_remade(self, op: Operator, position: int) -> bool:
         """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
             return False
         shared = self.strategy.shared.get(tensor.name)
         return shared is not None and (
             self.demand(op, position).layout == shared.layout or self.is_remade(op, position)
         )
 
-    def _reads(self, op: Operator, position: int) -> bool:
-        """Whether an operator's own gradient reads an operand as it is taken: not one whose windows are exchanged."""
+    def reads(self, op: Operator, position: int) -> bool:
+        """Whether the backward pass reads an operand as an operator takes it: its own gradient, or to compute it again."""
+        return self._reads_given(op, position, self.recomputed)
+
+    def _reads_given(self, op: Operator, position: int, again: Container[str]) -> bool:
+        """The same, where these operators are computed again; of exchanged windows a gradient reads what they cover."""
+        if op.name in again:
+            return True
         if (op.name, position) not in self.kept_operands:
             return False
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])

@@ -6,9 +6,9 @@ import re
 from collections.abc import Container
 from typing import NamedTuple
 
-from .costing import ALIASES
 from .frontier import Model
 from .ir import SOURCES
+from .views import ALIASES
 
 FORWARD, BACKWARD, UPDATE, CALL, OTHER = "forward", "backward", "update", "call", "other"
 _GRADIENT = re.compile(r"gradients(?:_\d+)?/(?P<operator>.+?)_grad/")

@@ -38,7 +38,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
         operators: all of the graph, as they were made.
         lag: for so many operators at most the backward pass goes on while a gradient is on its way.
     """
-    ahead, constant = needed_ahead(operators, n_forward), _constant(operators)
+    ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
@@ -106,7 +106,7 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 
 
-def _constant(operators: Sequence[tf.Operation]) -> set[str]:
+def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
     """What depends on no input: TensorFlow computes it once and for all, and forgets what it was to run after or before."""
     found: set[str] = set()
     for op in operators:

@@ -8,7 +8,7 @@ from execution.strategies import engine_of, train_and_check
 
 from tensoropt.baselines import BASELINES, search_baseline
 from tensoropt.comparison import Comparison
-from tensoropt.costing import piece_bytes, viewed_operand
+from tensoropt.costing import piece_bytes
 from tensoropt.deliveries import PlainCosts, Router
 from tensoropt.errors import InputError
 from tensoropt.frontier import ModelFrontier, find_baseline, find_frontier
