@@ -5,9 +5,9 @@ node as well: its states are the demands for which it may be delivered once, for
 charged are collectives executed.
 
 A copy that a gradient reads may be kept or made again in the backward pass (:class:`.strategy.Copy`). Of a shared copy that
-is another state of its tensor's node, twice as many at most; of a single taker's, a node between its ends, with a state for
-each choice that can matter (:mod:`.ft.choices`). Where a shared copy isn't what a taker wants, the taker keeps its own. A
-shared copy that is made again though every taker reads one of its own is charged for that, and isn't executed.
+is another state of its tensor's node; of a single taker's, a node between its ends, with a state for each choice that can
+matter (:mod:`.ft.choices`). Where a shared copy isn't what a taker wants, the taker keeps its own; where all who read do,
+the shared copy need be neither kept nor made again, which is a state as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .evaluation import Choice, States
 from .following import Followers
 from .ft.problem import Edge, Node
 from .ir import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
-from .reschedule.layout import Layout, needs_communication
+from .reschedule.layout import Layout, is_view, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.rule import Demand, Rule
 from .strategy import Copy
@@ -203,9 +203,10 @@ class Connections:
     def _share(
         self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand]
     ) -> None:
-        """A node for the shared copy: a state for each demand, and one more where the copy may be made again.
+        """A node for the shared copy: for each demand a state that keeps it; where that can pay, one that makes it again;
+        and one that does neither, in which nobody may read it.
 
-        The copy is kept if any taker's is read; for a single such taker it is known whether it reads this copy or its own.
+        For a single taker that reads a copy it is known by its demand whether it reads this one or its own.
         """
         keeping, readers = self._keeping(tensor), [end for end in ends if end.is_read]
         of_copy = of_taker = keeping if readers else Keeping.NOTHING
@@ -214,28 +215,24 @@ class Connections:
         elif readers:
             of_taker = Keeping.COPY_OF_KEPT
         may_be_remade = self.reuse and readers and all(end.operator and not end.exchanges for end in readers)
-        again = self._worth_remaking(tensor, left, shared) if may_be_remade else np.zeros(0, np.intp)
-        n_kept, number = len(shared.values), len(self.nodes)
-        is_remade = np.arange(n_kept + len(again)) >= n_kept
-        zeros = np.zeros(len(is_remade), np.int64)
+        none, of_again = np.zeros(0, np.intp), Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
+        to_copy = of_copy, of_again, Keeping.NOTHING
+        of_reader = of_taker, Keeping.FROM_SHARED_AGAIN, Keeping.FROM_SHARED_UNREAD
+        again = self._worth_remaking(tensor, left, shared) if may_be_remade else none
+        unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
+        place = np.concatenate([np.arange(len(shared.values)), again, unread])
+        way = np.repeat([0, 1, 2], [len(shared.values), len(again), len(unread)])
+        number, zeros = len(self.nodes), np.zeros(len(place), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
         self.beside.places.append(min(self.beside.places[end.node] for end in ends))
-        demands = (*shared.values, *(shared.values[i] for i in again))
-        self.shared.append(SharedCopy(tensor, number, demands))
-        if not len(again):
-            self._add(tensor, (producer, left), (number, shared), of_copy)
-            for end in ends:
-                self._add(tensor, (number, shared), (end.node, end.demands), of_taker if end.is_read else Keeping.NOTHING)
-            return
-        self.choices.append(CopyChoice(Copy(tensor.name), number, is_remade))
-        columns = np.concatenate([np.arange(n_kept), again])
-        of_again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
-        to_shared = self.arrays.either(tensor, left, shared, (of_copy, of_again), columns, is_remade)
-        self._add_edge(producer, number, to_shared)
+        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == 2))
+        if len(again):
+            self.choices.append(CopyChoice(Copy(tensor.name), number, way == 1))
+        self._add_edge(producer, number, self.arrays.either(tensor, left, shared, to_copy, (place, way)))
         for end in ends:
-            both = (of_taker, Keeping.FROM_SHARED_AGAIN) if end.is_read else (Keeping.NOTHING, Keeping.NOTHING)
-            of_shared = self.arrays.either(tensor, shared, end.demands, both, columns, is_remade, of_source=True)
-            self._add_edge(number, end.node, of_shared)
+            ways = of_reader if end.is_read else (Keeping.NOTHING,) * 3
+            costs = self.arrays.either(tensor, shared, end.demands, ways, (place, way), of_source=True)
+            self._add_edge(number, end.node, costs)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
         """The places of the copies that take more memory than some piece from which communication makes them."""
@@ -280,7 +277,7 @@ class Connections:
         keeping = self._keeping(tensor) if is_read else Keeping.NOTHING
         self._add(tensor, (producer, left), (node, shared), keeping, copy_made)
         self._charge(node, np.stack([costs for _, costs in options])[best, :, np.arange(n_states)].T)
-        self.shared.append(SharedCopy(tensor, node, tuple(demands)))
+        self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
 
     def _add(
         self,
@@ -337,6 +334,16 @@ def _name(node: Followers) -> str:
 
 def _has_gradient(demands: Choice[Demand]) -> bool:
     return any(demand.varying is not None for demand in demands.values)
+
+
+def _may_be_unread(shared: Choice[Demand], readers: list[_End]) -> np.ndarray:
+    """The places of the copies that none of the readers may read, each having a copy of its own."""
+
+    def may_have_its_own(end: _End, layout: Layout) -> bool:
+        return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
+
+    places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
+    return np.array(places, np.intp)
 
 
 def _as_copies(ends: list[_End]) -> list[list[Demand]]:

@@ -25,6 +25,7 @@ from .composite.body import COMPOSITES, LOOP
 from .composite.composition import Composition
 from .composite.costing import BodyCosting
 from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
+from .ft.problem import INFEASIBLE
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
 from .optimizers.rows import row_deliveries
@@ -242,6 +243,7 @@ class Keeping(Enum):
     AGAIN = "the source, of which the copy is made again"
     AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
     FROM_SHARED_AGAIN = "the copy, if it takes communication to make it of a shared copy that is made again"
+    FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
 
     @property
     def of_source(self) -> bool:
@@ -349,6 +351,9 @@ class DeliveryCosting:
         else:
             lies_there = equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
         copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
+        if keeping == Keeping.FROM_SHARED_UNREAD:
+            source_bytes = np.full_like(time_ns, INFEASIBLE)
+            time_ns[lies_there] = INFEASIBLE
         return np.where(lies_there, source_bytes, copies), time_ns
 
     def returning_ns(self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:

@@ -93,29 +93,29 @@ class DeliveryArrays:
         tensor: Tensor,
         left: Choice[Demand],
         demands: Choice[Demand],
-        keeping: tuple[Keeping, Keeping],
-        columns: np.ndarray,
-        is_remade: np.ndarray,
+        keepings: tuple[Keeping, ...],
+        states: tuple[np.ndarray, np.ndarray],
         of_source: bool = False,
     ) -> Costs:
-        """The same to a shared copy, or from it (``of_source``), whose states are kept or made again.
+        """The same to a shared copy, or from it (``of_source``), which is kept in one of several ways.
 
         Args:
-            keeping: of a copy that is kept, and of one that is made again.
-            columns, is_remade: by state of the shared copy's node, its place among the demands and whether it is made again.
+            states: by state of the shared copy's node, its place among the demands and among the ways to keep it.
         """
-        ends = id(left), id(demands)
-        key = tensor.shape, tensor.item_bytes, *ends, keeping, self.trails(tensor), columns.tobytes(), of_source
+        place, way = states
+        kind = keepings, self.trails(tensor), of_source
+        key = tensor.shape, tensor.item_bytes, id(left), id(demands), kind, place.tobytes(), way.tobytes()
         if key not in self._expanded:
-            kept, again = (self._matrix(tensor, left, demands, each) for each in keeping)
+            costs = [self._matrix(tensor, left, demands, keeping) for keeping in keepings]
 
-            def by_state(of_kept: np.ndarray, of_again: np.ndarray) -> np.ndarray:
+            def by_state(cost_by_way: list[np.ndarray]) -> np.ndarray:
                 if of_source:
-                    return np.where(is_remade[:, None], of_again[columns], of_kept[columns])[:, demands.place]
-                return np.where(is_remade[None, :], of_again[:, columns], of_kept[:, columns])[left.place]
+                    return np.stack(cost_by_way)[way, place][:, demands.place]
+                return np.stack(cost_by_way)[way, :, place].T[left.place]
 
-            trailing_ns = None if kept[2] is None or again[2] is None else by_state(kept[2], again[2])
-            self._expanded[key] = by_state(kept[0], again[0]), by_state(kept[1], again[1]), trailing_ns
+            mem, time_ns = by_state([cost[0] for cost in costs]), by_state([cost[1] for cost in costs])
+            trailing = [cost[2] for cost in costs if cost[2] is not None]
+            self._expanded[key] = mem, time_ns, by_state(trailing) if trailing else None
             self._alive += [left, demands]
         return self._expanded[key]
 

@@ -19,11 +19,16 @@ from .strategy import Copy, Strategy
 
 @dataclass(frozen=True)
 class SharedCopy:
-    """The copy of a tensor that its takers share, by the state of a node."""
+    """The copy of a tensor that its takers share, by the state of a node.
+
+    Attributes:
+        is_unread: whether every taker whose copy is read in the backward pass has one of its own, bool[K].
+    """
 
     tensor: Tensor
     node: int
     demands: tuple[Demand, ...]
+    is_unread: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +108,21 @@ class StrategyProblem:
             is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
             # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
             states[choice.node] = np.argmax(is_it if is_it.any() else fits)
+        remade = {choice.node: choice.is_remade for choice in self.choices}
+        for copy in self.shared:
+            if copy.node in remade and remade[copy.node][states[copy.node]]:
+                continue
+            is_it = copy.is_unread & np.array([demand == wanted[copy.node] for demand in copy.demands], bool)
+            if is_it.any() and self._is_allowed(copy.node, int(np.argmax(is_it)), states):
+                states[copy.node] = np.argmax(is_it)
         return states
+
+    def _is_allowed(self, node: int, state: int, states: np.ndarray) -> bool:
+        """Whether a node may have a state beside those of the others."""
+        edges = self.problem.edges
+        times = [edge.time_ns[state, states[edge.target]] for edge in edges if edge.source == node]
+        times += [edge.time_ns[states[edge.source], state] for edge in edges if edge.target == node]
+        return all(time_ns < INFEASIBLE for time_ns in times)
 
     def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
         if copy.tensor.name in strategy.shared:

@@ -71,6 +71,9 @@ def kept_for_takers(
         return piece if is_remade(readers[0]) else of_copy(left, wanted[readers[0]], piece)
     if Copy(tensor.name) in view.strategy.remade:
         return piece + sum(0 if is_remade(taker) else of_copy(shared.layout, wanted[taker], 0) for taker in readers)
+    lies_there = [shared.layout == wanted[taker] or is_view(shared.layout, wanted[taker]) for taker in readers]
+    if not together and not any(lies_there):
+        return sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)
     if len(readers) == 1 and not is_paid and not together:
         return of_copy(shared.layout, wanted[readers[0]], piece_bytes(tensor, shared.layout))
     of_takers = sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)

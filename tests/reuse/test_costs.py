@@ -15,12 +15,13 @@ from tensoropt import zoo as models
 from tensoropt.costing import DeliveryCosting, Keeping, piece_bytes
 from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.ft import Budget
+from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir import Tensor
 from tensoropt.offline import record
 from tensoropt.planning import charges
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
-from tensoropt.reschedule.layout import needs_communication
+from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.rules.rule import Demand
@@ -98,6 +99,9 @@ def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Dema
     # Of a shared copy that is made again a taker's is too, unless that communicates.
     is_local = not needs_communication(source.layout, demand.layout)
     assert of[Keeping.FROM_SHARED_AGAIN] == ([0, time_ns + forward] if is_local else [copy, time_ns])
+    # A shared copy that isn't kept can't be read.
+    lies_there = source.layout == demand.layout or is_view(source.layout, demand.layout)
+    assert of[Keeping.FROM_SHARED_UNREAD] == ([INFEASIBLE, INFEASIBLE] if lies_there else [copy, time_ns])
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0]))

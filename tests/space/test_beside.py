@@ -16,6 +16,7 @@ from tensoropt.costing import OperatorCosting
 from tensoropt.deliveries import Router
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline, find_frontier
 from tensoropt.ft import Budget
+from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir import VARIABLE
 from tensoropt.offline import record
 from tensoropt.planning import charges
@@ -102,7 +103,18 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
     rng = np.random.default_rng(1)
     states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
     again = built.states_of(built.strategy(states))
+    for copy in built.shared:
+        if not copy.is_unread.any():
+            continue
+        # Whether it is read follows from what takes it; a state may hold on to a copy that nobody reads.
+        unread = copy.is_unread & np.array([demand == copy.demands[again[copy.node]] for demand in copy.demands], bool)
+        for state in np.flatnonzero(unread):
+            other = [*again[: copy.node], state, *again[copy.node + 1 :]]
+            assert built.problem.cost(again.tolist()) <= built.problem.cost(other)
+        if copy.is_unread[again[copy.node]] or copy.is_unread[states[copy.node]]:
+            states[copy.node] = again[copy.node]
     assert built.problem.cost(again.tolist()) == built.problem.cost(states.tolist())
+    assert max(built.problem.cost(again.tolist())) < INFEASIBLE
     assert built.hidden_ns(again[None]) == built.hidden_ns(states[None])
 
 
