@@ -64,7 +64,7 @@ class OperatorCosting:
     @cached_property
     def kept(self) -> frozenset[str]:
         """Names of the tensors that some gradient reads, where they lie; of a view, the tensor that it views."""
-        return frozenset(self._viewed(name) for name in self.backward.kept_results | self._taken)
+        return frozenset(self.viewed(name) for name in self.backward.kept_results | self._taken)
 
     @cached_property
     def left(self) -> frozenset[str]:
@@ -73,9 +73,9 @@ class OperatorCosting:
         Those that their producers' own gradients read, those that are read by way of a view, and batches, which are there
         all along. Whether another tensor is kept depends on its deliveries, which are charged for it.
         """
-        viewed = {name for name in self._taken if self._viewed(name) != name}
+        viewed = {name for name in self._taken if self.viewed(name) != name}
         fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
-        return frozenset(self._viewed(name) for name in self.backward.kept_results | viewed) | fed
+        return frozenset(self.viewed(name) for name in self.backward.kept_results | viewed) | fed
 
     @property
     def charged(self) -> frozenset[str]:
@@ -106,7 +106,8 @@ class OperatorCosting:
     def _takers(self) -> dict[str, list[Taker]]:
         return takers_of(self.graph)
 
-    def _viewed(self, name: str) -> str:
+    def viewed(self, name: str) -> str:
+        """Of a view the tensor that it views, be it by way of others; of other tensors themselves."""
         producer = self.graph.producers[name]
         while (viewed := viewed_operand(producer, name)) is not None:
             name = viewed.name
@@ -148,6 +149,15 @@ class OperatorCosting:
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
+
+    def left_bytes(self, op: Operator, seen: Interface) -> int:
+        """What :meth:`mem_bytes` counts of an operator's results, which isn't kept where it is computed again."""
+        pieces = zip(op.outputs, seen.results, strict=True)
+        return sum(piece_bytes(tensor, layout) for tensor, layout in pieces if tensor.name in self.charged)
+
+    def again_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+        """What it takes to compute an operator again in the backward pass: as much as in the forward pass."""
+        return self.compute_time_ns(op, rule, config, seen) - self.backward_time_ns(op, rule, config, seen)
 
     def kept_inside_bytes(self, op: Operator, config: Config) -> int:
         """What a composite operator keeps inside for its backward pass."""
@@ -242,8 +252,12 @@ class Keeping(Enum):
     COPY_OF_KEPT = "the copy; the source is kept anyway"
     AGAIN = "the source, of which the copy is made again"
     AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
-    FROM_SHARED_AGAIN = "the copy, if it takes communication to make it of a shared copy that is made again"
+    FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
+    VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
+    KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
+    LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
+    FORBIDDEN = "nothing: there is no such delivery"
 
     @property
     def of_source(self) -> bool:
@@ -337,24 +351,37 @@ class DeliveryCosting:
         time_ns += self.returning_ns(tensor, sources, demands)
         if keeping == Keeping.NOTHING:
             return np.zeros_like(time_ns), time_ns
-        pieces = np.array([[piece_bytes(tensor, source.layout)] for source in sources], np.int64)
-        source_bytes = np.broadcast_to(pieces if keeping.of_source else 0, time_ns.shape)
+        forward_ns = table.time_ns[np.ix_(of_source, of_demand)]
+        copies = np.broadcast_to([piece_bytes(tensor, demand.layout) for demand in demands], time_ns.shape)
+        pieces = np.broadcast_to([[piece_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
+        of_source_bytes = pieces if keeping.of_source else np.zeros_like(pieces)
         equal = of_source[:, None] == of_demand[None, :]
-        if keeping == Keeping.FROM_SHARED_AGAIN:
-            local = np.array([[not needs_communication(s.layout, d.layout) for d in demands] for s in sources], bool)
-            time_ns += np.where(local, table.time_ns[np.ix_(of_source, of_demand)], 0)
-            source_bytes = np.zeros_like(time_ns)
-            lies_there = local
-        elif keeping in (Keeping.AGAIN, Keeping.AGAIN_OF_KEPT):
-            time_ns += table.time_ns[np.ix_(of_source, of_demand)]
-            lies_there = np.ones_like(equal)
-        else:
-            lies_there = equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
-        copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
-        if keeping == Keeping.FROM_SHARED_UNREAD:
-            source_bytes = np.full_like(time_ns, INFEASIBLE)
-            time_ns[lies_there] = INFEASIBLE
-        return np.where(lies_there, source_bytes, copies), time_ns
+
+        def local() -> np.ndarray:
+            return np.array([[not needs_communication(s.layout, d.layout) for d in demands] for s in sources], bool)
+
+        def lies_there() -> np.ndarray:
+            return equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
+
+        forbidden = np.zeros_like(equal)
+        match keeping:
+            case Keeping.AGAIN | Keeping.AGAIN_OF_KEPT:
+                mem, time_ns = of_source_bytes, time_ns + forward_ns
+            case Keeping.FROM_AGAIN:
+                mem, time_ns = np.where(local(), 0, copies), time_ns + np.where(local(), forward_ns, 0)
+            case Keeping.VIEW_OF_AGAIN:
+                mem = np.where(local(), 0, copies)
+            case Keeping.KEPT_OF_AGAIN:
+                mem, forbidden = copies, local()
+            case Keeping.LOCAL_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), ~local()
+            case Keeping.FROM_SHARED_UNREAD:
+                mem, forbidden = copies, lies_there()
+            case Keeping.FORBIDDEN:
+                mem, forbidden = np.zeros_like(copies), np.ones_like(equal)
+            case _:
+                mem = np.where(lies_there(), of_source_bytes, copies)
+        return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def returning_ns(self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
         """The part of :meth:`matrix`'s times that is the gradients' way back, int64[sources, demands]."""

@@ -45,8 +45,7 @@ class Model:
 
     def view(self, strategy: Strategy) -> StrategyView:
         """A strategy on this graph."""
-        backward = self.backward
-        return StrategyView(self.graph, strategy, backward.gradients, backward.kept_operands, backward.kept_results)
+        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -64,7 +64,7 @@ class PlannedDelivery:
         copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
         is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
         again_us: what that takes.
-        follows_shared: whether it is made again because what all takers share is.
+        follows_source: whether it is made again because what it is made of is: what all takers share, or an operator's result.
     """
 
     tensor: str
@@ -78,7 +78,7 @@ class PlannedDelivery:
     copy_bytes: int = 0
     is_remade: bool = False
     again_us: float = 0.0
-    follows_shared: bool = False
+    follows_source: bool = False
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -102,8 +102,8 @@ class PlannedDelivery:
             more["copy_bytes"] = self.copy_bytes
         if self.is_remade:
             more.update(is_remade=True, again_us=self.again_us)
-        if self.follows_shared:
-            more["follows_shared"] = True
+        if self.follows_source:
+            more["follows_source"] = True
         return {
             "tensor": self.tensor,
             "takers": list(self.takers),
@@ -164,7 +164,7 @@ class Plan:
     def strategy(self) -> Strategy:
         shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
         again = (d for d in self.deliveries if d.is_remade)
-        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_shared else d.takers[0]) for d in again)
+        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.takers[0]) for d in again)
         return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade)
 
     @property
@@ -390,7 +390,7 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
         int(d.get("copy_bytes", 0)),
         bool(d.get("is_remade", False)),
         float(d.get("again_us", 0.0)),
-        bool(d.get("follows_shared", False)),
+        bool(d.get("follows_source", d.get("follows_shared", False))),
     )
 
 

@@ -29,7 +29,7 @@ class Charge:
     Attributes:
         is_remade: whether its forward path is gone along once more in the backward pass.
         is_read: whether the backward pass reads what it delivers to its takers.
-        follows_shared: whether it is made again because what all takers share is.
+        follows_source: whether it is made again because what it is made of is: what all takers share, or an operator's result.
     """
 
     tensor: str
@@ -38,7 +38,7 @@ class Charge:
     is_shared: bool
     is_remade: bool = False
     is_read: bool = False
-    follows_shared: bool = False
+    follows_source: bool = False
 
     @property
     def copy_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Charge:
             self.copy_bytes,
             is_remade,
             router.forward_ns(self.delivery) / 1e3 if is_remade else 0.0,
-            self.follows_shared and is_remade,
+            self.follows_source and is_remade,
         )
 
     def time_ns(self, router: Router) -> int:
@@ -110,7 +110,7 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
                 delivery = view.delivery(tensor, demand_of(view, tensor, taker))
                 is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
                 is_read = costing is not None and costing.reads(taker)
-                follows = any(view.follows_shared(*each) for each in _operands(view, [taker]))
+                follows = any(view.follows_source(*each) for each in _operands(view, [taker]))
                 yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows)
 
 

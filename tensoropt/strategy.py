@@ -14,7 +14,7 @@ recomputed as well.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -26,7 +26,6 @@ from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, interface
-from .views import viewed_operand
 
 
 class Copy(NamedTuple):
@@ -59,15 +58,13 @@ class StrategyView:
     """A strategy seen on its graph: rules, interfaces and demands, each worked out once.
 
     ``gradients`` holds (operator, position) of every operand to which a gradient comes back, ``kept_operands`` of every
-    operand that the operator's own gradient reads, ``kept_results`` the tensors that their own producer's gradient reads; they
-    may be left out where the strategy makes nothing again.
+    operand that the operator's own gradient reads; it may be left out where the strategy makes nothing again.
     """
 
     graph: Graph
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
     kept_operands: frozenset[tuple[str, int]] = frozenset()
-    kept_results: frozenset[str] = frozenset()
 
     @cached_property
     def rules(self) -> dict[str, Rule]:
@@ -83,41 +80,14 @@ class StrategyView:
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
-        """The operators that are computed again: those of the strategy's that can be, and of which something is read then."""
-        return frozenset(name for name in self.again if self._may_be_recomputed(name))
-
-    def reads_by_way_of(self, op: Operator, position: int) -> bool:
-        """Whether the backward pass reads an operand as an operator takes it, be it by way of a view of it that is made anew."""
-        return op.name in self.again or self.reads(op, position)
-
-    @cached_property
-    def again(self) -> frozenset[str]:
-        """The operators whose results the backward pass reads after they were computed again, views of such results too.
-
-        Who takes a result is later in the program: one pass from its end finds them all.
-        """
-        if not self.strategy.recomputed:
-            return frozenset()
-        takers: dict[str, list[tuple[Operator, int]]] = {}
-        for op in self.graph.operators.values():
-            for position, tensor in op.operands if op.name in self.interfaces else ():
-                takers.setdefault(tensor.name, []).append((op, position))
-        found: set[str] = set()
-        for op in reversed(self.graph.operators.values()):
-            if not self._may_be_recomputed(op.name):
-                if any(viewed_operand(op, tensor.name) is None for tensor in op.outputs) or op.name not in self.interfaces:
-                    continue
-            own = any(tensor.name in self.kept_results for tensor in op.outputs)
-            taken = (pair for tensor in op.outputs for pair in takers.get(tensor.name, ()))
-            if own or any(self._reads_given(*pair, found) and self.takes_anew(*pair) for pair in taken):
-                found.add(op.name)
-        return frozenset(found)
-
-    def _may_be_recomputed(self, name: str) -> bool:
-        if name not in self.strategy.recomputed or name not in self.interfaces:
-            return False
-        op, config = self.graph.operators[name], self.strategy.configs[name]
-        return is_recomputable(self.graph, op, self.rules[name], config, self.gradients)
+        """The operators that are computed again: those of the strategy's that can be."""
+        operators = self.graph.operators
+        return frozenset(
+            name
+            for name in self.strategy.recomputed
+            if name in self.interfaces
+            and is_recomputable(self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients)
+        )
 
     def takes_anew(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes isn't kept if the tensor isn't: it is made without communication, or made
@@ -148,20 +118,24 @@ class StrategyView:
     def is_remade(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes at an input position is made again in the backward pass."""
         tensor, remade = op.inputs[position], self.strategy.remade
-        if tensor is None or not remade or not self.reads(op, position):
+        if tensor is None or not (remade or self.recomputed) or not self.reads(op, position):
             return False
-        return Copy(tensor.name, op.name) in remade or self.follows_shared(op, position)
+        return Copy(tensor.name, op.name) in remade or self.follows_source(op, position)
 
-    def follows_shared(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes is made again because the shared copy is, of which it is made without
-        communication: it may be a view of that, and would keep it.
+    def follows_source(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes is made again because what it is made of without communication is, a shared
+        copy or an operator's result: it may be a view of that, and would keep it.
         """
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
+        if tensor is None or not self.reads(op, position):
             return False
-        shared, wanted = self.strategy.shared.get(tensor.name), self.demand(op, position).layout
-        source = self.layout(tensor) if shared is None else shared.layout
-        return source != wanted and not needs_communication(source, wanted)
+        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
+        source = left if shared is None else shared.layout
+        if source == wanted or needs_communication(source, wanted):
+            return False
+        is_anew = self.graph.producers[tensor.name].name in self.recomputed
+        is_anew = is_anew and (shared is None or not needs_communication(left, shared.layout))
+        return is_anew or Copy(tensor.name) in self.strategy.remade
 
     def reads_remade(self, op: Operator, position: int) -> bool:
         """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
@@ -174,12 +148,10 @@ class StrategyView:
         )
 
     def reads(self, op: Operator, position: int) -> bool:
-        """Whether the backward pass reads an operand as an operator takes it: its own gradient, or to compute it again."""
-        return self._reads_given(op, position, self.recomputed)
-
-    def _reads_given(self, op: Operator, position: int, again: Container[str]) -> bool:
-        """The same, where these operators are computed again; of exchanged windows a gradient reads what they cover."""
-        if op.name in again:
+        """Whether the backward pass reads an operand as an operator takes it: its own gradient (not of exchanged windows, of
+        which that reads what they cover), or to compute it again.
+        """
+        if op.name in self.recomputed:
             return True
         if (op.name, position) not in self.kept_operands:
             return False

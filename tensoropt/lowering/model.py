@@ -13,6 +13,7 @@ from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
 from ..strategy import Copy, StrategyView
+from ..views import viewed_operand
 from .deliver import Deliverer
 from .operators import Job, Values, emit
 from .recomputing import Recomputing
@@ -154,17 +155,20 @@ class LocalModel:
         """The copies that the backward pass reads at an operator after they were made again: its own gradient does, or an
         operator that is computed again since the gradient reads what it made.
         """
-        found: list[RemadeCopy | None] = []
+        before: list[RemadeCopy] = []
+        own: list[RemadeCopy | None] = []
+        is_view = any(viewed_operand(op, tensor.name) is not None for tensor in op.outputs)
         for position, tensor in op.operands if self.training else ():
             producer = self.view.graph.producers[tensor.name].name
-            if producer in self._needed_again and self.view.reads_by_way_of(op, position):
-                found += self._needed_again[producer] if self.view.takes_anew(op, position) else []
+            reads = is_view or self.view.reads(op, position)
+            if producer in self._needed_again and reads and self.view.takes_anew(op, position):
+                before += self._needed_again[producer]
             if self.view.reads_remade(op, position):
-                found.append(self._remade.get(Copy(tensor.name)))
+                own.append(self._remade.get(Copy(tensor.name)))
             if self.view.is_remade(op, position):
-                found.append(self._remade.get((op.name, position)))
-        copies = [copy for copy in dict.fromkeys(found) if copy is not None]
-        if self.training and op.name in self.view.again:
+                own.append(self._remade.get((op.name, position)))
+        copies = [copy for copy in dict.fromkeys([*before, *own]) if copy is not None]
+        if op.name in self._again or is_view:
             self._needed_again[op.name] = copies
         return copies
 
