@@ -18,7 +18,7 @@ Complexity: O(points x parts).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from .bound import LowerBound
 from .frontier import Frontier
 from .pareto import reduce_unsorted
-from .problem import Ints, Problem
+from .problem import Edge, Ints, Node, Problem, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +95,27 @@ def joined(one: Frontier, other: Frontier) -> Frontier:
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
     bound = other.bound or LowerBound(other.mem_bytes, other.time_ns, "weighted sums of blocks")
     return settled(Frontier(mem[kept], time_ns[kept], strategies, counts, other.algorithm, bound))
+
+
+def restricted(problem: Problem, states: Sequence[Ints]) -> Problem:
+    """:meth:`.Problem.restricted`, where what was equal by identity stays so."""
+    known: dict[tuple[object, ...], Ints] = {}
+
+    def of(costs: Ints, *kept: Ints) -> Ints:
+        key = identity(costs), tuple(each.tobytes() for each in kept)
+        if key not in known:
+            known[key] = costs[np.ix_(*kept)]
+        return known[key]
+
+    nodes = [
+        Node(node.name, of(node.mem_bytes, kept), of(node.time_ns, kept))
+        for node, kept in zip(problem.nodes, states, strict=True)
+    ]
+    edges = []
+    for edge in problem.edges:
+        kept = states[edge.source], states[edge.target]
+        edges.append(Edge(edge.source, edge.target, of(edge.mem_bytes, *kept), of(edge.time_ns, *kept)))
+    return Problem(tuple(nodes), tuple(edges))
 
 
 def settled(found: Frontier) -> Frontier:

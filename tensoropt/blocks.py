@@ -3,7 +3,8 @@
 All that is recomputed between two kept tensors is there at once when the backward pass comes to it. If everything were
 recomputed all of it would be there at once, and nothing won. So the program is cut into *blocks*, at tensors through which all
 goes that gradients come back to: the residual stream of a Transformer between its layers, the activations of a chain. What is
-cut through is kept; within blocks a search chooses. One block's recomputed tensors are there at a time.
+cut through is kept, and so is what many operators later is still taken (by all layers of a decoder what the encoder made);
+within blocks a search chooses. One block's recomputed tensors are there at a time.
 
 Where to cut is decided by sizes of whole tensors: of all divisions the one whose cut tensors and largest block are smallest
 together (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at every
@@ -15,7 +16,7 @@ Complexity: O(operators + cuts x LIMITS).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ LIMITS = 24
 """Sizes of the largest block that are tried."""
 LEAST_SHARE = 0.002
 """Of all that is kept, what a node must keep for it to have a choice."""
+LONG = 0.125
+"""Of the program, how far from its producer a tensor is taken that is kept."""
 LARGE = 0.5
 """Of the largest block, how large one is that may come to be the largest under a strategy."""
 
@@ -59,6 +62,9 @@ class Blocks:
     large: frozenset[int]
 
 
+NO_BLOCKS = Blocks({}, frozenset())
+
+
 @dataclass(frozen=True)
 class _Cut:
     """A place in the program, behind the operator at ``after``, that one tensor crosses, made by operator ``producer``."""
@@ -73,13 +79,15 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting) -> Blocks:
     graph, program = costing.graph, [op for op in costing.graph.step_operators if op.updates is None]
     path = _path(graph, program, costing)
     kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
-    cuts = _cuts(program, path)
+    last = _last_takers(program)
+    lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > LONG * len(program) for t in op.outputs)}
+    cuts = _cuts(program, path - lasting, last)
     chosen = _chosen(cuts, [kept[op.name] for op in program])
     if not chosen:
-        return Blocks({}, frozenset())
+        return NO_BLOCKS
     bounds = np.array([cut.after for cut in chosen])
     block_of = {op.name: int(np.searchsorted(bounds, i)) for i, op in enumerate(program)}
-    cut_through = _with_viewed(graph, {cut.producer for cut in chosen})
+    cut_through = _with_viewed(graph, lasting.union(cut.producer for cut in chosen))
     sizes = Counter[int]()
     for op in program:
         sizes[block_of[op.name]] += kept[op.name]
@@ -117,12 +125,13 @@ def _kept_bytes(op: Operator, costing: OperatorCosting) -> int:
     return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
 
 
-def _cuts(program: Sequence[Operator], path: set[str]) -> list[_Cut]:
-    """All places that one tensor crosses, of those that gradients come back to."""
-    last: dict[str, int] = {}
-    for i, op in enumerate(program):
-        for _, tensor in op.operands:
-            last[tensor.name] = i
+def _last_takers(program: Sequence[Operator]) -> dict[str, int]:
+    """By tensor, the place of the last operator that takes it."""
+    return {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}
+
+
+def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) -> list[_Cut]:
+    """All places that one tensor crosses, of those that operators of the path make."""
     alive: dict[str, tuple[int, str, int]] = {}
     found = []
     for i, op in enumerate(program):

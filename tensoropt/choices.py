@@ -8,7 +8,9 @@ from .errors import InputError, short
 
 REUSE = "reuse"
 """A delivered copy is kept for the backward pass, or made again there."""
-CHOICES = (REUSE,)
+REMAT = "remat"
+"""What an operator makes is kept for the backward pass, or computed again there."""
+CHOICES = (REUSE, REMAT)
 
 
 def checked_choices(names: object) -> frozenset[str]:

@@ -149,7 +149,9 @@ class Connections:
                     takers = [self._taker(tensor, taker) for taker in self.takers.get(tensor.name, ())]
                     if takers:
                         left = self._as_left(states.layouts(i, result), takers)
-                        way = np.where(states.recomputes & (i in states.recomputed), ANEW, LEFT)
+                        made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
+                        is_anew = made_at[0] == n and made_at[1] in states.recomputed
+                        way = np.where(states.recomputes & is_anew, ANEW, LEFT)
                         shared = self._shared_copies(left, takers)
                         choices = [left, *(taker.demands for taker in takers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
