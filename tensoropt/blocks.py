@@ -30,7 +30,7 @@ from .views import viewed_operand
 
 LIMITS = 24
 """Sizes of the largest block that are tried."""
-LEAST_SHARE = 0.002
+LEAST_SHARE = 0.0025
 """Of all that is kept, what a node must keep for it to have a choice."""
 LONG = 0.125
 """Of the program, how far from its producer a tensor is taken that is kept."""
@@ -91,11 +91,11 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting) -> Blocks:
     sizes = Counter[int]()
     for op in program:
         sizes[block_of[op.name]] += kept[op.name]
-    found, least = {}, LEAST_SHARE * sum(kept.values())
+    possible: dict[int, Recomputable] = {}
     for number, node in enumerate(nodes):
         by_block = Counter[int]()
         for op in node.operators:
-            by_block[block_of[op.name]] += kept[op.name]
+            by_block[block_of[op.name]] += max(kept[op.name], op.name in path)
         (block, _), = by_block.most_common(1)
         places = tuple(
             i
@@ -103,10 +103,35 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting) -> Blocks:
             if block_of[op.name] == block and op.name in path and op.name not in cut_through
             and may_be_recomputed(graph, op, rule_of(op), costing.backward.gradients)
         )
-        if sum(kept[node.operators[i].name] for i in places) >= max(1, least):
-            found[number] = Recomputable(places, block)
+        if places:
+            possible[number] = Recomputable(places, block)
+    found = _worth_it(nodes, possible, costing)
     largest = max(sizes.values())
     return Blocks(found, frozenset(block for block, size in sizes.items() if size >= LARGE * largest))
+
+
+def _worth_it(
+    nodes: Sequence[Followers], possible: Mapping[int, Recomputable], costing: OperatorCosting
+) -> dict[int, Recomputable]:
+    """The nodes that keep much, and those whose results they take, which would be kept instead of their own."""
+    node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
+    made_by = {
+        number: [op for i, op in enumerate(nodes[number].operators) if i in each.places] for number, each in possible.items()
+    }
+    kept = {number: sum(_kept_bytes(op, costing) for op in made) for number, made in made_by.items()}
+    least = max(1.0, LEAST_SHARE * sum(kept.values()))
+    pending = [number for number, n_bytes in kept.items() if n_bytes >= least]
+    found = set(pending)
+    while pending:
+        for op in made_by[pending.pop()]:
+            for _, tensor in op.operands:
+                producer = costing.graph.producers[tensor.name]
+                number = node_of.get(producer.name, -1)
+                is_new = number not in found and any(producer is each for each in made_by.get(number, ()))
+                if is_new and tensor.mem_bytes >= least:
+                    found.add(number)
+                    pending.append(number)
+    return {number: possible[number] for number in sorted(found)}
 
 
 def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -> set[str]:

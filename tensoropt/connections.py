@@ -22,7 +22,7 @@ from .backward import Backward
 from .beside import Beside
 from .costing import Keeping, OperatorCosting, piece_bytes
 from .blocks import Blocks
-from .delivery_arrays import ANEW, FIXED, LEFT, PAID, READ, UNREAD, Costs, DeliveryArrays, End, Table
+from .delivery_arrays import ANEW, FIXED, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
 from .evaluation import Choice, States
 from .following import Followers
 from .ft.problem import Edge, Node
@@ -175,7 +175,7 @@ class Connections:
             way[:] = READ if is_own else FIXED
             way[self._exchanged(taker)] = FIXED
         if i in states.recomputed and not taker.is_update:
-            way[states.recomputes] = READ
+            way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, READ)
         return _Taker(n, End(demands, way))
 
     def _exchanged(self, taker: Taker) -> np.ndarray:
@@ -225,7 +225,7 @@ class Connections:
 
     def _of_taker(self, tensor: Tensor, taker: _Taker) -> Copy | None:
         """The copy of a single taker, if it may be made again in some state."""
-        if not (taker.end.way == READ).any():
+        if not np.isin(taker.end.way, (READ, PASSED)).any():
             return None
         (only,) = self.takers[tensor.name]
         return Copy(tensor.name, only.name)
@@ -236,9 +236,10 @@ class Connections:
         if keeping == Keeping.COPY:
             inside = [taker.end.way != UNREAD for taker in takers if taker.node == made.node]
             outside = any((taker.end.way != UNREAD).all() for taker in takers if taker.node != made.node)
-            is_paid = (np.logical_or.reduce(inside) | outside) & (way == LEFT)
-            way[is_paid] = PAID
-            self._charge_piece(made, is_paid)
+            is_read = np.logical_or.reduce(inside) | outside
+            way[is_read & (way == LEFT)] = PAID
+            by_gradient = [np.isin(taker.end.way, (READ, FIXED)) for taker in takers if taker.node == made.node]
+            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == ANEW))
         for taker in takers:
             self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
 
@@ -322,8 +323,9 @@ class Connections:
             for t in takers
         ]
         fixed = ((ways != UNREAD) & ((ways == FIXED) | np.array(has_its_own, bool))).any(axis=0)
-        way = np.where((ways == UNREAD).all(axis=0), UNREAD, np.where(fixed, FIXED, READ))
-        copy_made = Copy(tensor.name) if (way == READ).any() else None
+        is_read, is_passed = np.isin(ways, (READ, FIXED)).any(axis=0), (ways == PASSED).any(axis=0)
+        way = np.where(fixed, FIXED, np.where(is_read, READ, np.where(is_passed, PASSED, UNREAD)))
+        copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED)).any() else None
         self._add(made, _Taker(node, End(shared, way)), self._keeping(tensor), copy_made)
         for k, (_, others) in enumerate(options):
             for other in others:
@@ -360,13 +362,11 @@ class Connections:
         mem = self.transients.of_edge(number, from_node if producer is None else producer, costs)
         self.edges.append(Edge(from_node, to_node, mem, costs.time_ns))
 
-    def _charge_piece(self, made: _Made, is_paid: np.ndarray) -> None:
-        """Charge a producer for the piece that it leaves, in some states."""
+    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_anew: np.ndarray) -> None:
+        """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
         tensor, left = made.tensor, made.left
         pieces = np.array([piece_bytes(tensor, demand.layout) for demand in left.values], np.int64)[left.place]
-        anew = made.end.way == ANEW
-        # Where it is computed again it is there for a while instead.
-        self._charge(made.node, Costs(np.where(anew, 0, pieces), np.zeros_like(pieces), None, pieces * anew), is_paid | anew)
+        self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_anew))
 
     def _charge(self, node: int, costs: Costs, where: np.ndarray | bool = True) -> None:
         before, where = self.nodes[node], np.asarray(where)
@@ -382,9 +382,9 @@ _NOTHING = Keeping.NOTHING
 def _direct(keeping: Keeping) -> Table:
     """What a copy keeps that a single taker has."""
     return (
-        (_NOTHING, keeping, keeping),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN),
-        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
+        (_NOTHING, keeping, keeping, keeping),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
     )
 
 
@@ -392,7 +392,7 @@ def _direct_again(keeping: Keeping) -> Table:
     """The same where it is made again, if it may be."""
     kept = _direct(keeping)
     ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
-    return tuple((unread, again, fixed) for (unread, _, fixed), again in zip(kept, ways, strict=True))
+    return tuple((unread, again, fixed, again) for (unread, _, fixed, _), again in zip(kept, ways, strict=True))
 
 
 def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
@@ -411,9 +411,9 @@ def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table
 def _of_shared(of_taker: Keeping) -> Table:
     """What a taker's copy of a shared copy keeps, in the same order."""
     return (
-        (_NOTHING, of_taker, of_taker),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN),
-        (_NOTHING, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD),
+        (_NOTHING, of_taker, of_taker, of_taker),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD),
     )
 
 

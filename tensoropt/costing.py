@@ -280,6 +280,8 @@ class DeliveryCosting:
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
+    # With the lists themselves, so that their identity stays their own.
+    _local: dict[tuple[int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
 
     @property
     def overlaps(self) -> bool:
@@ -358,7 +360,11 @@ class DeliveryCosting:
         equal = of_source[:, None] == of_demand[None, :]
 
         def local() -> np.ndarray:
-            return np.array([[not needs_communication(s.layout, d.layout) for d in demands] for s in sources], bool)
+            key = id(sources), id(demands)
+            if key not in self._local:
+                layouts = [source.layout for source in sources], [demand.layout for demand in demands]
+                self._local[key] = _local(*layouts), sources, demands
+            return self._local[key][0]
 
         def lies_there() -> np.ndarray:
             return equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
@@ -393,6 +399,25 @@ class DeliveryCosting:
             to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
             time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
         return time_ns
+
+
+def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    """Whether no communication is needed from each source to each target, bool[sources, targets].
+
+    No axis that the source holds may be one that the target doesn't: most pairs are told by that.
+    """
+    (partial, used), (allowed, known) = (
+        np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
+        for layouts in (sources, targets)
+    )
+    found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
+    for i, j in np.argwhere(found):
+        found[i, j] = not needs_communication(sources[i], targets[j])
+    return found
+
+
+def _bits(axes: Iterable[int]) -> int:
+    return sum(1 << axis for axis in axes)
 
 
 def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:

@@ -14,12 +14,14 @@ read*. So each end has a way by state beside its layout or demand, and a table s
 | ``UNREAD`` | the backward pass doesn't read it |
 | ``READ`` | it does, and the copy may be made again |
 | ``FIXED`` | it does, by way of a view or of exchanged windows: such a copy isn't made again by itself |
+| ``PASSED`` | no gradient does; it is read to compute the operator that takes it again, and not needed longer |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from .ir import Graph, Tensor
 from .rules.rule import Demand
 
 LEFT, ANEW, PAID = range(3)
-UNREAD, READ, FIXED = range(3)
+UNREAD, READ, FIXED, PASSED = range(4)
 Table = tuple[tuple[Keeping, ...], ...]
 """By the way of the source, and by that of the copy."""
 
@@ -62,11 +64,11 @@ class End:
     choice: Choice[Demand]
     way: np.ndarray
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         return id(self.choice.values), self.choice.place.tobytes(), self.way.tobytes()
 
-    @property
+    @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The distinct (place, way) that occur, as two arrays, and for each state its place among them."""
         choice, n_values = self.choice, len(self.choice.values)
@@ -146,7 +148,7 @@ class DeliveryArrays:
                 places = np.ix_(left[of_left == way], wanted[of_wanted == taken])
                 of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[way][taken])]
                 mem[part], time_ns[part] = of_part
-                if way == ANEW:
+                if way == ANEW and taken != PASSED:
                     kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
                     allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)
