@@ -150,7 +150,7 @@ class Connections:
                     if takers:
                         left = self._as_left(states.layouts(i, result), takers)
                         made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
-                        is_anew = made_at[0] == n and made_at[1] in states.recomputed
+                        is_anew = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
                         way = np.where(states.recomputes & is_anew, ANEW, LEFT)
                         shared = self._shared_copies(left, takers)
                         choices = [left, *(taker.demands for taker in takers), *([shared] if shared else [])]
@@ -403,7 +403,7 @@ def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table
         (
             _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
             Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
-            _NOTHING,
+            _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
         ),
     )
 

@@ -255,6 +255,7 @@ class Keeping(Enum):
     FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
     VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
     KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
+    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes no communication to make the copy"
     LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
     FORBIDDEN = "nothing: there is no such delivery"
@@ -379,6 +380,8 @@ class DeliveryCosting:
                 mem = np.where(local(), 0, copies)
             case Keeping.KEPT_OF_AGAIN:
                 mem, forbidden = copies, local()
+            case Keeping.UNREAD_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), local()
             case Keeping.LOCAL_OF_AGAIN:
                 mem, forbidden = np.zeros_like(copies), ~local()
             case Keeping.FROM_SHARED_UNREAD:

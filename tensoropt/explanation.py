@@ -11,17 +11,17 @@ from .ir import VARIABLE
 from .memory_limit import memory_text
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, PlannedOperator
 
 MOST_ROWS = 8
-NETWORK, COPIES, TAKEN = "collectives", "copies that deliveries keep", "results kept for those that take them"
+NETWORK, COPIES, TAKEN = "collectives", "copies that deliveries keep", "results kept for those that take them, or there for a while"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
 
 
 def explain(plan: Plan) -> str:
     """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
-    memory = [_memory(plan), *_remade(plan), *_peak(plan)]
+    memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
@@ -61,6 +61,25 @@ def _memory(plan: Plan) -> str:
     ]
     headers = ("where the memory goes, per device", "", "")
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    """What isn't kept but computed again in the backward pass, by type."""
+    made = [op for op in plan.operators if op.is_recomputed]
+    if not made:
+        return []
+    by_type: dict[str, list[PlannedOperator]] = {}
+    for op in made:
+        by_type.setdefault(op.type, []).append(op)
+    amounts = [(kind, len(ops), sum(op.freed_bytes for op in ops), sum(op.again_us for op in ops)) for kind, ops in by_type.items()]
+    amounts.sort(key=lambda row: (-row[2], -row[3]))
+    shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
+    if rest:
+        counts = (sum(row[i] for row in rest) for i in (1, 2, 3))
+        shown.append((f"{len(rest)} other types", *counts))  # type: ignore[arg-type]
+    rows = [[kind, str(n_ops), memory_text(n_bytes), f"{us:,.1f}"] for kind, n_ops, n_bytes, us in shown]
+    headers = ("computed again in the backward pass", "operators", "not kept", "us")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 
 
 def _remade(plan: Plan) -> list[str]:

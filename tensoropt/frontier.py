@@ -39,6 +39,9 @@ from .strategy_problem import StrategyProblem
 if TYPE_CHECKING:
     from .plan import Plan
 
+GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
+"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -205,7 +208,8 @@ def _searched(
     kept = found(restricted(problem, states), overlap and overlap.restricted(problem, states), half)
     at = np.stack([of[kept.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
     left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
-    again = found(problem, overlap, replace(budget, seconds=left_s))
+    coarser = {"gap": max(budget.gap, GAP_AGAIN), "max_points": min(budget.max_points, MOST_POINTS_AGAIN)}
+    again = found(problem, overlap, replace(budget, seconds=left_s, **coarser))
     return joined(replace(kept, strategies=at), at_true_memory(problem, transient, again))
 
 
