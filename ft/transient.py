@@ -5,13 +5,14 @@ What is computed again in the backward pass isn't kept, and is there only while 
 
     mem(S) = kept(S) + max over blocks b of T_b(S)
 
-Kept and each T_b are sums over nodes and edges, as a search needs; their maximum isn't. But for weights w >= 0 whose sum is 1,
+Kept and each T_b are sums over nodes and edges, as a search needs; their maximum isn't. But for weights w >= 0 that add up
+to 1,
 
     max over b of T_b(S) >= sum over b of w_b T_b(S)
 
-and the right side is such a sum. So the search is of a Problem whose memory has the weighted sum in it: its frontier is a lower
-bound of the true one, and is close to it where the blocks that have a weight are alike, as layers are. Its strategies at what
-they truly take are a frontier, and the gap between the two is known.
+and the right side is such a sum. So the search is of a Problem whose memory has the weighted sum in it: its frontier is a
+lower bound of the true one, close to it where the blocks that have a weight are alike, as layers are. Its strategies at
+what they take are a frontier, and the gap between the two is known.
 
 Complexity: O(points x parts).
 """

@@ -1,10 +1,10 @@
 """Which operators a search may have computed again, and in which blocks.
 
 All that is recomputed between two kept tensors is there at once when the backward pass comes to it. If everything were
-recomputed all of it would be there at once, and nothing won. So the program is cut into *blocks*, at tensors through which all
-goes that gradients come back to: the residual stream of a Transformer between its layers, the activations of a chain. What is
-cut through is kept, and so is what many operators later is still taken (by all layers of a decoder what the encoder made);
-within blocks a search chooses. One block's recomputed tensors are there at a time.
+recomputed all of it would be there at once, and nothing won. So the program is cut into *blocks*, at tensors through which
+all goes that gradients come back to: the residual stream of a Transformer between its layers, the activations of a chain.
+What is cut through is kept, and so is what is still taken many operators later (what the encoder made, by all layers of a
+decoder); within blocks a search chooses. One block's recomputed tensors are there at a time.
 
 Where to cut is decided by sizes of whole tensors: of all divisions the one whose cut tensors and largest block are smallest
 together (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at every
@@ -80,7 +80,8 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting) -> Blocks:
     path = _path(graph, program, costing)
     kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
     last = _last_takers(program)
-    lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > LONG * len(program) for t in op.outputs)}
+    far = LONG * len(program)
+    lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > far for t in op.outputs)}
     cuts = _cuts(program, path - lasting, last)
     chosen = _chosen(cuts, [kept[op.name] for op in program])
     if not chosen:
@@ -135,7 +136,7 @@ def _worth_it(
 
 
 def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -> set[str]:
-    """The operators to whose operands a gradient comes back; what follows from variables alone is the parameters' business."""
+    """The operators to whose operands a gradient comes back; of what follows from variables alone there is little."""
     gradients = costing.backward.gradients
     return {
         op.name

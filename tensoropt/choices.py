@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .errors import InputError, short
 
@@ -10,7 +11,18 @@ REUSE = "reuse"
 """A delivered copy is kept for the backward pass, or made again there."""
 REMAT = "remat"
 """What an operator makes is kept for the backward pass, or computed again there."""
-CHOICES = (REUSE, REMAT)
+ZERO = "zero"
+"""A parameter, and so its gradient and slots, may lie split finer than it is used: it is gathered for its use then."""
+CHOICES = (REUSE, REMAT, ZERO)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Which of them the strategies of a space have."""
+
+    reuse: bool = False
+    remat: bool = False
+    zero: bool = True
 
 
 def checked_choices(names: object) -> frozenset[str]:

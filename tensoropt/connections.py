@@ -20,8 +20,9 @@ import numpy as np
 
 from .backward import Backward
 from .beside import Beside
-from .costing import Keeping, OperatorCosting, piece_bytes
 from .blocks import Blocks
+from .choices import Choices
+from .costing import Keeping, OperatorCosting, piece_bytes
 from .delivery_arrays import ANEW, FIXED, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
 from .evaluation import Choice, States
 from .following import Followers
@@ -96,7 +97,7 @@ class Connections:
     Args:
         of_node: the nodes that are operators.
         merges: whether nodes are several operators that follow each other.
-        reuse: whether copies may be made again instead of being kept.
+        choices: what strategies may choose beside configs and shared copies.
         blocks: which nodes have states that compute their operators again.
         tell: is told (nodes done, nodes).
     """
@@ -106,12 +107,12 @@ class Connections:
         steps: Steps,
         of_node: list[tuple[Followers, States]],
         merges: bool,
-        reuse: bool,
+        choices: Choices,
         blocks: Blocks,
         tell: Callable[[int, int], None],
     ) -> None:
-        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, reuse, tell
-        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph)
+        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
+        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph, choices.zero)
         self.takers = takers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
@@ -231,7 +232,7 @@ class Connections:
         return Copy(tensor.name, only.name)
 
     def _take_inside(self, made: _Made, takers: list[_Taker]) -> None:
-        """All takers but one at most are in the producer's node: the piece that is left is paid for there if one reads it."""
+        """All takers but one at most are in the producer's node: the piece that is left is paid for there if it is read."""
         way, keeping = made.end.way.copy(), self._keeping(made.tensor)
         if keeping == Keeping.COPY:
             inside = [taker.end.way != UNREAD for taker in takers if taker.node == made.node]
@@ -284,7 +285,8 @@ class Connections:
             made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
         )
         for taker in takers:
-            self._add_edge(number, taker.node, self.arrays.by_state(tensor, copy, taker.end, _of_shared(of_taker)), made.node)
+            costs = self.arrays.by_state(tensor, copy, taker.end, _of_shared(of_taker))
+            self._add_edge(number, taker.node, costs, made.node)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
         """The places of the copies that take more memory than some piece from which communication makes them."""
@@ -311,8 +313,7 @@ class Connections:
             source = End(choice, np.full(n_states, PAID))
             others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in takers]
             options.append((choice, others))
-        times = [sum(other.time_ns for other in others) for _, others in options]
-        best = np.argmin(times, axis=0)
+        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(demands)
         self.arrays.expect(tensor, [shared])

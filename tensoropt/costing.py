@@ -255,7 +255,7 @@ class Keeping(Enum):
     FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
     VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
     KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
-    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes no communication to make the copy"
+    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
     LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
     FORBIDDEN = "nothing: there is no such delivery"

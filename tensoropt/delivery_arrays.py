@@ -1,7 +1,7 @@
 """The arrays of a Problem's costs: of deliveries between the states of nodes, each built once and shared by identity.
 
-What a delivery keeps for the backward pass depends on both its ends: on *how the source is there* then and on *how the copy is
-read*. So each end has a way by state beside its layout or demand, and a table says what the pairs of ways come to.
+What a delivery keeps for the backward pass depends on both its ends: on *how the source is there* then and on *how the copy
+is read*. So each end has a way by state beside its layout or demand, and a table says what the pairs of ways come to.
 
 | source | |
 |---|---|
@@ -29,7 +29,7 @@ from .costing import DeliveryCosting, Keeping
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
-from .ir import Graph, Tensor
+from .ir import VARIABLE, Graph, Tensor
 from .rules.rule import Demand
 
 LEFT, ANEW, PAID = range(3)
@@ -96,8 +96,8 @@ class Choosing:
 class DeliveryArrays:
     """What deliveries of a graph's tensors cost, as arrays over the layouts in which they are left and the demands."""
 
-    def __init__(self, deliveries: DeliveryCosting, graph: Graph) -> None:
-        self.deliveries, self.graph = deliveries, graph
+    def __init__(self, deliveries: DeliveryCosting, graph: Graph, gathers_parameters: bool = True) -> None:
+        self.deliveries, self.graph, self.gathers_parameters = deliveries, graph, gathers_parameters
         self._alive: list[object] = []  # what keys name by its id
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
@@ -121,7 +121,12 @@ class DeliveryArrays:
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         self._alive += [source.choice.values, target.choice.values]
-        return tensor.shape, tensor.item_bytes, source.key, target.key, table, self.trails(tensor)
+        ends = source.key, target.key
+        return tensor.shape, tensor.item_bytes, *ends, table, self.trails(tensor), self._stays(tensor)
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter that is never communicated in the forward pass."""
+        return not self.gathers_parameters and self.graph.producers[tensor.name].type == VARIABLE
 
     def along(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
         """Deliveries within each state of one node: int64[K] each."""
@@ -152,6 +157,9 @@ class DeliveryArrays:
                     kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
                     allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)
+        if self._stays(tensor):
+            gathered = self._matrix(tensor, source, target, Keeping.LOCAL_OF_AGAIN)[1] >= INFEASIBLE
+            time_ns[gathered[np.ix_(left, wanted)]] = INFEASIBLE
         trailing_ns = self._trailing_ns(tensor, source, target)
         trailing_ns = None if trailing_ns is None else trailing_ns[np.ix_(left, wanted)]
         return Costs(mem, time_ns, trailing_ns, transient if transient.any() else None)

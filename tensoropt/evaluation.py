@@ -151,7 +151,9 @@ class Evaluation:
             seen.append(tuple(each[0] for each in of_config))
             totals += np.array([each[1:] for each in of_config], np.int64)[place].T
         keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
-        return States(tuple(distinct), tuple(places), tuple(seen), *totals, keeps, nothing)
+        mem, compute, network, backward, trailing = totals
+        of = tuple(distinct), tuple(places), tuple(seen)
+        return States(*of, mem, compute, network, backward, trailing, keeps, nothing)
 
     def recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
         """The same states, and each once more with the operators at some places computed again, where they can be.

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .plan import Plan, PlannedOperator
 
 MOST_ROWS = 8
-NETWORK, COPIES, TAKEN = "collectives", "copies that deliveries keep", "results kept for those that take them, or there for a while"
+NETWORK, COPIES = "collectives", "copies that deliveries keep"
+TAKEN = "results kept for those that take them, or computed again"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
 
@@ -69,15 +70,16 @@ def _recomputed(plan: Plan) -> list[str]:
     if not made:
         return []
     by_type: dict[str, list[PlannedOperator]] = {}
-    for op in made:
+    for op in sorted(made, key=lambda op: (-op.freed_bytes, -op.again_us)):
         by_type.setdefault(op.type, []).append(op)
-    amounts = [(kind, len(ops), sum(op.freed_bytes for op in ops), sum(op.again_us for op in ops)) for kind, ops in by_type.items()]
-    amounts.sort(key=lambda row: (-row[2], -row[3]))
-    shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
-    if rest:
-        counts = (sum(row[i] for row in rest) for i in (1, 2, 3))
-        shown.append((f"{len(rest)} other types", *counts))  # type: ignore[arg-type]
-    rows = [[kind, str(n_ops), memory_text(n_bytes), f"{us:,.1f}"] for kind, n_ops, n_bytes, us in shown]
+    shown = list(by_type.items())
+    if len(shown) > MOST_ROWS:
+        rest = shown[MOST_ROWS:]
+        shown[MOST_ROWS:] = [(f"{len(rest)} other types", [op for _, ops in rest for op in ops])]
+    rows = [
+        [kind, str(len(ops)), memory_text(sum(op.freed_bytes for op in ops)), f"{sum(op.again_us for op in ops):,.1f}"]
+        for kind, ops in shown
+    ]
     headers = ("computed again in the backward pass", "operators", "not kept", "us")
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 

@@ -14,7 +14,7 @@ import numpy as np
 from .backward import Backward
 from .baselines import BASELINES, search_baseline
 from .baselines.task import Task
-from .choices import REMAT, REUSE
+from .choices import REMAT, REUSE, ZERO, Choices
 from .costing import DeliveryCosting, OperatorCosting
 from .deliveries import Router
 from .errors import InputError
@@ -171,8 +171,9 @@ def find_frontier(
             )
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
-    choices = {"reuse": REUSE not in without, "remat": REMAT not in without and objectives[0] == "memory"}
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, **choices).build()
+    has_memory = objectives[0] == "memory"
+    choices = Choices(REUSE not in without, REMAT not in without and has_memory, ZERO not in without)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices).build()
     costed = time.perf_counter()
     try:
         found = _searched(built, objectives, algorithm, of_search, budget)
@@ -208,8 +209,8 @@ def _searched(
     kept = found(restricted(problem, states), overlap and overlap.restricted(problem, states), half)
     at = np.stack([of[kept.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
     left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
-    coarser = {"gap": max(budget.gap, GAP_AGAIN), "max_points": min(budget.max_points, MOST_POINTS_AGAIN)}
-    again = found(problem, overlap, replace(budget, seconds=left_s, **coarser))
+    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
+    again = found(problem, overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
     return joined(replace(kept, strategies=at), at_true_memory(problem, transient, again))
 
 
@@ -228,8 +229,8 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.BASELINES``.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
     """
-    # Baselines don't make copies again.
-    built = None if frontier.built.choices else frontier.built
+    # Baselines make nothing again.
+    built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 

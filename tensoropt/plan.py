@@ -93,7 +93,7 @@ class PlannedDelivery:
         copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
         is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
         again_us: what that takes.
-        follows_source: whether it is made again because what it is made of is: what all takers share, or an operator's result.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
     """
 
     tensor: str

@@ -29,7 +29,7 @@ class Charge:
     Attributes:
         is_remade: whether its forward path is gone along once more in the backward pass.
         is_read: whether the backward pass reads what it delivers to its takers.
-        follows_source: whether it is made again because what it is made of is: what all takers share, or an operator's result.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
     """
 
     tensor: str
@@ -137,8 +137,8 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
     if refused:
         op = view.graph.operators[refused[0]]
         raise InputError(
-            f"the plan computes {op.where()} again, which can't be done with the config '{view.strategy.configs[op.name]}'; it "
-            "was changed: find the strategy again"
+            f"the plan computes {op.where()} again, which can't be done with the config "
+            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
         )
     router = plan.router(PlainCosts())
     expected = {

@@ -13,6 +13,7 @@ from functools import partial
 
 from .backward import Backward
 from .blocks import NO_BLOCKS, Blocks, blocks_of
+from .choices import Choices
 from .connections import Connections, Steps
 from .costing import OperatorCosting
 from .evaluation import Evaluation, States
@@ -34,8 +35,7 @@ class ProblemBuilder:
     Attributes:
         progress: is told (nodes done, nodes).
         states: the states of each node, where they are not to be all of the space.
-        reuse: whether copies may be made again instead of being kept.
-        remat: whether operators may be computed again.
+        choices: what strategies may choose beside configs and shared copies.
     """
 
     graph: Graph
@@ -46,8 +46,7 @@ class ProblemBuilder:
     force: Force = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
     states: Callable[[Followers], Assignments] | None = None
-    reuse: bool = False
-    remat: bool = False
+    choices: Choices = field(default_factory=Choices)
 
     def build(self) -> StrategyProblem:
         """The Problem of all operators that a training step runs.
@@ -59,7 +58,7 @@ class ProblemBuilder:
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         nodes, blocks = self._evaluated()
         steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        connections = Connections(steps, nodes, self.space != FULL, self.reuse, blocks, self.tell)
+        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, self.tell)
         connections.connect()
         problem = Problem(tuple(connections.nodes), tuple(connections.edges))
         return StrategyProblem(
@@ -87,7 +86,7 @@ class ProblemBuilder:
                 continue
             degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
-        blocks = blocks_of(groups, self.costing) if self.remat else NO_BLOCKS
+        blocks = blocks_of(groups, self.costing) if self.choices.remat else NO_BLOCKS
         for i, each in blocks.nodes.items():
             node, states = found[i]
             found[i] = node, evaluation.recomputing(node, states, each.places)

@@ -7,9 +7,9 @@ A delivered copy that a gradient reads is kept for the backward pass, or *made a
 delivered once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
 section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
 
-What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed again
-when the backward pass comes to what reads it first. What isn't kept of its operands either is there again then: made again, or
-recomputed as well.
+What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed
+again when the backward pass comes to what reads it first. What isn't kept of its operands either is there again then: made
+again, or recomputed as well.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class StrategyView:
         return Copy(tensor.name, op.name) in remade or self.follows_source(op, position)
 
     def follows_source(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes is made again because what it is made of without communication is, a shared
-        copy or an operator's result: it may be a view of that, and would keep it.
+        """Whether the copy that an operator takes is made again because that is which it is made of without communication: a
+        shared copy or an operator's result. It may be a view of that, and would keep it.
         """
         tensor = op.inputs[position]
         if tensor is None or not self.reads(op, position):

@@ -94,7 +94,8 @@ class LocalModel:
         """Local values along a delivery of a tensor, or inside of the operator that makes it."""
         is_trailing = delivery.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
         route = self.router.route(delivery)
-        with self._computed_again(self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates):
+        is_again = self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates
+        with self._computed_again(is_again):
             return self.deliverer.deliver(delivery, route, values, operator, is_trailing)
 
     @contextmanager

@@ -21,6 +21,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.strategy import Copy, Strategy, StrategyView
 from tensoropt.takers import Taker, demand_of, takers_of
+from tensoropt.views import viewed_operand
 
 from .models import frontier_of, model_of, strategies_of, task_of
 

@@ -70,7 +70,6 @@ def random_strategy(
     for name, takers in takers_of(model.graph).items() if share_remade else ():
         each = dict.fromkeys(Copy(name, taker.name) for taker in takers)
         remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
-    backward = model.model.backward
     recomputed = {name for name in chosen if share_recomputed and rng.random() < share_recomputed}
     strategy = Strategy(mesh, chosen, shared, frozenset(remade), frozenset(recomputed))
     return model.model.view(strategy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +11,7 @@ import zoo
 from tensoropt import zoo as models
 from tensoropt.deliveries import Router
 from tensoropt.frontier import ModelFrontier, find_frontier
-from tensoropt.ft import INFEASIBLE, Budget, Frontier
+from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.offline import record
 from tensoropt.planning import charges
 from tensoropt.profiling.hardware import named
