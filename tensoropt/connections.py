@@ -280,7 +280,7 @@ class Connections:
         self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == 2))
         if len(again) and may_be_remade:
             self.choices.append(CopyChoice(Copy(tensor.name), number, way == 1))
-        copy = End(Choice(shared.values, place), way)
+        copy = End(Choice(shared.values, place), way, is_shared=True)
         self._add_edge(
             made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
         )
@@ -310,7 +310,7 @@ class Connections:
         for taker, copy in zip(takers, _as_copies(takers), strict=True):
             choice = Choice(tuple(copy), taker.demands.place)
             self.arrays.expect(tensor, [choice])
-            source = End(choice, np.full(n_states, PAID))
+            source = End(choice, np.full(n_states, PAID), is_shared=True)
             others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in takers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)

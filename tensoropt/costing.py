@@ -24,7 +24,14 @@ from .backward import NO_BACKWARD, Backward, analyse_body
 from .composite.body import COMPOSITES, LOOP
 from .composite.composition import Composition
 from .composite.costing import BodyCosting
-from .deliveries import Delivery, differentiated_operands, halo_delivery, inner_deliveries
+from .deliveries import (
+    Delivery,
+    bucket_share_ns,
+    delivery_of,
+    differentiated_operands,
+    halo_delivery,
+    inner_deliveries,
+)
 from .ft.problem import INFEASIBLE
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
@@ -321,6 +328,9 @@ class DeliveryCosting:
         if delivery.reduction == "max":
             n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
+        if delivery.in_bucket:
+            forward = self._path_ns(source, delivery.demand.layout, delivery.shape, delivery.item_bytes)
+            return forward + bucket_share_ns(delivery, self.steps)
         return sum(self._path_ns(*ends, delivery.shape, delivery.item_bytes) for ends in _ends(delivery))
 
     def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
@@ -340,18 +350,24 @@ class DeliveryCosting:
         return self._paths[key]
 
     def matrix(
-        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], keeping: Keeping
+        self,
+        tensor: Tensor,
+        sources: Sequence[Demand],
+        demands: Sequence[Demand],
+        keeping: Keeping,
+        of_variable: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Memory and time of the deliveries of a tensor from each source to each demand, int64[sources, demands].
 
-        A source is a layout and the axes over which the gradient may come back to it partial.
+        A source is a layout and the axes over which the gradient may come back to it partial; where it is the variable
+        itself, ``of_variable``.
         """
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index
         of_source = np.array([index[source.layout] for source in sources], np.intp)
         of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
         time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
-        time_ns += self.returning_ns(tensor, sources, demands)
+        time_ns += self.returning_ns(tensor, sources, demands, of_variable)
         if keeping == Keeping.NOTHING:
             return np.zeros_like(time_ns), time_ns
         forward_ns = table.time_ns[np.ix_(of_source, of_demand)]
@@ -392,7 +408,9 @@ class DeliveryCosting:
                 mem = np.where(lies_there(), of_source_bytes, copies)
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
-    def returning_ns(self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
+    def returning_ns(
+        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], of_variable: bool = False
+    ) -> np.ndarray:
         """The part of :meth:`matrix`'s times that is the gradients' way back, int64[sources, demands]."""
         table = self.table(tensor.shape, tensor.item_bytes)
         time_ns = np.zeros((len(sources), len(demands)), np.int64)
@@ -401,6 +419,12 @@ class DeliveryCosting:
             of_back = [table.index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
             to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
             time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
+        for i, source in enumerate(sources if of_variable else ()):
+            for j, demand in enumerate(demands):
+                if demand.varying is not None and demand.layout == source.layout:
+                    delivery = delivery_of(tensor, source.layout, demand, source.varying, of_variable=True)
+                    if delivery.in_bucket:
+                        time_ns[i, j] = bucket_share_ns(delivery, self.steps)
         return time_ns
 
 

@@ -6,6 +6,7 @@ charged for a delivery and what is executed both come from the two paths that :c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from .reschedule.path import Path, StepCosts, cheapest_path
 from .reschedule.steps import Move, State, make_step
 from .rules.rule import Config, Demand, Rule, interface
 
+SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
+"""A variable's gradient of at most so many bytes is summed together with others, of about so many bytes in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -26,6 +30,7 @@ class Delivery:
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
+        of_variable: whether a variable's own value is delivered, for whose gradient only its update waits.
     """
 
     shape: Shape
@@ -35,14 +40,27 @@ class Delivery:
     reduction: str = "sum"
     returning: Axes = ()
     halo: HaloStep | None = None
+    of_variable: bool = False
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether its gradient is summed together with those of others."""
+        is_sum = self.of_variable and self.source == self.demand.layout and bool(self.demand.varying) and not self.returning
+        return is_sum and math.prod(self.source.largest_local_shape(self.shape)) * self.item_bytes <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The paths of a delivery; ``backward`` is None where no gradient comes back."""
+    """The paths of a delivery.
+
+    Attributes:
+        backward: None where no gradient comes back.
+        in_bucket: whether the backward path, of one all-reduce, is taken together with others.
+    """
 
     forward: Path
     backward: Path | None
+    in_bucket: bool = False
 
     @property
     def n_collectives(self) -> int:
@@ -58,11 +76,13 @@ class Route:
 class Router:
     """Finds routes by a cost model, each only once.
 
-    ``choose`` picks a path; the shortest by default, and anything legal in tests.
+    ``choose`` picks a path; the shortest by default, and anything legal in tests, where ``in_buckets`` may be False for all
+    gradients to be summed by themselves.
     """
 
     costs: StepCosts
     choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
+    in_buckets: bool = True
     _routes: dict[Delivery, Route] = field(default_factory=dict, init=False, repr=False)
     _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
 
@@ -70,12 +90,16 @@ class Router:
         """The cheapest forward path, and backward path where a gradient comes back."""
         found = self._routes.get(delivery)
         if found is None:
-            found = self._routes[delivery] = Route(self._forward(delivery), self._backward(delivery))
+            in_bucket = self.in_buckets and delivery.in_bucket
+            backward = _one_sum(delivery) if in_bucket else self._backward(delivery)
+            found = self._routes[delivery] = Route(self._forward(delivery), backward, in_bucket)
         return found
 
     def time_ns(self, delivery: Delivery) -> int:
         route = self.route(delivery)
         total = route.forward.time_ns(self.costs, delivery.item_bytes)
+        if route.in_bucket:
+            return total + bucket_share_ns(delivery, self.costs)
         return total + (route.backward.time_ns(self.costs, delivery.item_bytes) if route.backward else 0)
 
     def forward_ns(self, delivery: Delivery) -> int:
@@ -106,8 +130,25 @@ class Router:
         return self._path(demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning), delivery)
 
 
-def delivery_of(tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = ()) -> Delivery:
-    return Delivery(tensor.shape, tensor.item_bytes, source, demand, returning=returning or ())
+def delivery_of(
+    tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = (), of_variable: bool = False
+) -> Delivery:
+    return Delivery(tensor.shape, tensor.item_bytes, source, demand, returning=returning or (), of_variable=of_variable)
+
+
+def _one_sum(delivery: Delivery) -> Path:
+    """The way back of a gradient that is only to be summed."""
+    source = delivery.source
+    before = source.with_partial(delivery.demand.varying or ())
+    step = make_step(before, Move("all_reduce", before.partial, None, None, State.of(source)))
+    return Path(before, source, (step,), delivery.shape)
+
+
+def bucket_share_ns(delivery: Delivery, costs: StepCosts) -> int:
+    """What the sum of a gradient takes in a bucket: its share of a full one."""
+    n_bytes = math.prod(delivery.source.largest_local_shape(delivery.shape)) * delivery.item_bytes
+    axes = delivery.source.with_partial(delivery.demand.varying or ()).partial
+    return costs.time_ns("all_reduce", delivery.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,15 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """One end of a delivery by the states of a node: what it asks or leaves, and the way (see above), int[K]."""
+    """One end of a delivery by the states of a node: what it asks or leaves, and the way (see above), int[K].
+
+    Attributes:
+        is_shared: whether it is a copy that takers share.
+    """
 
     choice: Choice[Demand]
     way: np.ndarray
+    is_shared: bool = False
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -122,7 +127,12 @@ class DeliveryArrays:
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         self._alive += [source.choice.values, target.choice.values]
         ends = source.key, target.key
-        return tensor.shape, tensor.item_bytes, *ends, table, self.trails(tensor), self._stays(tensor)
+        kind = self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source)
+        return tensor.shape, tensor.item_bytes, *ends, table, *kind
+
+    def _is_variable(self, tensor: Tensor, source: End) -> bool:
+        """Whether the source is a variable itself."""
+        return self.graph.producers[tensor.name].type == VARIABLE and not source.is_shared
 
     def _stays(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter that is never communicated in the forward pass."""
@@ -166,9 +176,10 @@ class DeliveryArrays:
 
     def _matrix(self, tensor: Tensor, source: End, target: End, keeping: Keeping) -> tuple[np.ndarray, np.ndarray]:
         left, wanted = source.choice.values, target.choice.values
-        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping
+        of_variable = self._is_variable(tensor, source)
+        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping, of_variable
         if key not in self._costs:
-            self._costs[key] = self.deliveries.matrix(tensor, left, wanted, keeping)
+            self._costs[key] = self.deliveries.matrix(tensor, left, wanted, keeping, of_variable)
             self._alive += [left, wanted]
         return self._costs[key]
 
@@ -176,9 +187,10 @@ class DeliveryArrays:
         if not self.trails(tensor):
             return None
         left, wanted = source.choice.values, target.choice.values
-        key = tensor.shape, tensor.item_bytes, id(left), id(wanted)
+        of_variable = self._is_variable(tensor, source)
+        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), of_variable
         if key not in self._returning:
-            self._returning[key] = self.deliveries.returning_ns(tensor, left, wanted)
+            self._returning[key] = self.deliveries.returning_ns(tensor, left, wanted, of_variable)
             self._alive += [left, wanted]
         return self._returning[key]
 

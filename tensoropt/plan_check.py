@@ -25,6 +25,7 @@ from .deliveries import PlainCosts
 from .engine import Engine
 from .frontier import Model, costing_of
 from .ir import SOURCES, VARIABLE
+from .lowering.deliver import Collective
 from .plan import Plan
 from .plan_trial import PlanTrial
 from .processes import Processes
@@ -112,7 +113,7 @@ def check_plan(
     trace = traced_step(trial.step, trial.take_memory)
     state_bytes = _state_bytes(trial.engine)
     rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + trial.workspace_bytes)
-    return _compared(plan, model, part.gather(rank), [entry.operator for entry in trial.log], hardware)
+    return _compared(plan, model, part.gather(rank), trial.log, hardware)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _state_bytes(engine: Engine) -> int:
 
 
 def _compared(
-    plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[str], hardware: Hardware
+    plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[Collective], hardware: Hardware
 ) -> PlanCheck:
     steps_us = np.max([rank.steps_s for rank in ranks], axis=0) * 1e6
     transfers_us = transfers_s(plan.mesh, [call.axes for call in ranks[0].calls[0]], [r.calls_s for r in ranks]) * 1e6
@@ -224,8 +225,11 @@ def _collectives(
     )
 
 
-def _edges(plan: Plan, model: Model, log: Sequence[str], each_us: np.ndarray) -> tuple[Compared, ...]:
-    """By the operator that a delivery leads to; none where collectives can't be told apart."""
+def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndarray) -> tuple[Compared, ...]:
+    """By the operator that a delivery leads to; none where collectives can't be told apart.
+
+    Of a collective for several, each has the share of its elements.
+    """
     if len(log) != len(each_us):
         return ()
     computing = {op.name for op in model.graph.operators.values() if op.type not in SOURCES}
@@ -239,8 +243,10 @@ def _edges(plan: Plan, model: Model, log: Sequence[str], each_us: np.ndarray) ->
             name = called(delivery.takers[0])
             predicted[name] = predicted.get(name, 0.0) + delivery.time_us
     measured: dict[str, list[float]] = {}
-    for name, time_us in zip(map(called, log), each_us.tolist(), strict=True):
-        measured.setdefault(name, []).append(time_us)
+    for entry, time_us in zip(log, each_us.tolist(), strict=True):
+        sizes = [math.prod(shape) for _, shape in entry.parts]
+        for (operator, _), size in zip(entry.parts, sizes, strict=True):
+            measured.setdefault(called(operator), []).append(time_us * size / max(1, sum(sizes)))
     return tuple(
         Compared(name, predicted.get(name, 0.0), sum(measured.get(name, ())), len(measured.get(name, ())))
         for name in dict.fromkeys([*predicted, *measured])

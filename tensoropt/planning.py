@@ -104,7 +104,7 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
                 names = tuple(taker.name for taker in those)
                 is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, taker) for taker in those)
-                delivery = delivery_of(tensor, view.layout(tensor), shared)
+                delivery = view.shared_delivery(tensor, shared)
                 yield Charge(tensor.name, names, delivery, True, is_remade, is_read)
             for taker in those:
                 delivery = view.delivery(tensor, demand_of(view, tensor, taker))

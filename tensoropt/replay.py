@@ -20,7 +20,7 @@ from .backward import Backward
 from .collectives.workspace import workspace_bytes
 from .composite.body import COMPOSITES
 from .costing import OperatorCosting, piece_bytes
-from .deliveries import Delivery, Router, delivery_of, halo_delivery
+from .deliveries import Delivery, Router, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
 from .lowering.order import LAG
@@ -243,7 +243,7 @@ class _Replay:
 
     def _to_shared(self, tensor: Tensor) -> Delivery | None:
         shared = self.view.strategy.shared.get(tensor.name)
-        return None if shared is None else delivery_of(tensor, self.view.layout(tensor), shared)
+        return None if shared is None else self.view.shared_delivery(tensor, shared)
 
     def _delivered(self, delivery: Delivery, source: Buffer, node: _Node | None = None) -> Buffer:
         path = self.router.route(delivery).forward

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .deliveries import Delivery, delivery_of
-from .ir import Graph, Operator, Tensor
+from .ir import VARIABLE, Graph, Operator, Tensor
 from .recomputing import is_recomputable
 from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
@@ -108,11 +108,19 @@ class StrategyView:
             return self.interfaces[producer.updates].results[0]
         return self.interfaces[producer.name].results[producer.outputs.index(tensor)]
 
+    def is_variable(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the value of a variable when the step begins."""
+        return self.graph.producers[tensor.name].type == VARIABLE
+
+    def shared_delivery(self, tensor: Tensor, demand: Demand) -> Delivery:
+        """What brings a tensor to the copy that its takers share."""
+        return delivery_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
+
     def delivery(self, tensor: Tensor, demand: Demand) -> Delivery:
         """What brings a tensor to a demand: from the copy that is shared, if there is one, else from its producer."""
         shared = self.strategy.shared.get(tensor.name)
         if shared is None:
-            return delivery_of(tensor, self.layout(tensor), demand)
+            return delivery_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
         return delivery_of(tensor, shared.layout, demand, shared.varying)
 
     def is_remade(self, op: Operator, position: int) -> bool:

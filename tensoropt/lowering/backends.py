@@ -44,6 +44,15 @@ class EmulatedBackend(_Unwatched):
         (step,) = path.steps
         return lambda *pieces: simulate_all_reduce(pieces, self.mesh, step.axes, "max")
 
+    def together(self, paths: Sequence[Path], what: str) -> Runner:
+        n_ranks = self.mesh.n_devices
+
+        def run(*pieces: np.ndarray) -> list[np.ndarray]:
+            by_path = (pieces[i * n_ranks : (i + 1) * n_ranks] for i in range(len(paths)))
+            return [summed for path, of_path in zip(paths, by_path, strict=True) for summed in simulate(path, of_path)]
+
+        return run
+
 
 @dataclass(frozen=True)
 class CommunicatingBackend(_Unwatched):
@@ -76,6 +85,18 @@ class CommunicatingBackend(_Unwatched):
         return self._told(
             what, lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
         )
+
+    def together(self, paths: Sequence[Path], what: str) -> Runner:
+        (step,) = paths[0].steps
+
+        def run(*pieces: np.ndarray) -> list[np.ndarray]:
+            ends = np.cumsum([piece.size for piece in pieces])
+            joined = self.communicator.scratch("bucket", int(ends[-1]), pieces[0].dtype)
+            np.concatenate([piece.reshape(-1) for piece in pieces], out=joined)
+            summed = np.split(self.communicator.all_reduce(step.group_axes, joined), ends[:-1])
+            return [part.reshape(piece.shape) for part, piece in zip(summed, pieces, strict=True)]
+
+        return self._told(what, run)
 
     def _told(self, what: str, run: Runner) -> Runner:
         waiting = self.waiting
@@ -112,6 +133,9 @@ class TimedBackend(CommunicatingBackend):
 
     def maximum(self, path: Path, what: str) -> Runner:
         return self._timed(super().maximum(path, what))
+
+    def together(self, paths: Sequence[Path], what: str) -> Runner:
+        return self._timed(super().together(paths, what))
 
     def _timed(self, run: Runner) -> Runner:
         def timed(*pieces: np.ndarray) -> list[np.ndarray]:

@@ -53,8 +53,17 @@ class Errand:
 class Carrier(Protocol):
     """Emits into one graph the paths of the ranks that are built here."""
 
+    @property
+    def joins(self) -> bool:
+        """Whether it has several paths share a collective."""
+        ...
+
     def carry(self, path: Path, values: Values, errand: Errand) -> Values:
         """Local values after a path with collectives."""
+        ...
+
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
+        """Local values, by path, after paths that are one all-reduce each, over the same axes."""
         ...
 
 
@@ -67,6 +76,10 @@ class Runners(Protocol):
 
     def maximum(self, path: Path, what: str) -> Runner:
         """The same for a path of one all-reduce that takes maxima instead of sums."""
+        ...
+
+    def together(self, paths: Sequence[Path], what: str) -> Runner:
+        """The same for paths of one all-reduce each, over the same axes: pieces and results path by path."""
         ...
 
 
@@ -82,10 +95,33 @@ class Callbacks:
     trailing: Runners | None = None
     _turns: dict[bool, tf.Tensor] = field(default_factory=dict)
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     def carry(self, path: Path, values: Values, errand: Errand) -> Values:
-        trails, n_values = errand.is_trailing and self.trailing is not None, len(values)
-        runners = self.trailing if errand.is_trailing and self.trailing is not None else self.runners
+        runners = self._runners(errand)
         runner = runners.runner(path, errand.what) if errand.reduction == "sum" else runners.maximum(path, errand.what)
+        results = self._call(runner, values, errand)
+        for result in results:
+            result.set_shape(shape_after(path.steps[-1], path.shape))
+        return results
+
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
+        runner = self._runners(errand).together(paths, errand.what)
+        results = iter(self._call(runner, [value for of_path in values for value in of_path], errand))
+        summed = [[next(results) for _ in of_path] for of_path in values]
+        for path, of_path in zip(paths, summed, strict=True):
+            for result in of_path:
+                result.set_shape(shape_after(path.steps[-1], path.shape))
+        return summed
+
+    def _runners(self, errand: Errand) -> Runners:
+        return self.trailing if errand.is_trailing and self.trailing is not None else self.runners
+
+    def _call(self, runner: Runner, values: Values, errand: Errand) -> Values:
+        """What a runner makes of local values, in its turn."""
+        trails, n_values = errand.is_trailing and self.trailing is not None, len(values)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
             keep_thread_state()
@@ -102,6 +138,4 @@ class Callbacks:
         if self.trailing is not None:
             # Else TensorFlow has each callback wait for the one before, whatever chain that is in.
             turn.graph.experimental_acd_manager.run_independently(turn.op)
-        for result in results:
-            result.set_shape(shape_after(path.steps[-1], path.shape))
         return list(results)

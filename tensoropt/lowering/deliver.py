@@ -8,6 +8,7 @@ deliveries of the graph being built; ``tf.custom_gradient`` would add to a globa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from ..deliveries import Delivery, Route
 from ..reschedule.layout import Shape, axes_text
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
+from .buckets import Buckets
 from .carriers import Carrier, Errand
 from .local_steps import LocalSteps
 from .operators import Values
@@ -34,6 +36,8 @@ class Collective:
 
     Attributes:
         is_trailing: whether only updates wait for it.
+        together: of several in one, the operators for which they are, and their shapes; ``shape`` is then how many elements
+            the shapes have in all, and ``operator`` the first.
     """
 
     kind: str
@@ -42,8 +46,16 @@ class Collective:
     dtype: str
     operator: str
     is_trailing: bool = False
+    together: tuple[tuple[str, Shape], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, Shape], ...]:
+        """The operator and the shape of each that this is, one or several."""
+        return self.together or ((self.operator, self.shape),)
 
     def __str__(self) -> str:
+        if self.together:
+            return f"{self.kind}({self.axes}) of {len(self.together)} {self.dtype} for {self.operator} and others"
         return f"{self.kind}({self.axes}) of {self.dtype}{list(self.shape)} for {self.operator}"
 
 
@@ -76,9 +88,11 @@ class Deliverer:
     _carrier: Carrier = field(init=False)
     _local_steps: LocalSteps = field(default_factory=LocalSteps)
     _backward: list[Callable[[Values], Values]] = field(default_factory=list)
+    _buckets: Buckets = field(init=False)
 
     def __post_init__(self) -> None:
         self._carrier = self.backend.carrier()
+        self._buckets = Buckets(self._run_together)
 
     def deliver(
         self, delivery: Delivery, route: Route, values: Values, operator: str, is_trailing: bool = False
@@ -93,8 +107,14 @@ class Deliverer:
         forward, backward = route.forward, route.backward
         if backward is None:
             return self._run(forward, values, delivery.reduction, operator, is_trailing)
+
+        def back(gradients: Values) -> Values:
+            if route.in_bucket and self._carrier.joins:
+                return self._buckets.add(backward, gradients, operator)
+            return self._run(backward, gradients, "sum", operator, is_trailing)
+
         number = len(self._backward)
-        self._backward.append(lambda gradients: self._run(backward, gradients, "sum", operator, is_trailing))
+        self._backward.append(back)
         overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
         with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
             results = self._run(forward, values, delivery.reduction, operator)
@@ -149,6 +169,24 @@ class Deliverer:
         errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
         return self._carrier.carry(path, values, errand)
 
+    def _run_together(
+        self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
+    ) -> list[Values]:
+        """Sums of gradients for which only updates wait, in one collective."""
+        if len(paths) == 1:
+            return [self._run(paths[0], values[0], "sum", operators[0], is_trailing=True)]
+        (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
+        shape = (sum(math.prod(path.shape) for path in paths),)
+        entry = Collective(
+            step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts
+        )
+        self.log.append(entry)
+        return self._carrier.carry_together(paths, values, Errand(operators[0], str(entry), is_trailing=True))
+
+    def send_buckets(self) -> None:
+        """Send the gradients that wait to be summed together; to be called when a backward pass has been emitted."""
+        self._buckets.send_all()
+
     @contextmanager
     def building(self) -> Iterator[None]:
         """While this lasts, gradients of the graph's deliveries are emitted by this object."""
@@ -166,6 +204,11 @@ class Deliverer:
 
 
 _building: list[Deliverer] = []
+
+
+def send_buckets() -> None:
+    """:meth:`Deliverer.send_buckets` of the one that is building."""
+    _building[-1].send_buckets()
 
 
 @tf.RegisterGradient(GRADIENT_TYPE)

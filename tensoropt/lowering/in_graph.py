@@ -94,6 +94,14 @@ class InGraph:
         self._collectives, self._rank = collectives, rank
         self._local_steps = LocalSteps()
 
+    @property
+    def joins(self) -> bool:
+        """Horovod does that by itself."""
+        return False
+
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
+        return [self.carry(path, of_path, errand) for path, of_path in zip(paths, values, strict=True)]
+
     def carry(self, path: Path, values: Values, errand: Errand) -> Values:
         (value,) = values
         # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from ..deliveries import Delivery, Router, delivery_of, differentiated_operands, inner_deliveries
+from ..deliveries import Delivery, Router, differentiated_operands, inner_deliveries
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
 from ..strategy import Copy, StrategyView
 from ..views import viewed_operand
-from .deliver import Deliverer
+from .deliver import Deliverer, send_buckets
 from .operators import Job, Values, emit
 from .recomputing import Recomputing
 from .remaking import RemadeCopy, Remaking
@@ -82,7 +82,7 @@ class LocalModel:
             return self.value(tensor)
         if tensor.name not in self._shared:
             demand = shared if self.training else Demand(shared.layout, None)
-            delivery = delivery_of(tensor, self.view.layout(tensor), demand)
+            delivery = self.view.shared_delivery(tensor, demand)
             source = self.value(tensor)
             values = self._shared[tensor.name] = self._deliver(delivery, source, operator, tensor)
             forward = self.router.route(delivery).forward
@@ -213,6 +213,7 @@ def gradients_of(losses: Values, variables: list[Values]) -> list[Values | None]
     # Two at a time: the order in which AddN adds more is not the same on each rank.
     by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
     gradients = tf.gradients(losses, flat, grad_ys=seeds, aggregation_method=by_pairs)
+    send_buckets()
     n_ranks = len(losses)
     grouped = [gradients[i : i + n_ranks] for i in range(0, len(gradients), n_ranks)]
     return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]

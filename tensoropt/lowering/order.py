@@ -70,21 +70,22 @@ def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.O
     ordered = operators[n_forward:]
     place = {op.name: i for i, op in enumerate(ordered)}
     needs = [{place[source.name] for source in _sources(op) if source.name in place} for op in ordered]
+    # Of readers of what a variable was some may be this operator, or follow from it: only earlier ones count.
+    after: list[set[int]] = [set() for _ in ordered]
     latest: dict[str, int] = {}
     for i, op in enumerate(ordered):
         for handle in _handles(op):
             if handle.name in latest:
-                needs[i].add(latest[handle.name])
+                after[i].add(latest[handle.name])
             elif op.type != "ReadVariableOp":
-                needs[i].update(place[reader.name] for reader in _readers(handle) if reader.name in place)
+                after[i].update(place[reader.name] for reader in _readers(handle) if place.get(reader.name, i) < i)
             latest[handle.name] = i
     followers: list[list[int]] = [[] for _ in ordered]
     for i, needed in enumerate(needs):
-        # The readers of what a variable was may be this operator, or follow from it.
+        needed |= after[i]
         for each in needed:
-            if each < i:
-                followers[each].append(i)
-    missing = [sum(each < i for each in needed) for i, needed in enumerate(needs)]
+            followers[each].append(i)
+    missing = [len(needed) for needed in needs]
     is_late = [_is_backward(op) and op.type != "AddN" for op in ordered]
     ready = [(is_late[i], i) for i, count in enumerate(missing) if not count]
     heapq.heapify(ready)

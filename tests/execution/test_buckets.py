@@ -1,0 +1,109 @@
+"""Sums of small gradients, many in one collective: the same bits, fewer collectives, and none that waits for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import zoo
+from execution.strategies import engine_of, feeds_of, training_fetch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.deliveries import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, delivery_of
+from tensoropt.engine import Engine
+from tensoropt.frontier import find_frontier
+from tensoropt.ir import Tensor
+from tensoropt.lowering import buckets
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.deliver import Collective
+from tensoropt.planning import plan_of
+from tensoropt.profiling.costs import CollectiveCosts
+from tensoropt.profiling.hardware import named
+from tensoropt.reschedule.layout import Layout
+from tensoropt.rules.rule import Demand
+from tensoropt.strategy import StrategyView
+
+HARDWARE = named("v100-1x2")
+MESH = HARDWARE.mesh(2)
+COSTS = CollectiveCosts(HARDWARE, MESH)
+
+
+def data_parallel(model: zoo.Recorded) -> StrategyView:
+    found = find_frontier(model.model, HARDWARE, 2, algorithm="data-parallel")
+    return model.model.view(plan_of(found, 0, "mini_time", {}).strategy)
+
+
+def trained(engine: Engine, model: zoo.Recorded) -> tuple[list[np.ndarray], tuple[Collective, ...]]:
+    losses = [engine.run(training_fetch(model), feeds_of(model.graph, batch))[0][0] for batch in model.batches]
+    log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
+    values = [variable.numpy() for entry in engine.state() for variable in entry.variables]
+    return [*losses, *values], log
+
+
+@pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.fused_cnn])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_bucket_gives_the_bits_of_separate_sums(
+    function: Callable[..., zoo.Built], in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = zoo.record(function, "adam")
+    view = data_parallel(model)
+
+    def run(in_buckets: bool) -> tuple[list[np.ndarray], tuple[Collective, ...]]:
+        router = Router(PlainCosts(), in_buckets=in_buckets)
+        return trained(engine_of(model, view, router, EmulatedBackend(MESH), in_order), model)
+
+    alone, each = run(False)
+    together, joined = run(True)
+    (full,) = (entry for entry in joined if entry.together)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 8 * math.prod(full.shape) // 4)
+    by_few, several = run(True)
+    for one, other, third in zip(alone, together, by_few, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+    assert not any(entry.together for entry in each)
+    n_summed = [sum(len(entry.parts) for entry in log) for log in (each, joined, several)]
+    assert n_summed == [len(each)] * 3 and len(joined) < len(several) < len(each)
+    assert all(entry.is_trailing and entry.kind == "all_reduce" for entry in joined if entry.together)
+
+
+def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
+    """What an optimizer sums over all gradients then comes after them, and needn't wait for what waits for it."""
+    model = zoo.record(zoo.mlp, "sgd")
+    engine = engine_of(model, data_parallel(model), Router(PlainCosts()), EmulatedBackend(MESH))
+    _, log = trained(engine, model)
+    operators = engine.function(
+        training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))
+    ).call.graph.get_operations()
+    stand_ins = [op for op in operators if "sum_in_bucket" in op.name]
+    assert stand_ins and all(op.inputs[0].op.type == "PyFunc" for op in stand_ins)
+    assert len(stand_ins) == 2 * sum(len(entry.together) for entry in log)
+
+
+@given(st.integers(1, 4 * SMALL_BYTES), st.sampled_from([(), (0,)]), st.booleans())
+@settings(deadline=None)
+def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, varying: tuple[int, ...], of_variable: bool) -> None:
+    axes = tuple(MESH.axes[place] for place in varying)
+    tensor, whole = Tensor("t:0", (extent,), "float32"), Layout.replicated(MESH, 1)
+    delivery = delivery_of(tensor, whole, Demand(whole, axes), of_variable=of_variable)
+    router = Router(COSTS)
+    route = router.route(delivery)
+    assert route.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
+    if route.in_bucket:
+        assert route.backward is not None and [step.kind for step in route.backward.steps] == ["all_reduce"]
+        share_ns = math.floor(COSTS.time_ns("all_reduce", MESH, axes, BUCKET_BYTES) * 4 * extent / BUCKET_BYTES)
+        assert router.time_ns(delivery) == bucket_share_ns(delivery, COSTS) == share_ns
+    else:
+        assert router.time_ns(delivery) == Router(COSTS, in_buckets=False).time_ns(delivery)
+
+
+def test_a_gradient_that_goes_on_is_not_put_off() -> None:
+    """Of a shared copy, or of a variable that is split finer than its copy, other collectives wait for the gradient."""
+    axis = MESH.axes[0]
+    tensor, whole = Tensor("v:0", (8,), "float32"), Layout.replicated(MESH, 1)
+    split = Layout(MESH, ((axis,),))
+    finer = delivery_of(tensor, split, Demand(whole, (axis,)), of_variable=True)
+    shared = delivery_of(tensor, whole, Demand(whole, (axis,)), returning=(axis,), of_variable=True)
+    assert not finer.in_bucket and not shared.in_bucket
