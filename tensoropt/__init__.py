@@ -84,7 +84,8 @@ def find_strategy(
         profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
             measured before is known. By default nothing is measured, and operators are predicted.
         without: choices that the search is to do without: ``["reuse"]``, which drops delivered copies and delivers them
-            again in the backward pass.
+            again in the backward pass; ``["remat"]``, which computes operators again there; ``["zero"]``, which has
+            parameters lie split finer than they are used.
 
     Returns:
         A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.

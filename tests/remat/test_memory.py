@@ -12,11 +12,9 @@ from execution.strategies import engine_of, feeds_of, training_fetch
 
 from tensoropt.collectives.single import SingleCommunicator
 from tensoropt.deliveries import PlainCosts, Router
-from tensoropt.frontier import costing_of
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import StepTrace, traced_step
-from tensoropt.replay import INPUTS, STATE, peak_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.strategy import Strategy, StrategyView
@@ -63,16 +61,3 @@ def test_what_is_computed_again_is_not_kept(in_order: bool) -> None:
     kept, again = (trace_of(model, view_of(model, each), in_order).peak_bytes for each in (False, True))
     assert kept - again >= (LAYERS - 2) * 5 * MEGABYTE
     assert again <= (LAYERS + 5 + 4) * MEGABYTE
-
-
-def test_the_peak_is_foretold() -> None:
-    model = zoo.record(deep, "sgd")
-    view = view_of(model, True)
-    costing = costing_of(model.model, HARDWARE, view.strategy.mesh)
-    foretold = peak_of(view, model.model.backward, costing, Router(PlainCosts()))
-    measured = trace_of(model, view, True).peak_bytes
-    allocated = foretold.n_bytes - foretold.by_use[STATE]
-    # TensorFlow takes the batch from NumPy without an allocation where it happens to be aligned.
-    assert measured == pytest.approx(allocated, rel=0.02) or measured == pytest.approx(
-        allocated - foretold.by_use[INPUTS], rel=0.02
-    ), (measured / MEGABYTE, allocated / MEGABYTE)
