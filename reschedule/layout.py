@@ -120,7 +120,12 @@ class Layout:
 
     def largest_local_shape(self, shape: Shape) -> Shape:
         """The shape of the largest piece that any rank has."""
-        return tuple(-(-extent // self.mesh.size_of(axes)) for extent, axes in zip(shape, self.splits, strict=True))
+        sizes = self.mesh.sizes
+        # Most dimensions are whole; this is asked of every piece that a step makes.
+        return tuple(
+            -(-extent // math.prod([sizes[axis] for axis in axes])) if axes else extent
+            for extent, axes in zip(shape, self.splits, strict=True)
+        )
 
     def is_even(self, shape: Shape) -> bool:
         """Whether all ranks have pieces of the same shape."""

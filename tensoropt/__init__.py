@@ -70,6 +70,7 @@ def find_strategy(
     force: Force | None = None,
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
+    micro_batches: int | None = None,
 ) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
@@ -83,9 +84,11 @@ def find_strategy(
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
         profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
             measured before is known. By default nothing is measured, and operators are predicted.
-        without: choices that the search is to do without: ``["reuse"]``, which drops delivered copies and delivers them
-            again in the backward pass; ``["remat"]``, which computes operators again there; ``["zero"]``, which has
-            parameters lie split finer than they are used.
+        without: choices that the search is to do without: ``"reuse"``, which drops delivered copies and delivers them
+            again in the backward pass; ``"remat"``, which computes operators again there; ``"zero"``, which has
+            parameters lie split finer than they are used; ``"accumulate"``, which takes a step's batch in several slices.
+        micro_batches: in how many slices, one after the other, a training step takes its batch, with the numbers of the
+            whole batch; by default ``mini_time`` takes 1, and 2, 4, ... where the memory limit asks for that.
 
     Returns:
         A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.
@@ -95,7 +98,9 @@ def find_strategy(
     """
     from .session import current_session
 
-    return current_session().find_strategy(option, memory, parallelism, cluster, force, profile_budget, without)
+    return current_session().find_strategy(
+        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches
+    )
 
 
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
@@ -137,6 +142,7 @@ def parallelize(
     data: Any = None,
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
+    micro_batches: int | None = None,
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
@@ -154,7 +160,7 @@ def parallelize(
         sample_weight: whether batches come with sample weights.
         data: a dataset whose elements tell what inputs, labels and weights are, instead of the model and the loss.
         profile_budget: as for :func:`find_strategy`.
-        without: as for :func:`find_strategy`.
+        without, micro_batches: as for :func:`find_strategy`.
 
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
@@ -169,7 +175,7 @@ def parallelize(
     import_tensorflow()
     from .trainer.parallelize import Wishes, parallelized
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without)
+    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
     return parallelized(
         model,
         optimizer,

@@ -13,7 +13,9 @@ REMAT = "remat"
 """What an operator makes is kept for the backward pass, or computed again there."""
 ZERO = "zero"
 """A parameter, and so its gradient and slots, may lie split finer than it is used: it is gathered for its use then."""
-CHOICES = (REUSE, REMAT, ZERO)
+ACCUMULATE = "accumulate"
+"""A training step takes its batch in several slices, where the memory limit asks for that; see :mod:`.micro_batches`."""
+CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
 
 
 @dataclass(frozen=True, slots=True)

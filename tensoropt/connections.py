@@ -244,6 +244,10 @@ class Connections:
         for taker in takers:
             self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
 
+    def _may_remake(self, tensor: Tensor) -> bool:
+        """Copies that all slices of a batch read are kept: they would be made again for each."""
+        return self.reuse and not self.steps.graph.accumulates(tensor.name)
+
     def _keeping(self, tensor: Tensor) -> Keeping:
         """What a copy of a tensor that is read keeps: whether its producer's piece is paid for by itself."""
         costing = self.steps.costing
@@ -266,7 +270,7 @@ class Connections:
             of_copy = Keeping.NOTHING
         elif readers:
             of_taker = Keeping.COPY_OF_KEPT
-        may_be_remade = bool(self.reuse and readers and all(taker.may_be_remade for taker in readers))
+        may_be_remade = bool(self._may_remake(tensor) and readers and all(taker.may_be_remade for taker in readers))
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
         again = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
         unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
@@ -344,7 +348,7 @@ class Connections:
             self._charge(made.node, self.arrays.along(tensor, *ends, _direct(keeping)))
             return
         tables = _direct(keeping), _direct_again(keeping)
-        choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self.reuse else None
+        choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self._may_remake(tensor) else None
         if copy is not None and choosing is not None:
             number = len(self.nodes)
             self.nodes.append(Node(f"{tensor.name} to {self.nodes[taker.node].name}", choosing.nothing, choosing.nothing))

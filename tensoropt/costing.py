@@ -144,11 +144,15 @@ class OperatorCosting:
             piece = piece_bytes(tensor, layout)
             if op.type == VARIABLE:
                 total += piece + self._update_bytes(op, layout)
+            elif op.type == PLACEHOLDER and tensor.name in self.charged:
+                # The whole batch is there all along.
+                total += piece * self.graph.n_runs(tensor.name)
             elif op.type == CONSTANT or tensor.name in self.charged:
                 total += piece
         if op.name in self.graph.lookup_operators:
             # The indices and the gradient of what was found, whole on every device.
-            total += op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
+            found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
+            total += found * self.graph.n_runs(op.result.name)
         if op.type in COMPOSITES:
             total += self._body(op).kept_bytes(config)
         if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
@@ -171,18 +175,20 @@ class OperatorCosting:
         return self._body(op).kept_bytes(config)
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """Forward and backward compute; for a variable the optimizer's update."""
+        """Forward and backward compute, of all slices of the batch; for a variable the optimizer's update."""
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
         work = self.work(op, rule, config, seen)
-        return 0 if work is None else self.compute.time_ns(work)
+        return 0 if work is None else self.compute.time_ns(work) * self.graph.n_runs(op.result.name)
 
     def backward_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """The part of :meth:`compute_time_ns` that is the backward pass; that of what is updated in it isn't."""
         if op.type in COMPOSITES:
             return self._body(op).backward_ns(config)
         work = self.work(op, rule, config, seen)
-        return 0 if work is None or op.type == VARIABLE else self.compute.backward_ns(work)
+        if work is None or op.type == VARIABLE:
+            return 0
+        return self.compute.backward_ns(work) * self.graph.n_runs(op.result.name)
 
     def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work | None:
         """What one operator does, forward and backward, or for a variable its update; None if that is nothing.
@@ -241,8 +247,10 @@ class OperatorCosting:
         for delivery in chain.from_iterable(chain.from_iterable(inner)):
             self.deliveries.expect_delivery(delivery)
 
+        n_runs = self.graph.n_runs(op.result.name)
+
         def time_ns(deliveries: Sequence[Delivery]) -> int:
-            return sum(self.deliveries.time_ns(delivery) for delivery in deliveries)
+            return sum(self.deliveries.time_ns(delivery) for delivery in deliveries) * n_runs
 
         return [(time_ns(within), time_ns(updating)) for within, updating in inner]
 
@@ -426,6 +434,14 @@ class DeliveryCosting:
                     if delivery.in_bucket:
                         time_ns[i, j] = bucket_share_ns(delivery, self.steps)
         return time_ns
+
+
+def accumulator_bytes(tensor: Tensor, source: Layout, demand: Demand) -> int:
+    """Of the sum, over slices of the batch, of the gradients that come to a copy of a tensor that is made once.
+
+    Nothing where the copy lies as its source does: a parameter's gradient is counted with its update.
+    """
+    return 0 if demand.varying is None or source == demand.layout else piece_bytes(tensor, demand.layout)
 
 
 def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:

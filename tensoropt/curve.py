@@ -18,7 +18,10 @@ FORMAT, VERSION = "tensoropt/curve", 1
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One parallelism; where nothing fits, ``memory_bytes`` is the least that it would need and there is no time."""
+    """One parallelism; ``memory_bytes`` is what a device needs, the peak of a step, by which limits go.
+
+    Where nothing fits it is the least that would be needed, and there is no time.
+    """
 
     parallelism: int
     fits: bool

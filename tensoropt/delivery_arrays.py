@@ -19,13 +19,13 @@ is read*. So each end has a way by state beside its layout or demand, and a tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .costing import DeliveryCosting, Keeping
+from .costing import DeliveryCosting, Keeping, accumulator_bytes
 from .evaluation import Choice
 from .ft.choices import choice_states
 from .ft.problem import INFEASIBLE
@@ -121,14 +121,22 @@ class DeliveryArrays:
                 self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def trails(self, tensor: Tensor) -> bool:
-        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile."""
-        return self.deliveries.overlaps and tensor.name in self.graph.made_of_variables
+        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile.
+
+        Accumulated gradients go back after the last slice of the batch, when little compute is left.
+        """
+        return self.deliveries.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         self._alive += [source.choice.values, target.choice.values]
         ends = source.key, target.key
-        kind = self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source)
+        kind = self._kind(tensor, source)
         return tensor.shape, tensor.item_bytes, *ends, table, *kind
+
+    def _kind(self, tensor: Tensor, source: End) -> tuple[bool | int, ...]:
+        """What deliveries of tensors of one shape cost is equal where this is."""
+        in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+        return self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_slices
 
     def _is_variable(self, tensor: Tensor, source: End) -> bool:
         """Whether the source is a variable itself."""
@@ -177,9 +185,13 @@ class DeliveryArrays:
     def _matrix(self, tensor: Tensor, source: End, target: End, keeping: Keeping) -> tuple[np.ndarray, np.ndarray]:
         left, wanted = source.choice.values, target.choice.values
         of_variable = self._is_variable(tensor, source)
-        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping, of_variable
+        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping, *self._kind(tensor, source)
         if key not in self._costs:
-            self._costs[key] = self.deliveries.matrix(tensor, left, wanted, keeping, of_variable)
+            mem, time_ns = self.deliveries.matrix(tensor, left, wanted, keeping, of_variable)
+            if self.graph.accumulates(tensor.name):
+                mem = mem + accumulators_bytes(tensor, left, wanted)
+            n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
+            self._costs[key] = mem, time_ns * n_runs
             self._alive += [left, wanted]
         return self._costs[key]
 
@@ -222,3 +234,10 @@ class DeliveryArrays:
                     choice == 1, nothing, Costs(np.zeros_like(to_choice), to_choice), of_choice
                 )
         return self._choosing[key]
+
+
+def accumulators_bytes(tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
+    """Memory of the gradients that are accumulated at copies of a tensor, int64[sources, demands]."""
+    return np.array(
+        [[accumulator_bytes(tensor, source.layout, demand) for demand in demands] for source in sources], np.int64
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ import tensorflow as tf
 from .deliveries import Delivery, Router, delivery_of
 from .errors import InputError
 from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from .lowering.accumulating import Accumulation, Asked
 from .lowering.deliver import Backend, Collective, Deliverer
-from .lowering.local import piece_of, uniform_shape
-from .lowering.model import LocalModel
+from .lowering.local import opaque, piece_of, uniform_shape
+from .lowering.model import LocalModel, gradients_of
 from .lowering.operators import Values
 from .lowering.order import LAG, put_in_order
+from .micro_batches import Slice, Slicing
 from .optimizers.protocol import Emission, RunningOptimizer, Shards
 from .optimizers.rows import Lookup, row_deliveries
-from .reschedule.layout import Layout
+from .reschedule.layout import Layout, Shape
 from .rules.rule import Demand
 from .state import StateEntry, local_variables
 from .strategy import StrategyView
@@ -57,11 +60,13 @@ class Feed:
 class BuiltFunction:
     """Attributes:
     layouts: per feed, where its pieces are.
+    slices: per feed, the slices in which it is taken; none where it is taken in whole.
     """
 
     call: Callable[..., Any]
     log: tuple[Collective, ...]
     layouts: tuple[Layout, ...]
+    slices: tuple[tuple[Slice, ...], ...]
 
 
 @dataclass
@@ -74,6 +79,7 @@ class Engine:
     agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
         differ, and readies the collectives.
     first: another engine, on whose variables and optimizers this one works where it has the same.
+    sliced: the strategy on the graph of one slice, where training steps take their batch in several.
     in_order, lag: whether the backward pass has an order, and how far updates may be behind; see :mod:`.lowering.order`.
     """
 
@@ -83,6 +89,7 @@ class Engine:
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
     first: Engine | None = None
+    sliced: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
@@ -157,12 +164,12 @@ class Engine:
         """
         built = self.function(fetch, tuple(feeds))
         arguments = []
-        for (feed, value), layout in zip(feeds.items(), built.layouts, strict=True):
+        for (feed, value), layout, slices in zip(feeds.items(), built.layouts, built.slices, strict=True):
             for rank in self.backend.ranks:
-                if isinstance(value, tf.Tensor) and (feed.is_local or layout.is_replicated):
+                if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not slices)):
                     arguments.append(value)
                     continue
-                piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank)
+                piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
         with self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
@@ -202,27 +209,44 @@ class Engine:
             with deliverer.building():
                 return self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
 
+        slices = self._slices(fetch)
+        for feed in feeds:
+            n_samples, n_shares = feed.tensor.shape[:1], self.backend.mesh.n_devices
+            if feed.is_local and _is_sliced(feed, slices) and n_samples[0] % (len(slices) * n_shares):
+                raise InputError(
+                    f"each of {n_shares} ranks' share of {feed.tensor.name}, of {n_samples[0]} samples, can't be "
+                    f"taken in {len(slices)} micro-batches; feed the whole batch, or find a strategy for one they divide"
+                )
+        of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
         signature = [
-            tf.TensorSpec(uniform_shape(self._fed_layout(feed), feed.tensor.shape), feed.tensor.dtype)
-            for feed in feeds
+            tf.TensorSpec(_fed_shape(self._fed_layout(feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
+            for feed, in_slices in zip(feeds, of_feeds, strict=True)
             for _ in range(n_ranks)
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         self.agree(structure_digest(function.graph, deliverer.log), deliverer.log)
-        return BuiltFunction(function, tuple(deliverer.log), tuple(map(self._fed_layout, feeds)))
+        return BuiltFunction(function, tuple(deliverer.log), tuple(map(self._fed_layout, feeds)), of_feeds)
+
+    def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
+        """The slices of the batch in which a function runs; none where it runs in whole."""
+        slicing = self.sliced.graph.slicing if self.sliced is not None else None
+        if not fetch.train_steps or slicing is None:
+            return ()
+        return tuple(Slice(slicing, i, self.backend.mesh.n_devices) for i in range(slicing.n))
 
     def _emit(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
     ) -> list[tf.Tensor]:
         sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
                    if op.name in needed}
+        slices = self._slices(fetch)
         for feed, values in fed.items():
-            sources[feed.tensor.name] = values
-            if feed.is_local:
-                demand = Demand(self.view.layout(feed.tensor), None)
-                delivery = delivery_of(feed.tensor, self._fed_layout(feed), demand)
-                route = self.router.route(delivery)
-                sources[feed.tensor.name] = deliverer.deliver(delivery, route, values, feed.tensor.name)
+            if not _is_sliced(feed, slices):
+                sources[feed.tensor.name] = self._as_left(feed, feed.tensor, values, self.view, deliverer)
+        if slices:
+            assert self.sliced is not None
+            outside = LocalModel(self.sliced, self.router, deliverer, sources, self._update, training=True)
+            return self._emit_slices(fetch, fed, needed, outside, slices)
         model = LocalModel(
             self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
         )
@@ -239,7 +263,7 @@ class Engine:
         graph = tf.compat.v1.get_default_graph()
         n_forward = len(graph.get_operations())
         for name in fetch.train_steps:
-            self._train(self.graph.train_steps[name], losses[name], model)
+            self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
         local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
         operators = model.read_again(graph.get_operations(), n_forward, local_losses)
         if self.in_order:
@@ -255,20 +279,104 @@ class Engine:
             return []
         return [[variable.value() for variable in variables]]
 
-    def _train(self, step: TrainStep, losses: Values, model: LocalModel) -> None:
+    def _as_left(
+        self, feed: Feed, tensor: Tensor, values: Values, view: StrategyView, deliverer: Deliverer
+    ) -> Values:
+        """What is fed, or a slice of it, as the strategy has it lie."""
+        if not feed.is_local:
+            return values
+        delivery = delivery_of(tensor, self._fed_layout(feed), Demand(view.layout(tensor), None))
+        return deliverer.deliver(delivery, self.router.route(delivery), values, tensor.name)
+
+    def _emit_slices(
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
+    ) -> list[tf.Tensor]:
+        """A training step in slices: what is made once, all slices, what comes after them, and the update.
+
+        Raises:
+            InputError: a rank's own share of the batch can't be sliced.
+        """
+        (name,), slicing, deliverer, view = fetch.train_steps, slices[0].slicing, model.deliverer, model.view
+        step = self.graph.train_steps[name]
+        in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
+        model.emit(needed - in_slices - slicing.after)
+
+        def fed_slice(feed: Feed, which: Slice) -> Values:
+            tensor = view.graph.tensors[feed.tensor.name]
+            layout = self._fed_layout(feed)
+            values = [
+                _rows(value, layout, tensor.shape, rank, which.index)
+                for rank, value in zip(self.backend.ranks, fed[feed], strict=True)
+            ]
+            return self._as_left(feed, tensor, values, view, deliverer)
+
+        feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in fed if _is_sliced(feed, slices)}
+        later = [op for op in self.graph.operators.values() if op.name in needed & slicing.after]
+        taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in slicing.forms]
+        wanted = [each for each in fetch.tensors if each[0].name in slicing.forms]
+        lookups = {
+            lookup: partial(self._lookup, lookup, view, step)
+            for variable in step.variables
+            for lookup in self.graph.lookups.get(variable, ())
+        }
+        asked = Asked(name, step.loss, frozenset(in_slices), tuple(dict.fromkeys([*wanted, *taken])), lookups)
+        accumulation = Accumulation(model, view, feeds, self.lag if self.in_order else None)
+        losses, found = accumulation.run(asked)
+        made = dict(zip(asked.fetched, found, strict=True))
+        model.elsewhere = partial(self._from_slices, model, {tensor.name: made[tensor, False] for tensor, _ in taken})
+        model.emit({op.name for op in later})
+        results = [
+            made[tensor, is_local]
+            if (tensor, is_local) in made
+            else (model.without_sums if is_local else model.replicated)(tensor, "fetch")
+            for tensor, is_local in fetch.tensors
+        ]
+        of_variables = [
+            [lookup for each in self.graph.lookups.get(variable, ()) for lookup in accumulation.lookups[each]]
+            for variable in step.variables
+        ]
+        self._train(step, losses, model, of_variables, accumulation.gradients)
+        accumulation.order_end()
+        return [tf.identity(value) for values in results for value in values]
+
+    def _from_slices(
+        self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str
+    ) -> Values | None:
+        """A tensor that all slices made, whole on every rank, for an operator that comes after them."""
+        if tensor.name not in made:
+            return None
+        whole = Layout.replicated(self.backend.mesh, len(tensor.shape))
+        delivery = delivery_of(tensor, whole, Demand(demand.layout, None))
+        return model.deliverer.deliver(delivery, self.router.route(delivery), made[tensor.name], operator)
+
+    def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
+        """Per variable of a training step the lookups in it, where it is updated by rows."""
+        found = self.graph.train_steps[step]
+        return [
+            [self._lookup(lookup, self.view, found, model) for lookup in self.graph.lookups.get(name, ())]
+            for name in found.variables
+        ]
+
+    def _lookup(self, name: str, view: StrategyView, step: TrainStep, model: LocalModel) -> Lookup:
+        op, config = view.graph.operators[name], view.strategy.configs[name]
+        of_indices, of_gradient = row_deliveries(op, view.rules[name], config)
+        found, indices = model.looked_up(name)
+        return Lookup(found, self._deliver_trailing(step, model, of_indices, indices), of_gradient)
+
+    def _deliver_trailing(self, step: TrainStep, model: LocalModel, delivery: Delivery, values: Values) -> Values:
+        return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name, is_trailing=True)
+
+    def _train(
+        self,
+        step: TrainStep,
+        losses: Values,
+        model: LocalModel,
+        lookups: list[list[Lookup]],
+        gradients: Callable[[Values, list[Values]], list[Values | None]],
+    ) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
-
-        def deliver(delivery: Delivery, values: Values) -> Values:
-            return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name, is_trailing=True)
-
-        def looked_up(name: str) -> Lookup:
-            op, config = self.graph.operators[name], self.view.strategy.configs[name]
-            of_indices, of_gradient = row_deliveries(op, self.view.rules[name], config)
-            found, indices = model.looked_up(name)
-            return Lookup(found, deliver(of_indices, indices), of_gradient)
-
-        lookups = [[looked_up(lookup) for lookup in self.graph.lookups.get(name, ())] for name in step.variables]
-        emission = Emission(reads, lookups, deliver, lambda tensor: model.replicated(tensor, step.name))
+        deliver = partial(self._deliver_trailing, step, model)
+        emission = Emission(reads, lookups, deliver, lambda tensor: model.replicated(tensor, step.name), gradients)
         self.optimizers[step.name].train(losses, emission)
         if step.step_counter is not None:
             for variable in self.variables[step.step_counter]:
@@ -285,12 +393,43 @@ class Engine:
         return self.graph.ancestors(tensors, operators, given)
 
 
-def _cut(value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int) -> np.ndarray:
-    """A rank's piece of a whole value; where the layout holds a sum, all of it is at coordinate 0."""
+def _cut(
+    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
+) -> np.ndarray:
+    """A rank's piece of a whole value, or those of slices; where the layout holds a sum, all of it is at coordinate 0."""
+    if slices:
+        of_slices = (each.of(value, 0) for each in slices)
+        return np.concatenate([_cut(each, layout, each.shape, rank) for each in of_slices])
     piece = value[piece_of(layout, shape, rank)]
     if layout.partial and layout.mesh.index_along(layout.partial, rank):
         return np.zeros_like(piece)
     return piece
+
+
+def is_of_slices(op: Operator, slicing: Slicing) -> bool:
+    """Whether each slice runs an operator."""
+    return any(tensor.name in slicing.forms for tensor in op.outputs)
+
+
+def _is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
+    return bool(slices) and slices[0].makes(feed.tensor)
+
+
+def _rows(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
+    """A rank's piece of one slice, of ``shape`` in whole; the pieces of all slices stand one behind the other."""
+    extents = layout.local_shape(shape, rank)
+    begin = [index * extents[0], *(0 for _ in extents[1:])]
+    rows = tf.slice(value, opaque(begin, tf.int32), opaque(list(extents), tf.int32))
+    rows.set_shape(uniform_shape(layout, shape))
+    return rows
+
+
+def _fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
+    """Of the argument for a feed: the pieces of slices stand one behind the other."""
+    if not slices:
+        return uniform_shape(layout, shape)
+    n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
+    return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
 
 
 def _numpy_dtype(tensor: Tensor) -> Any:

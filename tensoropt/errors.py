@@ -20,6 +20,10 @@ class InputError(TensorOptError):
     exit_code = 2
 
 
+class OutOfMemoryError(TensorOptError):
+    """A process can't get the memory that a plan needs."""
+
+
 def short(value: object) -> str:
     """A value's ``repr`` on one line, cut where it is long: users pass whole arrays by mistake."""
     text = " ".join(repr(value).split())

@@ -136,6 +136,7 @@ class Evaluation:
             self.costing.graph.updates.get(op.name),
             op.name in self.costing.graph.lookup_operators,
             self.costing.found_bytes(op),
+            self.costing.graph.n_runs(op.result.name),
         )
 
     def _evaluated(self, node: Followers, assignments: Assignments) -> States:

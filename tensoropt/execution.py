@@ -28,6 +28,7 @@ from .pool import runs_at_once
 from .processes import Processes, cores_of_a_rank
 from .reschedule.layout import Axes, parse_axes
 from .reschedule.mesh import Mesh
+from .room import check_room, state_bytes
 from .waiting import CHAINS, TRAILING, URGENT
 
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
@@ -105,21 +106,28 @@ def execute(
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.
+        OutOfMemoryError: there isn't the memory for the plan.
     """
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
-    check_deliveries(view, plan)
+    in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
+    check_deliveries(in_slices, plan)
     if collectives == EMULATED:
+        check_room(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
         prepare, in_order = None, False
     else:
+        check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
-    engine = Engine(view, plan.router(PlainCosts()), backend, initial_value, agreement, in_order=in_order, lag=lag)
+    sliced = in_slices if plan.micro_batches > 1 else None
+    engine = Engine(
+        view, plan.router(PlainCosts()), backend, initial_value, agreement, sliced=sliced, in_order=in_order, lag=lag
+    )
     return Execution(plan, engine, processes)
 
 
@@ -137,7 +145,14 @@ def execute_beside(
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
     view = model.view(strategy)
     engine = Engine(
-        view, Router(PlainCosts()), first.backend, initial_value, first.agree, first, first.in_order, first.lag
+        view,
+        Router(PlainCosts()),
+        first.backend,
+        initial_value,
+        first.agree,
+        first,
+        in_order=first.in_order,
+        lag=first.lag,
     )
     return replace(execution, engine=engine)
 

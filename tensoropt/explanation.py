@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that deliveries keep"
 TAKEN = "results kept for those that take them, or computed again"
+ACCUMULATED = "gradients accumulated beside those of parameters"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
 
@@ -55,6 +56,7 @@ def _memory(plan: Plan) -> str:
     for op in plan.operators:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
         _add(amounts, what, op.memory_bytes)
+    amounts[ACCUMULATED] = sum(delivery.accumulator_bytes for delivery in plan.deliveries)
     amounts[COPIES] = sum(delivery.copy_bytes for delivery in plan.deliveries if not delivery.is_remade)
     amounts[TAKEN] = plan.memory_bytes - sum(amounts.values())
     rows = [

@@ -45,6 +45,9 @@ KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
 DIGEST_BYTES = 16
 RECORD_BYTES = 2 + DIGEST_BYTES
 
+# By name: TensorFlow's is one of them, and isn't imported here.
+OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
+
 _FAREWELL = struct.Struct(f"<{len(CHAINS)}Q")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -172,6 +175,8 @@ class ErrorHandling:
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
         if isinstance(error, TensorOptError) and not debugging():
             print(f"tensoropt: {prefix}{error}", file=sys.stderr, flush=True)
+        elif kind.__name__ in OUT_OF_MEMORY and not debugging():
+            print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
             if prefix:
                 print(f"tensoropt: {prefix}{kind.__name__}", file=sys.stderr)
@@ -260,6 +265,16 @@ class ErrorHandling:
         self._stop_watching.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(WATCH_INTERVAL_S)
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """What Python or TensorFlow couldn't get, without the trace."""
+    lines = (line.strip() for line in str(error).splitlines())
+    wanted = next((line for line in lines if "OOM" in line or "allocate" in line), "")
+    return (
+        f"out of memory{': ' * bool(wanted)}{wanted.rstrip('.')}; find a plan that needs less per device, with "
+        "find_strategy(memory=...) or on more devices"
+    )
 
 
 _installed: ErrorHandling | None = None

@@ -23,15 +23,18 @@ from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_
 from .ft.overlap import Overlap
 from .ft.transient import at_true_memory, joined, restricted
 from .ir import Graph
-from .liveness import Peak
+from .liveness import Instruction, Peak, peak_of_program
+from .micro_batches import of_slices
 from .objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
 from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .profiling.work import Measured
-from .replay import peak_of
+from .replay import program_of
 from .reschedule.mesh import Mesh
+from .rules.registry import rule_of
+from .rules.rule import Config, Interface, interface, why_invalid
 from .space import space_for
 from .strategy import Strategy, StrategyView
 from .strategy_problem import StrategyProblem
@@ -54,6 +57,14 @@ class Model:
         """A strategy on this graph."""
         return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
 
+    def in_slices(self, n: int) -> Model:
+        """The same at one of ``n`` slices of its batch.
+
+        Raises:
+            InputError: the training step can't be taken in so many.
+        """
+        return Model(of_slices(self.graph.whole, n), self.backward)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelFrontier(PlanFrontier):
@@ -75,7 +86,8 @@ class ModelFrontier(PlanFrontier):
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
-    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -90,14 +102,32 @@ class ModelFrontier(PlanFrontier):
         """What all points cost, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
+    @cached_property
+    def _router(self) -> Router:
+        """Points have most of their deliveries in common."""
+        return Router(self.costing.deliveries.steps)
+
     def peak(self, point: int) -> Peak:
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
         if point not in self._peaks:
-            strategy = self.built.strategy(self.found.strategies[point])
-            view = self.model.view(strategy)
-            router = Router(self.costing.deliveries.steps)
-            self._peaks[point] = peak_of(view, self.model.backward, self.costing, router)
+            self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
+
+    def program(self, point: int) -> list[Instruction]:
+        """A step under a point's plan as a program of buffers, see :mod:`.replay`."""
+        strategy = self.built.strategy(self.found.strategies[point])
+        view, known = self.model.view(strategy), self._interfaces
+        for each in strategy.configs.items():
+            if each not in known:
+                known[each] = interface(view.rules[each[0]], each[1])
+        # Points have most of their configs in common, too.
+        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
+        return program_of(view, self.model.backward, self.costing, self._router)
+
+    @property
+    def replayed(self) -> Mapping[int, Peak]:
+        """The peaks that were asked for so far."""
+        return self._peaks
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point; see :class:`PlanFrontier`."""
@@ -117,8 +147,9 @@ class ModelFrontier(PlanFrontier):
         n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        slices = f", {self.model.graph.n_slices} micro-batches" if self.model.graph.n_slices > 1 else ""
         return (
-            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}: {self.built.n_operators} operators in "
+            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
             f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
             f"{sum(self.seconds_by_stage.values()):.2f} s" + (f"; {self.note}" if self.note else "")
@@ -137,6 +168,7 @@ def find_frontier(
     budget: Budget | None = None,
     measured: Mapping[str, Measured] | None = None,
     without: Collection[str] = (),
+    micro_batches: int = 1,
 ) -> ModelFrontier:
     """Search the strategies at one parallelism.
 
@@ -148,18 +180,26 @@ def find_frontier(
         budget: how hard to search; None for the default, and baselines have no use for it.
         measured: operators that were timed, by the key of their work.
         without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
+        micro_batches: in how many slices a step takes its batch.
 
     Raises:
-        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, or the algorithm can't be used.
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, the algorithm can't be used, or the
+            step can't be taken in so many slices.
     """
     started = time.perf_counter()
     try:
         mesh = hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(str(error)) from error
+    model = model.in_slices(micro_batches)
     costing = costing_of(model, hardware, mesh, measured)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
+        if micro_batches > 1:
+            raise InputError(
+                f"algorithm '{algorithm}' takes a batch in whole, got micro_batches={micro_batches}; leave them, or search "
+                f"with {ALGORITHMS[0]}"
+            )
         if objectives != MEMORY_TIME:
             raise InputError(
                 f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
@@ -171,9 +211,12 @@ def find_frontier(
             )
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
-    has_memory = objectives[0] == "memory"
-    choices = Choices(REUSE not in without, REMAT not in without and has_memory, ZERO not in without)
+    is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
+    choices = Choices(REUSE not in without, is_remat, ZERO not in without)
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices).build()
+    if micro_batches > 1:
+        whole = {op.name: rule_of(op) for op in model.graph.whole.step_operators}
+        built = built.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
         found = _searched(built, objectives, algorithm, of_search, budget)

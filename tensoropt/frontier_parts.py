@@ -14,13 +14,14 @@ Complexity: O(points x operators) numbers, and as many evaluations as there are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
 import numpy as np
 
 from .deliveries import Router
+from .fitting import grid
 from .frontier import ModelFrontier
 from .ir import Graph, Operator
 from .optimizers.protocol import ParameterUpdate
@@ -33,6 +34,8 @@ from .saved_frontier import Entry, Part, SavedFrontier, Searched
 from .strategy import Copy, Strategy, StrategyView
 
 Ints = np.ndarray
+MOST_PEAKS = 128
+"""That are worked out for a file; a limit is then answered by one of so many points."""
 
 
 def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFrontier:
@@ -47,15 +50,33 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
             deliveries.append(parts.of_deliveries(op))
+    graph = frontier.model.graph
     searched = Searched(
-        frontier.mesh, frontier.hardware_name, frontier.model.graph.digest, dict(frontier.assumed), frontier.summary()
+        frontier.mesh,
+        frontier.hardware_name,
+        graph.whole.digest,
+        dict(frontier.assumed),
+        frontier.summary(),
+        graph.n_slices,
     )
     found = frontier.found
     points = type(found)(
         found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
     )
     used = tuple(part for part in deliveries if part.pool)
-    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used)
+    peaks = _peaks(frontier, progress)
+    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
+
+
+def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]:
+    """By point, of all points or of some from end to end: a peak takes a replay of the whole step."""
+    points = sorted({*grid(len(frontier), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
+    found = {}
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress("peaks", done, len(points))
+        found[point] = frontier.peak(point).n_bytes
+    return found
 
 
 class _Numbers:
@@ -148,17 +169,17 @@ def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class _Neighbourhood(Graph):
-    """Some operators of a graph, all of them run by its training steps; what these update how is seen on the whole graph."""
+    """Some operators of a graph, all of them run by its training steps; what these update how is seen on all of it."""
 
-    whole: Graph
+    around: Graph = field(kw_only=True)
 
     @cached_property
     def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
-        return self.whole.updates
+        return self.around.updates
 
     @cached_property
     def lookups(self) -> dict[str, tuple[str, ...]]:
-        return self.whole.lookups
+        return self.around.lookups
 
     @property
     def step_operators(self) -> tuple[Operator, ...]:
@@ -253,7 +274,8 @@ class _Parts:
         takers = [taker for tensor in op.outputs for taker in self._takers.get(tensor.name, ())]
         names = {name for taker in takers for name in (taker.name, taker.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
-        return _Neighbourhood({each.name: each for each in members}, self.graph.train_steps, {}, self.graph)
+        own = {each.name: each for each in members}
+        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.slicing, around=self.graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]

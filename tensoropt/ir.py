@@ -16,12 +16,15 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .optimizers.protocol import Optimizer, ParameterUpdate
 from .reschedule.layout import Shape
+
+if TYPE_CHECKING:
+    from .micro_batches import Slicing
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)
@@ -137,11 +140,31 @@ class Graph:
         operators: by name, in topological order.
         train_steps: by the name of the recorded operation.
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
+        slicing: of the graph of one of a step's micro-batches, how it comes from that of the whole batch.
     """
 
     operators: Mapping[str, Operator]
     train_steps: Mapping[str, TrainStep]
     aliases: Mapping[str, str]
+    slicing: Slicing | None = None
+
+    @property
+    def n_slices(self) -> int:
+        """In how many slices a training step takes its batch."""
+        return 1 if self.slicing is None else self.slicing.n
+
+    @property
+    def whole(self) -> Graph:
+        """The graph of the whole batch."""
+        return self if self.slicing is None else self.slicing.whole
+
+    def n_runs(self, tensor: str) -> int:
+        """How often a training step makes a tensor: for each slice, or once."""
+        return self.n_slices if self.slicing is not None and tensor in self.slicing.forms else 1
+
+    def accumulates(self, tensor: str) -> bool:
+        """Whether the gradients of several slices are added up at a tensor's copies."""
+        return self.n_slices > 1 and self.n_runs(tensor) == 1
 
     @cached_property
     def producers(self) -> dict[str, Operator]:

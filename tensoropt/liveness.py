@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """Memory of so many bytes; ``use`` says what for."""
+    """Memory of so many bytes; ``use`` says what for, ``of`` names the tensor that it holds, its gradient or slots."""
 
     n_bytes: int
     use: str
     is_python_s: bool = False
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Peak:
     n_bytes: the most that is alive at once.
     by_use: what it is made of.
     instruction: at which.
+    by_tensor: whose it is, as far as buffers say.
     """
 
     n_bytes: int
     by_use: Counter[str] = field(default_factory=Counter)
     instruction: int = 0
+    by_tensor: Counter[str] = field(default_factory=Counter)
 
 
 SCRATCH = "workspace of operators"
@@ -63,15 +66,18 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
     written = {buffer for each in program for buffer in each.writes}
     alive: Counter[str] = Counter()
     size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
+    there: dict[int, Buffer] = {}
     for buffer in {buffer for each in program for buffer in each.reads} - written:
         alive[buffer.use] += buffer.n_bytes
-    peak = Peak(alive.total(), Counter(alive))
+        there[id(buffer)] = buffer
+    peak, at_peak = Peak(alive.total(), Counter(alive)), dict(there)
     held: list[Buffer] = []  # died since the last call
     leaving: list[Buffer] = []  # died before it
 
     def give_back(buffers: Iterable[Buffer]) -> None:
         for buffer in buffers:
             alive[buffer.use] -= size[id(buffer)]
+            there.pop(id(buffer), None)
 
     for i, each in enumerate(program):
         if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
@@ -86,11 +92,15 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
                 give_back([over])
                 size[id(buffer)] = size[id(over)]
             alive[buffer.use] += size[id(buffer)]
+            there[id(buffer)] = buffer
         total = alive.total() + each.scratch_bytes
         if total > peak.n_bytes:
-            peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i)
+            peak, at_peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i), dict(there)
         give_back(leaving)
         give_back(buffer for buffer in dying[i] if not buffer.is_python_s)
         died = [buffer for buffer in dying[i] if buffer.is_python_s]
         leaving, held = (held, died) if each.calls_python else ([], held + died)
+    for key, buffer in at_peak.items():
+        if buffer.of:
+            peak.by_tensor[buffer.of] += size[key]
     return peak

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .choices import ACCUMULATE
 from .errors import InputError
 from .frontier import Model, ModelFrontier
 from .measuring import OperatorTimer, Timed, Trial
@@ -245,6 +246,12 @@ def find_measured(
         raise InputError(
             "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
         )
+    if request.micro_batches is not None and request.micro_batches > 1:
+        raise InputError(
+            f"operators are measured at the whole batch, got micro_batches={request.micro_batches}; leave the "
+            "profiling budget"
+        )
+    request = replace(request, without=request.without | {ACCUMULATE})
     here, there = TensorFlowEngine().device_name(), request.hardware.device.name
     if here != there:
         raise InputError(

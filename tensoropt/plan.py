@@ -94,6 +94,8 @@ class PlannedDelivery:
         is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
         again_us: what that takes.
         follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
+        n_runs: how often a step makes it: for each micro-batch, or once.
+        accumulator_bytes: of the gradients that micro-batches add up at what it delivers.
     """
 
     tensor: str
@@ -108,12 +110,14 @@ class PlannedDelivery:
     is_remade: bool = False
     again_us: float = 0.0
     follows_source: bool = False
+    n_runs: int = 1
+    accumulator_bytes: int = 0
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All that are gone along in a step."""
         again = (self.forward,) if self.is_remade else ()
-        return (self.forward, *again, *((self.backward,) if self.backward is not None else ()))
+        return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
 
     @property
     def n_collectives(self) -> int:
@@ -133,6 +137,10 @@ class PlannedDelivery:
             more.update(is_remade=True, again_us=self.again_us)
         if self.follows_source:
             more["follows_source"] = True
+        if self.n_runs > 1:
+            more["n_runs"] = self.n_runs
+        if self.accumulator_bytes:
+            more["accumulator_bytes"] = self.accumulator_bytes
         return {
             "tensor": self.tensor,
             "takers": list(self.takers),
@@ -163,6 +171,8 @@ class Plan:
         frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
         point: which of its points.
         hidden_time_us: network time that runs beside compute, and compute beside it.
+        peak_bytes: the most that is alive at once on a device, see :mod:`.replay`; None where that isn't known.
+        micro_batches: in how many slices, one after the other, a training step takes its batch; see :mod:`.micro_batches`.
     """
 
     mesh: Mesh
@@ -179,6 +189,8 @@ class Plan:
     frontier: PlanFrontier | None = field(default=None, repr=False)
     point: int | None = None
     hidden_time_us: float = 0.0
+    peak_bytes: int | None = None
+    micro_batches: int = 1
 
     @property
     def network_time_us(self) -> float:
@@ -269,9 +281,10 @@ class Plan:
     def summary(self) -> str:
         """One line: what was chosen and what it costs."""
         devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
+        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
         hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
         return (
-            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, "
+            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, {slices}"
             f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
             f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
             f"{collectives} collective{'s' * (collectives != 1)} per step"
@@ -288,11 +301,13 @@ class Plan:
             "option": self.option,
             "mesh": [{"name": level.name, "count": level.count} for level in self.mesh.levels],
             "model_digest": self.model_digest,
+            **({"micro_batches": self.micro_batches} if self.micro_batches > 1 else {}),
             "memory_bytes": self.memory_bytes,
             "time_us": self.time_us,
             "compute_time_us": self.compute_time_us,
             "network_time_us": self.network_time_us,
             **({"hidden_time_us": self.hidden_time_us} if self.hidden_time_us else {}),
+            **({} if self.peak_bytes is None else {"peak_bytes": self.peak_bytes}),
             "exact": self.exact,
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
@@ -426,6 +441,8 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
         bool(d.get("is_remade", False)),
         float(d.get("again_us", 0.0)),
         bool(d.get("follows_source", d.get("follows_shared", False))),
+        int(d.get("n_runs", 1)),
+        int(d.get("accumulator_bytes", 0)),
     )
 
 
@@ -446,4 +463,6 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         dict(value["assumed"]),
         "\n".join(value["frontier"]),
         hidden_time_us=float(value.get("hidden_time_us", 0.0)),
+        peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
+        micro_batches=int(value.get("micro_batches", 1)),
     )

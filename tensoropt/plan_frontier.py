@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from .errors import InputError, short
 from .files import write_atomically
+from .fitting import ALL_AT_ONCE, first_that_fits, least_of
 from .memory_limit import memory_text, parse_memory
 from .objectives import MEMORY_TIME, Costs, Objectives
 
@@ -93,6 +94,16 @@ class PlanFrontier(ABC):
         """The most memory that is alive at once on a device under a point's plan; None where the model isn't at hand."""
         return None
 
+    def peak_bytes(self, point: int) -> int | None:
+        """Of :meth:`peak` the amount; None where it isn't known and can't be worked out."""
+        peak = self.peak(point)
+        return None if peak is None else peak.n_bytes
+
+    @property
+    def known_peaks(self) -> Sequence[int]:
+        """The points whose peak can be told; none where a file has none of them."""
+        return range(len(self))
+
     @abstractmethod
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write all points with their plans, for ``tensoropt.load_frontier``; a file that is there stays whole until then.
@@ -124,6 +135,8 @@ class PlanFrontier(ABC):
     def at(self, memory: int | float | str | None = None) -> Plan:
         """The plan of least time within a limit per device: bytes, ``'16GB'`` or ``'15GiB'``; None is no limit.
 
+        What must be within the limit is the peak of a step, see :meth:`needed_bytes`.
+
         Raises:
             InputError: that isn't an amount of memory, or nothing fits; the message gives the least that does.
         """
@@ -132,7 +145,7 @@ class PlanFrontier(ABC):
         limit = parse_memory(memory)
         point = self.fastest_within(limit)
         if point is None:
-            least, n_devices = self.least_mem_bytes, self.mesh.n_devices
+            least, n_devices = self.needed_bytes(self.least_point()), self.mesh.n_devices
             raise InputError(
                 f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on {n_devices} "
                 f"device{'s' * (n_devices > 1)} is {least:,} bytes ({memory_text(least)}) per device; ask for "
@@ -145,7 +158,7 @@ class PlanFrontier(ABC):
         return self.plan(self.fastest_within(None), "mini_time")
 
     def smallest(self) -> Plan:
-        """The plan of least memory."""
+        """The plan of least memory, as the frontier counts it."""
         costs = self.costs
         return self.plan(int(np.lexsort((costs.time_ns, costs.mem_bytes))[0]), "smallest")
 
@@ -153,28 +166,64 @@ class PlanFrontier(ABC):
         """The plan up to which memory, the first objective, buys much time, the second, and beyond which it buys little."""
         return self.plan(self.found.turning_point(), "turning_point")
 
-    @overload
-    def fastest_within(self, limit_bytes: None) -> int: ...
+    def needed_bytes(self, point: int) -> int:
+        """What a device needs for a point's plan, by which limits go: its peak; its memory where no peak is known."""
+        peak_bytes = self.peak_bytes(point)
+        return int(self.costs.mem_bytes[point]) if peak_bytes is None else peak_bytes
 
     @overload
-    def fastest_within(self, limit_bytes: int | None) -> int | None: ...
+    def fastest_within(self, limit_bytes: None, progress: Progress | None = None) -> int: ...
 
-    def fastest_within(self, limit_bytes: int | None) -> int | None:
-        """The number of the point of least time, of several that of least memory; None if nothing fits.
+    @overload
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
+
+    def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
+        """The number of the point of least time that fits, of several that of least memory; None if nothing does.
+
+        Of a long frontier not all points are looked at, see :mod:`.fitting`.
 
         Args:
             limit_bytes: per device; None without a limit.
+            progress: is told (``peaks``, done, total) now and then.
         """
-        costs = self.costs
-        fitting = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(costs.mem_bytes <= limit_bytes)
-        if not len(fitting):
-            return None
-        return int(fitting[np.lexsort((costs.mem_bytes[fitting], costs.time_ns[fitting]))[0]])
+        points = self._by_time
+        if limit_bytes is None:
+            return points[0]
+        limit, needed_bytes = limit_bytes, self._told(progress, len(points))
+        return first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
 
-    @property
-    def least_mem_bytes(self) -> int:
-        """The least memory per device of all points."""
-        return int(self.costs.mem_bytes.min())
+    def least_point(self, progress: Progress | None = None) -> int:
+        """The number of the point that needs the least, of those that were looked at (:mod:`.fitting`).
+
+        Args:
+            progress: as of :meth:`fastest_within`.
+        """
+        points = self._comparable(self._by_time[::-1])
+        return least_of(points, self._told(progress, len(points)))
+
+    @cached_property
+    def _by_time(self) -> list[int]:
+        costs = self.costs
+        ordered: list[int] = np.lexsort((costs.mem_bytes, costs.time_ns)).tolist()
+        return ordered
+
+    def _comparable(self, points: Sequence[int]) -> list[int]:
+        """Those with a peak; all of them, to be compared by memory, where there is none."""
+        known = set(self.known_peaks)
+        return [point for point in points if point in known] or list(points)
+
+    def _told(self, progress: Progress | None, n_points: int) -> Callable[[int], int]:
+        """:meth:`needed_bytes`, of which progress is told."""
+        total, done = min(n_points, ALL_AT_ONCE), 0
+
+        def needed_bytes(point: int) -> int:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress("peaks", min(done, total), total)
+            return self.needed_bytes(point)
+
+        return needed_bytes
 
     def check_point(self, point: int) -> int:
         """The number of a point, from 0; negative ones count from the end.
@@ -186,10 +235,15 @@ class PlanFrontier(ABC):
             raise InputError(f"the frontier has no point {short(point)}; its {len(self)} points are numbered from 0")
         return int(point) % len(self)
 
-    def table(self, chosen: int | None = None) -> str:
-        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay."""
+    def table(self, chosen: int | None = None, with_peaks: bool = True) -> str:
+        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay.
+
+        Args:
+            with_peaks: tell the peak of each row, as far as it is known, and not of the chosen one alone.
+        """
         turning = self.found.turning_point()
         overlaps = bool(self.costs.hidden_ns.any())
+        told = set(self.known_peaks) if with_peaks else {chosen} & set(self.known_peaks)
         rows = []
         shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
@@ -197,9 +251,11 @@ class PlanFrontier(ABC):
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
             values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.hidden_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
-            rows.append([str(number + 1), memory_text(point.memory_bytes), *times, ", ".join(marks)])
+            peak_bytes = self.peak_bytes(number) if number in told else None
+            peak = "" if peak_bytes is None else memory_text(peak_bytes)
+            rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
         hidden = ["of it hidden (us)"] * overlaps
-        headers = ["point", "memory per device", "time (us)", "compute (us)", "network (us)", *hidden, ""]
+        headers = ["point", "memory per device", "peak", "time (us)", "compute (us)", "network (us)", *hidden, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"

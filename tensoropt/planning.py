@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .costing import OperatorCosting
+from .costing import OperatorCosting, accumulator_bytes
 from .deliveries import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
 from .errors import InputError
 from .frontier import Model, ModelFrontier
@@ -30,6 +30,8 @@ class Charge:
         is_remade: whether its forward path is gone along once more in the backward pass.
         is_read: whether the backward pass reads what it delivers to its takers.
         follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
+        n_runs: how often a step makes it: for each slice of the batch, or once.
+        accumulator_bytes: of the gradients that slices add up at what it delivers.
     """
 
     tensor: str
@@ -39,6 +41,8 @@ class Charge:
     is_remade: bool = False
     is_read: bool = False
     follows_source: bool = False
+    n_runs: int = 1
+    accumulator_bytes: int = 0
 
     @property
     def copy_bytes(self) -> int:
@@ -65,14 +69,16 @@ class Charge:
             self.delivery.reduction,
             self.copy_bytes,
             is_remade,
-            router.forward_ns(self.delivery) / 1e3 if is_remade else 0.0,
+            router.forward_ns(self.delivery) * self.n_runs / 1e3 if is_remade else 0.0,
             self.follows_source and is_remade,
+            self.n_runs,
+            self.accumulator_bytes,
         )
 
     def time_ns(self, router: Router) -> int:
-        """Forward, where a gradient comes back backward, and forward again where the copy is made again."""
+        """Forward, where a gradient comes back backward, and forward again where the copy is made again; of all slices."""
         again = router.forward_ns(self.delivery) if self.is_remade else 0
-        return router.time_ns(self.delivery) + again
+        return (router.time_ns(self.delivery) + again) * self.n_runs
 
 
 def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
@@ -86,32 +92,39 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
     for op in graph.step_operators:
         if op.updates is not None:
             continue
-        differentiated = differentiated_operands(op, view.gradients)
+        differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
         config = view.strategy.configs[op.name]
         for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
-            yield Charge(op.name, (op.name,), delivery, False)
+            yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
         if op.name in graph.updates:
             by_rows = op.name in graph.lookups
             for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
                 yield Charge(op.name, (op.name,), delivery, False)
         if op.name in graph.lookup_operators:
             for delivery in row_deliveries(op, view.rules[op.name], config):
-                yield Charge(op.name, (op.name,), delivery, False)
+                yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
         for tensor in op.outputs:
-            those = takers.get(tensor.name, [])
+            those, runs = takers.get(tensor.name, []), graph.n_runs(tensor.name)
             shared = view.strategy.shared.get(tensor.name)
             if shared is not None and those:
                 names = tuple(taker.name for taker in those)
                 is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, taker) for taker in those)
                 delivery = view.shared_delivery(tensor, shared)
-                yield Charge(tensor.name, names, delivery, True, is_remade, is_read)
+                summed = _accumulated(view, tensor, delivery)
+                yield Charge(tensor.name, names, delivery, True, is_remade, is_read, False, runs, summed)
             for taker in those:
                 delivery = view.delivery(tensor, demand_of(view, tensor, taker))
                 is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
                 is_read = costing is not None and costing.reads(taker)
                 follows = any(view.follows_source(*each) for each in _operands(view, [taker]))
-                yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows)
+                summed = _accumulated(view, tensor, delivery)
+                yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows, runs, summed)
+
+
+def _accumulated(view: StrategyView, tensor: Tensor, delivery: Delivery) -> int:
+    """Bytes of the gradients that slices of the batch add up at what a delivery brings."""
+    return accumulator_bytes(tensor, delivery.source, delivery.demand) if view.graph.accumulates(tensor.name) else 0
 
 
 def _operands(view: StrategyView, takers: Iterable[Taker]) -> Iterator[tuple[Operator, int]]:
@@ -142,11 +155,11 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
         )
     router = plan.router(PlainCosts())
     expected = {
-        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade)
+        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
         for charge in charges(view)
         if (planned := charge.planned(router)) is not None
     }
-    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade) for d in plan.deliveries}
+    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.deliveries}
     if expected != given:
         tensor, takers, demand, *rest = min(expected ^ given, key=str)
         difference = "lacks" if (tensor, takers, demand, *rest) in expected else "has, against its configs,"
@@ -172,14 +185,16 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         int(costs.mem_bytes[point]),
         int(costs.time_ns[point]) / 1e3,
         int(costs.compute_ns[point]) / 1e3,
-        frontier.model.graph.digest,
+        frontier.model.graph.whole.digest,
         found.exact,
         option,
         assumed,
-        frontier.table(point),
+        frontier.table(point, with_peaks=False),
         frontier,
         point,
         int(costs.hidden_ns[point]) / 1e3,
+        frontier.peak(point).n_bytes,
+        frontier.model.graph.n_slices,
     )
 
 

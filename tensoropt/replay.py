@@ -5,7 +5,8 @@ Equation (1) of the TensorOpt paper adds up what operators keep, so that a searc
 results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
 operator at a time: forward in program order, deliveries where the lowering makes them, backward in the order in which
 TensorFlow comes to operators and deliveries (:mod:`.reverse_order`), updates as soon as they can be
-(:mod:`.lowering.order`).
+(:mod:`.lowering.order`). A batch that is taken in slices is replayed slice by slice: what is made without it is delivered
+once, gradients are added up where it was delivered, and go back from there after the last slice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .views import viewed_operand
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
 COLLECTIVES = "workspace of collectives"
-OPERATOR, OPERAND, SHARED, RESULT = "operator", "operand", "shared copy", "result"
+OPERATOR, OPERAND, SHARED, RESULT, START = "operator", "operand", "shared copy", "result", "start"
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
 # TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
@@ -67,12 +68,17 @@ def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, ro
         costing: knows what composite operators keep inside.
         router: finds the path of each delivery.
     """
-    return peak_of_program(_Replay(view, backward, costing, router).program())
+    return peak_of_program(program_of(view, backward, costing, router))
+
+
+def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> list[Instruction]:
+    """The step of which :func:`peak_of` is the peak."""
+    return _Replay(view, backward, costing, router).program()
 
 
 class _Node(NamedTuple):
     """Where the backward pass comes to: an operator; the delivery of its operand at a position, or to the shared copy of a
-    tensor; or, where gradients are left for an operator, one of its results.
+    tensor; where gradients are left for an operator, one of its results; or where it starts.
     """
 
     kind: str
@@ -93,6 +99,8 @@ class _Replay:
     behind: collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time
         comes to them when it has to wait for something, or when the first is too far behind. ``pending``: what they write.
     due: the length of the program at which that is. Where communication runs beside compute it may be at the end.
+    once: what is delivered once for all slices of the batch; ``sums``: by where they were added up, and of which tensor, the
+        gradients of the slices so far; ``rows``: by lookup, those of what was found in a table that is updated by rows.
     """
 
     view: StrategyView
@@ -116,30 +124,89 @@ class _Replay:
     _due: float = 0
     _updates: list[Buffer] = field(default_factory=list)
     _workspace: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    _once: dict[_Node, Buffer] = field(default_factory=dict)
+    _sums: dict[tuple[_Node, str], Buffer] = field(default_factory=dict)
+    _rows: dict[str, list[Buffer]] = field(default_factory=dict)
 
     def program(self) -> list[Instruction]:
         """All instructions; at the end is read what stays."""
         graph = self.view.graph
         operators = [op for op in graph.step_operators if (op.updates or op.name) in self.view.interfaces]
+        if graph.slicing is not None:
+            # What comes after all slices, metrics and their updates, finds their memory free.
+            operators = [op for op in operators if op.name not in graph.slicing.after]
+        in_slices = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
         for op in operators:
             if op.type in SOURCES:
                 self._source(op)
             elif op.updates is not None:
                 self._written(op, graph.operators[op.updates].result)
-            else:
+            elif graph.n_runs(op.result.name) == 1:
+                self._forward(op)
+        if graph.n_slices == 1:
+            self._passes([])
+        else:
+            self._collectives.clear()
+            for _ in range(graph.n_slices):
+                self._passes(in_slices)
+            self._gradients_of_once()
+        self._catch_up()
+        self._add(self._updates)
+        self._lasting += [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
+        return [*self._program, Instruction(tuple(self._lasting), ())]
+
+    def _passes(self, in_slice: Sequence[Operator]) -> None:
+        """The backward pass; in a slice of the batch, after the forward pass of what is the slice's own."""
+        graph = self.view.graph
+        for op in in_slice:
+            self._shared = {name: copy for name, copy in self._shared.items() if name != op.result.name}
+            if op.type == PLACEHOLDER:
+                self._values[op.result.name] = Buffer(self._result_bytes(op, op.result), COPIES)
+                self._add([], [self._values[op.result.name]])
+            elif op.type != CONSTANT:
                 self._forward(op)
         losses = [step.loss for step in graph.train_steps.values()]
         for loss in losses:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
             self._add([self._operand(loss, whole)])
-            self._coming[_Node(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS))
+            self._coming[_Node(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
         starts = [_Node(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for node in reverse_order(starts, self._sources, self._collectives):
             self._back_at(node)
-        self._catch_up()
-        self._add(self._updates)
-        self._lasting += [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
-        return [*self._program, Instruction(tuple(self._lasting), ())]
+        self._again.clear()
+        if in_slice:
+            self._collectives.clear()
+
+    def _gradients_of_once(self) -> None:
+        """After all slices: what was added up goes back to where it came from."""
+        starts = []
+        for (node, name), total in self._sums.items():
+            tensor = self.view.graph.tensors[name]
+            if node.kind == OPERAND:
+                self._coming[node].append(total)
+            else:
+                self._leave(tensor, total)
+            starts.append(node)
+        start = _Node(START, "")
+        for node in reverse_order([start], lambda at: starts if at == start else self._sources(at)):
+            if node != start:
+                self._back_at(node)
+        for name, rows in self._rows.items():
+            self._update_rows(self.view.graph.operators[name], rows)
+
+    def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
+        """Add a gradient to those of the slices before, where its operand was delivered for all slices."""
+        key = self._goes_to(op, position), _operand_of(op, position).name
+        known = self._sums.get(key)
+        if known is not None:
+            total = Buffer(known.n_bytes, GRADIENTS)
+            self._add([known, gradient], [total], overwrites=[(each, known.n_bytes) for each in (known, gradient)])
+            gradient = total
+        self._sums[key] = gradient
+
+    def _accumulates(self, op: Operator, position: int) -> bool:
+        graph = self.view.graph
+        return graph.n_runs(op.result.name) > 1 and graph.accumulates(_operand_of(op, position).name)
 
     def _add(
         self,
@@ -171,13 +238,16 @@ class _Replay:
 
     def _source(self, op: Operator) -> None:
         layout = self.view.interfaces[op.name].results[0]
-        piece = Buffer(piece_bytes(op.result, layout), USES[op.type])
+        piece = Buffer(piece_bytes(op.result, layout), USES[op.type], of=op.result.name)
         self._values[op.result.name] = piece
         slots = [
             update.slots * (op.result.mem_bytes if update.is_whole else piece.n_bytes)
             for update in self.view.graph.updates.get(op.name, ())
         ]
-        self._lasting += [piece, Buffer(sum(slots), STATE)]
+        # Of a batch that is taken in slices all is there, and each slice has its constants.
+        others = (self.view.graph.n_runs(op.result.name) - 1) * piece.n_bytes
+        self._lasting += [piece, Buffer(others, USES[op.type], of=op.result.name)]
+        self._lasting.append(Buffer(sum(slots), STATE, of=op.result.name))
 
     def _written(self, op: Operator, variable: Tensor) -> None:
         """The forward pass writes to a variable, where it lies, or reads it afterwards."""
@@ -188,7 +258,12 @@ class _Replay:
     def _forward(self, op: Operator) -> None:
         for position, tensor in op.operands:
             node, demand = _Node(OPERAND, op.name, position), self.view.demand(op, position)
-            self._taken[op.name, position] = self._operand(tensor, demand, node)
+            if not self._accumulates(op, position):
+                self._taken[op.name, position] = self._operand(tensor, demand, node)
+                continue
+            if node not in self._once:
+                self._once[node] = self._operand(tensor, demand)
+            self._taken[op.name, position] = self._once[node]
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         if rule.exchanged(config):
             windows = halo_delivery(op, rule, config, True)
@@ -198,7 +273,7 @@ class _Replay:
         for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
             viewed = viewed_operand(op, tensor.name)
             if viewed is None:
-                made.append(Buffer(piece_bytes(tensor, layout), RESULTS))
+                made.append(Buffer(piece_bytes(tensor, layout), RESULTS, of=tensor.name))
                 self._values[tensor.name] = made[-1]
             else:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
@@ -229,7 +304,7 @@ class _Replay:
         return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
 
     def _keep(self, op: Operator, n_bytes: int, made: list[Buffer]) -> None:
-        self._kept[op.name] = Buffer(n_bytes, RESULTS)
+        self._kept[op.name] = Buffer(n_bytes, RESULTS, of=op.result.name)
         made.append(self._kept[op.name])
 
     def _operand(self, tensor: Tensor, demand: Demand, taker: _Node | None = None) -> Buffer:
@@ -268,7 +343,7 @@ class _Replay:
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
-        moved = Buffer(last, use, is_python_s=path.communicates)
+        moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         reads = [source] if after is None else [source, after]
@@ -302,7 +377,8 @@ class _Replay:
         op = self.view.graph.operators[node.name]
         if node.kind == OPERAND:
             return [self._left_at(_operand_of(op, node.position))]
-        return [self._goes_to(op, i) for i, _ in op.operands if (op.name, i) in self.view.gradients]
+        positions = [i for i, _ in op.operands if (op.name, i) in self.view.gradients and not self._accumulates(op, i)]
+        return [self._goes_to(op, i) for i in positions]
 
     def _goes_to(self, op: Operator, position: int) -> _Node:
         """The delivery of an operand; where there is nothing to do, what would come after it."""
@@ -347,7 +423,7 @@ class _Replay:
         coming, n_bytes = self._coming.pop(at), piece_bytes(tensor, layout)
         if len(coming) == 1:
             return coming[0]
-        total = Buffer(n_bytes, GRADIENTS)
+        total = Buffer(n_bytes, GRADIENTS, of=tensor.name)
         self._add(coming, [total], overwrites=[(summand, n_bytes) for summand in coming])
         return total
 
@@ -376,11 +452,13 @@ class _Replay:
             gradient, of_result = arriving[0]
             n_bytes = self._operand_bytes(op, position)
             if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
-                gradient = Buffer(n_bytes, GRADIENTS)
+                gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
                 own = self._taken[op.name, position] if op.type in _PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
                 self._add(reads, [gradient], self._scratch_bytes(op), known if op.type in _OVERWRITE else ())
-            if (node := self._goes_to(op, position)).kind == OPERAND:
+            if self._accumulates(op, position):
+                self._accumulate(op, position, gradient)
+            elif (node := self._goes_to(op, position)).kind == OPERAND:
                 self._coming[node].append(gradient)
             else:
                 self._leave(tensor, gradient)
@@ -467,14 +545,22 @@ class _Replay:
 
     def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
         """Each device gets all that was found in a table, and updates by it what it has of the table."""
-        graph, table = self.view.graph, _operand_of(op, 0)
+        graph = self.view.graph
         _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
         rows = self._moved(self.router.route(of_gradient).forward, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
+        if graph.n_runs(op.result.name) > 1:
+            self._rows.setdefault(op.name, []).append(rows)
+        else:
+            self._update_rows(op, [rows])
+
+    def _update_rows(self, op: Operator, rows: list[Buffer]) -> None:
+        """Update a table by the rows that a lookup found in it."""
+        graph, table = self.view.graph, _operand_of(op, 0)
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
-        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS)
-        self._add([rows], [piece] if changes_all else ())
+        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
+        self._add(rows, [piece] if changes_all else ())
         if self._waits_for_sums:
-            self._updates.append(rows)
+            self._updates += rows
 
     def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward

@@ -59,6 +59,7 @@ class Searched:
     model_digest: str
     assumed: Mapping[str, Any]
     summary: str
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +72,7 @@ class SavedFrontier(PlanFrontier):
         of_points: what they cost.
         operators: a part for each, in program order.
         deliveries: parts in the order in which they are executed.
+        of_peaks: by point, its peak in bytes, of the points of which it was worked out before saving.
     """
 
     found: Frontier
@@ -79,6 +81,7 @@ class SavedFrontier(PlanFrontier):
     searched: Searched
     operators: tuple[Part, ...]
     deliveries: tuple[Part, ...]
+    of_peaks: Mapping[int, int]
 
     @property
     def mesh(self) -> Mesh:
@@ -95,6 +98,14 @@ class SavedFrontier(PlanFrontier):
     def summary(self) -> str:
         return self.searched.summary
 
+    def peak_bytes(self, point: int) -> int | None:
+        """The amount that was kept of a point's peak, if it was."""
+        return self.of_peaks.get(self.check_point(point))
+
+    @property
+    def known_peaks(self) -> list[int]:
+        return list(self.of_peaks)
+
     def plan(self, point: int, option: str = "point") -> Plan:
         """The plan of a point, see :class:`PlanFrontier`; the same as before the frontier was saved."""
         number = self.check_point(point)
@@ -103,13 +114,15 @@ class SavedFrontier(PlanFrontier):
             "option": option,
             "mesh": _levels(self.mesh),
             "model_digest": self.searched.model_digest,
+            "micro_batches": self.searched.micro_batches,
             "memory_bytes": costs.memory_bytes,
             "time_us": costs.time_us,
             "compute_time_us": costs.compute_time_us,
             "hidden_time_us": costs.hidden_time_us,
+            "peak_bytes": self.of_peaks.get(number),
             "exact": self.found.exact,
             "assumed": self.searched.assumed,
-            "frontier": self.table(number).splitlines(),
+            "frontier": self.table(number, with_peaks=False).splitlines(),
             "operators": [row for part in self.operators for row in part.rows(number)],
             "deliveries": [row for part in self.deliveries for row in part.rows(number)],
         }
@@ -167,6 +180,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         "hardware": searched.hardware_name,
         "mesh": _levels(searched.mesh),
         "model_digest": searched.model_digest,
+        **({"micro_batches": searched.micro_batches} if searched.micro_batches > 1 else {}),
         "assumed": dict(searched.assumed),
         "summary": searched.summary,
         "objectives": list(frontier.objectives),
@@ -181,8 +195,9 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
                 "network_time_us": point.network_time_us,
                 "hidden_time_us": point.hidden_time_us,
                 "exact": point.exact,
+                "peak_bytes": frontier.of_peaks.get(number),
             }
-            for point in frontier.points
+            for number, point in enumerate(frontier.points)
         ],
         "columns": list(columns),
         "operators": operators,
@@ -214,6 +229,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         value["model_digest"],
         value["assumed"],
         value["summary"],
+        int(value.get("micro_batches", 1)),
     )
     return SavedFrontier(
         found,
@@ -225,7 +241,16 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
             _checked(Part(tuple(each["pool"]), tuple(map(tuple, each["choices"])), _column(columns, each)))
             for each in value["deliveries"]
         ),
+        _peaks(points),
     )
+
+
+def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """By point; files of earlier versions have none."""
+    known = {number: point["peak_bytes"] for number, point in enumerate(points) if point.get("peak_bytes") is not None}
+    if not all(isinstance(n_bytes, int) for n_bytes in known.values()):
+        raise ValueError("peaks must be integers")
+    return known
 
 
 def _operator_to_json(column: int, part: Part) -> dict[str, Any]:

@@ -72,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without",
         metavar="CHOICE[,...]",
         help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are delivered again, operators "
-        "that are computed again, parameters that are gathered",
+        "that are computed again, parameters that are gathered, a batch that is taken in slices",
+    )
+    parser.add_argument(
+        "--micro-batches",
+        metavar="K",
+        help="take a step's batch in K slices, one after the other; default: 1, and 2, 4, ... where --memory asks for that",
     )
 
 
@@ -179,11 +184,12 @@ def _search(arguments: argparse.Namespace) -> None:
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
+    slices = None if arguments.micro_batches is None else _count(arguments.micro_batches)
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     from .offline import record_named
-    from .options import Request, assumptions
+    from .options import Request, assumptions, checked_slices
     from .plan import Plan
     from .search_report import Asked, introduction, plot, result_json, result_text
     from .usable import check_usable
@@ -191,6 +197,7 @@ def _search(arguments: argparse.Namespace) -> None:
     recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     for count in counts:
         check_usable(recorded.model.graph, hardware, count)
+    micro_batches = checked_slices(recorded.model, slices, without)
     asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
     print(introduction(asked), flush=True)
     with Bars() as bars:
@@ -206,6 +213,7 @@ def _search(arguments: argparse.Namespace) -> None:
             objectives,
             budget,
             without=without,
+            micro_batches=micro_batches,
         )
         found = _find(arguments.option, request, counts, arguments.profile_budget)
     print(result_text(asked, found))
@@ -221,6 +229,16 @@ def _search(arguments: argparse.Namespace) -> None:
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):
         if written is not None:
             print(f"wrote {written}")
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InputError(f"--micro-batches takes a whole number from 1 up, got {short(text)}; give a divisor of the batch")
+    return count
 
 
 def _find(option: str, request: Request, counts: list[int], profile_budget: str | None) -> Plan | Curve:

@@ -111,7 +111,8 @@ def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
 def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
     """``seconds`` count from the recorded graph; recording is one of the stages beside.
 
-    A point's bound is the least of the second objective that any plan of no more of the first could have.
+    A point's bound is the least of the second objective that any plan of no more of the first could have. Peaks are those
+    that the search looked at or the table shows; of the others they are None.
     """
     frontier = _frontier_of(plan)
     found, stages = frontier.found, _seconds_by_stage(asked, frontier)
@@ -128,9 +129,10 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
             "hidden_time_us": hidden_ns / 1e3,
             "exact": exact,
             of_bound: bound_ns / 1e3,
+            "peak_bytes": frontier.replayed[number].n_bytes if number in frontier.replayed else None,
         }
-        for mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact in zip(
-            *(c.tolist() for c in columns), strict=True
+        for number, (mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
         )
     ]
     return {

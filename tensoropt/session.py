@@ -104,11 +104,12 @@ class Session:
         force: Force | None,
         profile_budget: float | str | None = None,
         without: Collection[str] = (),
+        micro_batches: int | None = None,
     ) -> Plan | Curve:
         """See :func:`tensoropt.find_strategy`."""
         check_option(option)
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
-        request = request_of(self.model(), hardware, memory, force, without)
+        request = request_of(self.model(), hardware, memory, force, without, micro_batches)
         if profile_budget is not None:
             with self._recording.paused():
                 return find_measured(

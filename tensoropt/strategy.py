@@ -161,7 +161,8 @@ class StrategyView:
         """
         if op.name in self.recomputed:
             return True
-        if (op.name, position) not in self.kept_operands:
+        tensor = op.inputs[position]
+        if (op.name, position) not in self.kept_operands or tensor is None or self.graph.accumulates(tensor.name):
             return False
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 

@@ -56,10 +56,10 @@ def _classes(seed: int, n_classes: int, *shape: int) -> tuple[np.ndarray, ...]:
     return tuple(np.random.default_rng([seed, step]).integers(0, n_classes, shape) for step in range(N_BATCHES))
 
 
-def mlp(api: Any = tf.compat.v1) -> Built:
+def mlp(api: Any = tf.compat.v1, batch: int = 7) -> Built:
     """Two dense layers with a gate and weight decay; labels are distributions."""
-    x = api.placeholder(api.float64, [7, 9], name="x")
-    y = api.placeholder(api.float64, [7, 5], name="y")
+    x = api.placeholder(api.float64, [batch, 9], name="x")
+    y = api.placeholder(api.float64, [batch, 5], name="y")
     w1 = api.get_variable("w1", [9, 10], api.float64)
     b1 = api.get_variable("b1", [10], api.float64, initializer=api.constant_initializer(0.1))
     w2 = api.get_variable("w2", [10, 5], api.float64)
@@ -71,8 +71,8 @@ def mlp(api: Any = tf.compat.v1) -> Built:
     loss = api.reduce_mean(losses) + 0.01 * (api.nn.l2_loss(w1) + api.nn.l2_loss(w2))
     hits = api.equal(api.argmax(logits, -1), api.argmax(y, -1))
     accuracy = api.reduce_mean(api.cast(hits, api.float64), name="accuracy")
-    labels = tuple(np.abs(values) / np.abs(values).sum(1, keepdims=True) for values in _reals(2, 7, 5))
-    return Built(loss, {x: _reals(1, 7, 9), y: labels}, (accuracy, api.nn.softmax(logits)), inner={"hidden": hidden})
+    labels = tuple(np.abs(values) / np.abs(values).sum(1, keepdims=True) for values in _reals(2, batch, 5))
+    return Built(loss, {x: _reals(1, batch, 9), y: labels}, (accuracy, api.nn.softmax(logits)), inner={"hidden": hidden})
 
 
 def _moving(api: Any, name: str, value: Any) -> Any:
@@ -124,9 +124,9 @@ def cnn(api: Any = tf.compat.v1) -> Built:
     return _residual_network(api, api.float64, _normalised)
 
 
-def windows(api: Any = tf.compat.v1) -> Built:
+def windows(api: Any = tf.compat.v1, batch: int = 3) -> Built:
     """Windows of all kinds in float64: strides, paddings, overlapping pools, a depthwise convolution; odd extents."""
-    x = api.placeholder(api.float64, [3, 13, 11, 2], name="x")
+    x = api.placeholder(api.float64, [batch, 13, 11, 2], name="x")
     first = api.get_variable("first", [7, 7, 2, 4], api.float64)
     depth = api.get_variable("depth", [3, 3, 4, 1], api.float64)
     last = api.get_variable("last", [3, 2, 4, 3], api.float64)
@@ -134,7 +134,7 @@ def windows(api: Any = tf.compat.v1) -> Built:
     joined = api.nn.avg_pool2d(api.nn.depthwise_conv2d(stem, depth, [1, 1, 1, 1], "SAME"), 3, 2, "SAME") + 1.0
     y = api.nn.conv2d(joined, last, 1, [[0, 0], [2, 1], [0, 1], [0, 0]])
     loss = api.reduce_mean(api.square(y) * y)
-    return Built(loss, {x: _reals(8, 3, 13, 11, 2)}, (api.reduce_max(y),), inner={"joined": joined})
+    return Built(loss, {x: _reals(8, batch, 13, 11, 2)}, (api.reduce_max(y),), inner={"joined": joined})
 
 
 def fused_cnn(api: Any = tf.compat.v1) -> Built:
@@ -142,9 +142,9 @@ def fused_cnn(api: Any = tf.compat.v1) -> Built:
     return _residual_network(api, api.float32, _fused)
 
 
-def attention(api: Any = tf.compat.v1) -> Built:
+def attention(api: Any = tf.compat.v1, batch: int = 3) -> Built:
     """A Transformer block: embedding, heads, layer normalisation, residual edges, tied output weights."""
-    batch, length, heads, depth, vocabulary = 3, 5, 2, 3, 11
+    length, heads, depth, vocabulary = 5, 2, 3, 11
     width = heads * depth
     words = api.placeholder(api.int64, [batch, length], name="words")
     nexts = api.placeholder(api.int64, [batch, length], name="nexts")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..deliveries import Delivery, Router, differentiated_operands, inner_deliveries
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
+from ..micro_batches import Slice
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
 from ..strategy import Copy, StrategyView
@@ -31,6 +32,8 @@ class LocalModel:
         sources: local values that are given: fed tensors, and variables by their tensor's name.
         update: carries out an operator that updates a variable, or reads it after an update, on local operands.
         training: whether gradients are taken of what is emitted.
+        slice: which slice of the batch this is, where the step is taken in several.
+        elsewhere: gives what another model makes, delivered for a demand; None for what this one makes itself.
     """
 
     view: StrategyView
@@ -39,6 +42,8 @@ class LocalModel:
     sources: Mapping[str, Values]
     update: Callable[[Operator, list[Values]], list[Values]]
     training: bool
+    slice: Slice | None = None
+    elsewhere: Callable[[Tensor, Demand, str], Values | None] | None = None
     _values: dict[str, Values] = field(default_factory=dict)
     _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
@@ -70,6 +75,8 @@ class LocalModel:
         key = (tensor.name, demand)
         if key in self._delivered:
             return self._delivered[key]
+        if self.elsewhere is not None and (given := self.elsewhere(tensor, demand, operator)) is not None:
+            return given
         values = self._deliver(self.view.delivery(tensor, demand), self._taken(tensor, operator), operator, tensor)
         if not self.training:
             self._delivered[key] = values
@@ -139,7 +146,7 @@ class LocalModel:
             return self._deliver(inner[k], values, op.name, op.result)
 
         seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
-        job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated)
+        job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated, slice=self.slice)
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         remade = self._remade_for(op)
         with self._computed_again(op.name in self._again):
@@ -173,6 +180,10 @@ class LocalModel:
             self._needed_again[op.name] = copies
         return copies
 
+    def read_remade(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
+        """Once gradients are there: have them read the copies that were made again; see :meth:`.Remaking.rewire`."""
+        self._remaking.rewire(operators, n_forward)
+
     def read_again(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
         """Once gradients are there: have them read what was made again or is computed again.
 
@@ -182,7 +193,7 @@ class LocalModel:
         Returns:
             All operators, with those that are added where they belong.
         """
-        self._remaking.rewire(operators, n_forward)
+        self.read_remade(operators, n_forward)
         self._recomputing.losses = [loss.op for loss in losses]
         return self._recomputing.rewire(operators, n_forward, self._remaking.replaced)
 
@@ -195,6 +206,8 @@ class LocalModel:
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
         demand = self.view.demand(op, position)
         values = self.delivered(tensor, demand, op.name)
+        if self.slice is not None and not self.slice.takes(op.name, position):
+            return [tf.zeros_like(value) for value in values]
         if self.training and self.view.is_remade(op, position):
             forward = self.router.route(self.view.delivery(tensor, demand)).forward
             if forward.steps:
@@ -203,17 +216,26 @@ class LocalModel:
         return values
 
 
-def gradients_of(losses: Values, variables: list[Values]) -> list[Values | None]:
+def gradients_of(losses: Values, variables: list[Values], stops: list[Values] | None = None) -> list[Values | None]:
     """The gradients of the (replicated) losses, per variable its local values; None where a loss doesn't depend on it.
 
     The loss's gradient is 1 on every rank; the deliveries do the rest, no scaling is needed anywhere.
+
+    Args:
+        stops: values through which no gradient passes on.
     """
+    return back_from(losses, [tf.ones_like(loss) for loss in losses], variables, stops)
+
+
+def back_from(
+    ends: Values, gradients: Values, variables: list[Values], stops: list[Values] | None = None
+) -> list[Values | None]:
+    """What becomes of gradients that are there at some ends: per variable those of its local values, or None."""
     flat = [value for values in variables for value in values]
-    seeds = [tf.ones_like(loss) for loss in losses]
+    stop = [value for values in stops or () for value in values]
     # Two at a time: the order in which AddN adds more is not the same on each rank.
     by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
-    gradients = tf.gradients(losses, flat, grad_ys=seeds, aggregation_method=by_pairs)
+    found = iter(tf.gradients(ends, flat, grad_ys=gradients, aggregation_method=by_pairs, stop_gradients=stop or None))
     send_buckets()
-    n_ranks = len(losses)
-    grouped = [gradients[i : i + n_ranks] for i in range(0, len(gradients), n_ranks)]
+    grouped = [[next(found) for _ in values] for values in variables]
     return [None if any(g is None for g in group) else [tf.convert_to_tensor(g) for g in group] for group in grouped]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
 from ..ir import ARGUMENTS, CONSTANT, Operator
+from ..micro_batches import Slice
 from ..random_mode import RandomMode, random_mode
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
@@ -31,7 +32,8 @@ class Job:
     """An operator with its config, as the lowering of one operator sees it.
 
     ``complete(k, values)`` runs the k-th delivery inside of the operator; ``random`` says how random operators draw;
-    ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known.
+    ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known; ``slice`` says
+    of which slice of the batch the operator is, where a step has several.
     """
 
     op: Operator
@@ -42,6 +44,7 @@ class Job:
     complete: Complete
     random: RandomMode = field(default_factory=random_mode)
     differentiated: frozenset[int] = frozenset()
+    slice: Slice | None = None
 
     def layout(self, operand: int) -> Layout:
         """The layout in which an operand is given, by its position among the inputs."""
@@ -135,8 +138,10 @@ def _over_frames(job: Job, operands: Sequence[Values]) -> list[Values]:
 def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]:
     op = job.op
     if op.type == CONSTANT:
-        layout = job.interface.results[0]
-        return [local_constant(op.statics[0], layout, op.result.shape, rank, tf.as_dtype(op.result.dtype))]
+        layout, value = job.interface.results[0], op.statics[0]
+        if job.slice is not None:
+            value = job.slice.of(job.slice.whole(op).statics[0], job.slice.slicing.forms[op.result.name])
+        return [local_constant(value, layout, op.result.shape, rank, tf.as_dtype(op.result.dtype))]
     statics = local_statics(op, job.interface, rank)
     remaining = iter(operands)
     inputs = [statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]

@@ -2,7 +2,8 @@
 
 Each rank draws its own block from a stream of its own: the block's place in the result's layout is folded into the key, or
 into the second seed of an operator that keeps its state to itself. The first block, and a result that isn't split, are
-drawn from what one device would use. Ranks with the same block fold the same, so replicas are equal to the bit.
+drawn from what one device would use. Ranks with the same block fold the same, so replicas are equal to the bit. Slices of a
+batch are blocks too, major to those of devices.
 """
 
 from __future__ import annotations
@@ -36,15 +37,21 @@ def place_of(layout: Layout, rank: int) -> int:
 @lowering(*FROM_KEY, *FROM_SEED, always=True)
 def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Blocks of random numbers; in the exact mode blocks of what one device draws."""
-    layout, shape = job.interface.results[0], job.op.result.shape
-    if not layout.split_axes:
+    layout, shape, which = job.interface.results[0], job.op.result.shape, job.slice
+    if not layout.split_axes and which is None:
         return emit_plain(job, operands)
     if job.random is RandomMode.ONE_DEVICE:
-        (whole,) = emit_plain(job, operands)
+        if which is None:
+            (whole,) = emit_plain(job, operands)
+        else:
+            op, dimension = which.whole(job.op), which.slicing.forms[job.op.result.name]
+            (whole,) = emit_plain(replace(job, op=op), operands)
+            whole = [tf.gather(value, which.places(op.result.shape[dimension]), axis=dimension) for value in whole]
         return [[local_block(value, layout, shape, rank) for rank, value in zip(job.ranks, whole, strict=True)]]
     drawn = []
+    n_before = 0 if which is None else which.index * layout.mesh.size_of(layout.split_axes)
     for i, rank in enumerate(job.ranks):
-        fold = place_of(layout, rank) * _STRIDE % 2**64
+        fold = (n_before + place_of(layout, rank)) * _STRIDE % 2**64
         op, remaining = job.op, iter([values[i] for values in operands])
         inputs = [job.op.statics[k] if tensor is None else next(remaining) for k, tensor in enumerate(op.inputs)]
         inputs[0] = local_shape(layout, shape, rank)

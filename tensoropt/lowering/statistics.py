@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from ..micro_batches import SLICES
 from ..rules.reduction import reduced_dimensions
 from .operators import Job, Values, emit_plain, lowering
 
@@ -16,10 +17,11 @@ def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
     dimensions = reduced_dimensions(job.op)
     operand = job.op.inputs[0]
     assert operand is not None
-    count = 1
+    n_slices = int(job.op.attrs.get(SLICES, 1))
+    count = n_slices
     for dimension in dimensions:
         count *= operand.shape[dimension]
-    if not any(job.layout(0).splits[dimension] for dimension in dimensions):
+    if n_slices == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
         return emit_plain(job, operands)
     keep = bool(job.op.attrs["keep_dims"])
     return [[tf.reduce_sum(x, dimensions, keep) / tf.cast(count, x.dtype) for x in operands[0]]]

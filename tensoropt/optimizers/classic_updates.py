@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from ..errors import InputError
 from ..ir import Tensor
-from ..lowering.model import gradients_of
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
 from ..state import StateEntry, local_variables
@@ -176,7 +175,7 @@ class RunningClassic:
     def train(self, losses: Values, emission: Emission) -> None:
         numbers = self._numbers(emission)
         places = places_of(emission)
-        found = iter(gradients_of(losses, [values for each in places for values in each]))
+        found = iter(emission.gradients(losses, [values for each in places for values in each]))
         for n, (name, variables) in enumerate(zip(self._shards.names, self._shards.variables, strict=True)):
             of_parameter = [next(found) for _ in places[n]]
             gradients: Sequence[Gradient] | None = of_parameter[0]

@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from ..errors import InputError, short
 from ..lowering.local import piece_of
-from ..lowering.model import gradients_of
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
 from ..state import StateEntry
@@ -133,7 +132,7 @@ class RunningKeras:
     def train(self, losses: Values, emission: Emission) -> None:
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
         sources = places_of(emission)
-        found = iter(gradients_of(scaled, [values for each in sources for values in each]))
+        found = iter(emission.gradients(scaled, [values for each in sources for values in each]))
         self._read_whole(emission)
         moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
         by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]

@@ -82,12 +82,14 @@ class Emission:
         lookups: per parameter that is updated by rows, what its lookups found; empty for others.
         deliver: brings local values along a delivery.
         replicated: a recorded tensor, whole on every rank.
+        gradients: of losses, per places where they are taken the local values, or None.
     """
 
     reads: Sequence[Values]
     lookups: Sequence[Sequence[Lookup]]
     deliver: Callable[[Delivery, Values], Values]
     replicated: Callable[[Tensor], Values]
+    gradients: Callable[[Values, list[Values]], list[Values | None]]
 
 
 class RunningOptimizer(Protocol):

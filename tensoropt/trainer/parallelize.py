@@ -47,6 +47,7 @@ class Wishes:
     collectives: str | None = None
     profile_budget: float | str | None = None
     without: Collection[str] = ()
+    micro_batches: int | None = None
 
 
 def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
@@ -89,7 +90,9 @@ def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
 
 
 def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
-    request = request_of(model, surroundings.hardware, wishes.memory, wishes.force, wishes.without)
+    request = request_of(
+        model, surroundings.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
+    )
     if wishes.profile_budget is not None:
         return find_measured(
             wishes.option,

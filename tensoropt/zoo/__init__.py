@@ -56,6 +56,8 @@ def find(name: str) -> Callable[..., tf.Tensor]:
         raise InputError(f"the zoo has no model {name!r}: {hint}")
     import_tensorflow()
     function: Callable[..., tf.Tensor] = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    # A module of the same name, which the import has put here, is not what is asked for.
+    globals()[name] = function
     return function
 
 

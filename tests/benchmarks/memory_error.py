@@ -1,6 +1,7 @@
 """How far predicted memory is from what a rank takes: the sum of Equation (1) and the replayed peak, for the same plans.
 
     tensoropt run -n 2 tests/benchmarks/memory_error.py [--models vgg16,rnn] [--random 20] [--frontier 10]
+        [--micro-batches 4]
 
 The models, and how plans are chosen, are those of ``cost_error.py``, data parallelism among them; one thread a rank. Each
 plan runs a few steps, of which one is traced. Other work on the machine matters little: only updates that wait for a
@@ -28,15 +29,18 @@ from tensoropt.processes import Processes
 from tensoropt.profiling.hardware import Hardware, named
 
 
-def errors_of(name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int) -> np.ndarray:
+def errors_of(
+    name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_slices: int
+) -> np.ndarray:
     """Relative errors: float[plans, 2], by Equation (1) and of the peak; every rank must call it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     plans = []
     if processes.rank == 0:
-        frontier = find_frontier(recorded.model, hardware, processes.size)
+        frontier = find_frontier(recorded.model, hardware, processes.size, micro_batches=n_slices)
         chosen = list(chosen_plans(frontier, n_random, n_frontier))
-        chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))
+        if n_slices == 1:
+            chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))
         plans = [(kind, plan.to_json()) for kind, plan in chosen]
     errors = []
     for kind, value in processes.broadcast(plans):
@@ -55,12 +59,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--random", type=int, default=20)
     parser.add_argument("--frontier", type=int, default=10)
+    parser.add_argument("--micro-batches", type=int, default=1)
     arguments = parser.parse_args()
     processes = prepared_processes()
     hardware = named(f"v100-1x{processes.size}")
     rows = []
     for name in arguments.models.split(","):
-        errors = errors_of(name, hardware, processes, arguments.random, arguments.frontier)
+        chosen = arguments.random, arguments.frontier, arguments.micro_batches
+        errors = errors_of(name, hardware, processes, *chosen)
         row = [name, str(len(errors))]
         for column in errors.T:
             values = [np.abs(column).mean(), *np.percentile(np.abs(column), list(PERCENTILES.values()))]

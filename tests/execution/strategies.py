@@ -201,12 +201,12 @@ def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape
         for path in (route.forward, route.backward, route.forward if charge.is_remade else None):
             for step in path.steps if path is not None else ():
                 if step.communicates:
-                    counts[step.kind, axes_text(step.group_axes), path.shape] += 1
+                    counts[step.kind, axes_text(step.group_axes), path.shape] += charge.n_runs
     return counts
 
 
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
     """As multisets of (kind, axes, shape), exactly. Fetching the loss adds nothing: the step has it whole anyway."""
     log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
-    done, paid = executed(log), charged(engine.view, engine.router)
+    done, paid = executed(log), charged(engine.sliced or engine.view, engine.router)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

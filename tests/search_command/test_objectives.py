@@ -112,12 +112,13 @@ def test_questions_mean_what_they_say(objectives, tmp_path):
         memories, times = [[getattr(point, name) for point in points] for name in ("memory_bytes", "time_us")]
         assert frontier.fastest().time_us == frontier.at().time_us == min(times)
         assert frontier.smallest().memory_bytes == min(memories)
-        for limit in memories:
+        peaks = [searched.peak(point).n_bytes for point in range(len(searched))]
+        for limit in peaks:
             plan = frontier.at(limit)
-            assert plan.memory_bytes <= limit
-            assert plan.time_us == min(time for memory, time in zip(memories, times, strict=True) if memory <= limit)
-        with pytest.raises(tensoropt.InputError, match=f"the least on 4 devices is {min(memories):,} bytes"):
-            frontier.at(min(memories) - 1)
+            assert plan.peak_bytes <= limit
+            assert plan.time_us == min(time for peak, time in zip(peaks, times, strict=True) if peak <= limit)
+        with pytest.raises(tensoropt.InputError, match=f"the least on 4 devices is {min(peaks):,} bytes"):
+            frontier.at(min(peaks) - 1)
         turning = frontier.found.turning_point()
         assert 0 < turning < len(frontier) - 1
         assert frontier.turning_point().point == turning
@@ -182,15 +183,15 @@ def test_a_memory_limit_holds_for_any_pair(tmp_path, capsys):
     file = tmp_path / "found.json"
     arguments = ["search", DENSE, "--devices", "4", "--objectives", "time,network", "--json", str(file)]
     assert main(arguments) == 0
-    memories = sorted(point["memory_bytes"] for point in json.loads(file.read_text())["points"])
-    assert memories[0] < memories[-1]
-    assert main([*arguments, "--memory", str(memories[0])]) == 0
+    peaks = sorted(point["peak_bytes"] for point in json.loads(file.read_text())["points"])
+    assert peaks[0] < peaks[-1]
+    assert main([*arguments, "--memory", str(peaks[0])]) == 0
     found = json.loads(file.read_text())
-    assert found["points"][found["chosen"]]["memory_bytes"] == memories[0]
+    assert found["points"][found["chosen"]]["peak_bytes"] == found["chosen_peak_bytes"] == peaks[0]
     capsys.readouterr()
-    assert main([*arguments, "--option", "profiling", "--parallelism", "4", "--memory", str(memories[0] - 1)]) == 0
+    assert main([*arguments, "--option", "profiling", "--parallelism", "4", "--memory", str(peaks[0] - 1)]) == 0
     (point,) = json.loads(file.read_text())["curve"]
-    assert (point["fits"], point["memory_bytes"]) == (False, memories[0])
+    assert (point["fits"], point["memory_bytes"]) == (False, peaks[0])
 
 
 def test_the_order_of_a_pair_does_not_matter():

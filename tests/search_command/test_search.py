@@ -111,12 +111,10 @@ def test_the_frontier_is_written_with_all_its_plans(tmp_path, capsys, option):
 def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path):
     file = tmp_path / "found.json"
     search(GOOD, "--devices", 4, "--json", file)
-    points = read(file)["points"]
-    limit = points[1]["memory_bytes"]
-    search(GOOD, "--devices", 4, "--json", file, "--memory", limit)
-    assert read(file)["chosen"] == 1
-    search(GOOD, "--devices", 4, "--json", file, "--memory", limit - 1)
-    assert read(file)["chosen"] == 0
+    peaks = [point["peak_bytes"] for point in read(file)["points"]]
+    for limit in {*peaks, *(peak - 1 for peak in peaks if peak > min(peaks))}:
+        assert search(GOOD, "--devices", 4, "--json", file, "--memory", limit) == 0
+        assert read(file)["chosen"] == max(point for point, peak in enumerate(peaks) if peak <= limit)
 
 
 def test_too_little_memory(capsys):
@@ -156,7 +154,7 @@ def test_profiling_writes_the_curve(tmp_path, capsys):
 def test_mini_parallelism_takes_the_fewest_devices_that_fit(tmp_path):
     file = tmp_path / "found.json"
     search(GOOD, "--devices", 1, "--json", file)
-    alone = read(file)["points"][0]["memory_bytes"]
+    alone = min(point["peak_bytes"] for point in read(file)["points"])
     arguments = ("--devices", 4, "--option", "mini_parallelism", "--json", file, "--memory")
     search(GOOD, *arguments, alone)
     assert read(file)["devices"] == 1
@@ -270,7 +268,7 @@ def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "find_frontier", interrupted)
+    monkeypatch.setattr("tensoropt.request.find_frontier", interrupted)
     assert search(GOOD, "--devices", 2, "--json", tmp_path / "found.json") == 130
     assert capsys.readouterr().err.strip() == "tensoropt: search interrupted"
     assert not list(tmp_path.iterdir())

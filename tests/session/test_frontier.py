@@ -142,7 +142,7 @@ def test_forced_splits_are_kept(tmp_path):
 def test_a_plan_is_what_its_frontier_gives(found):
     begin()
     network()
-    for option, limit in (("mini_time", None), ("mini_time", found.points[2].memory_bytes)):
+    for option, limit in (("mini_time", None), ("mini_time", found.peak_bytes(2))):
         assert same(tensoropt.find_strategy(option, memory=limit or "16GB"), found.at(limit))
 
 
@@ -174,11 +174,12 @@ def test_questions_are_answered_by_plans(found, whole):
 
 def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
     for frontier in (found, tensoropt.load_frontier(whole)):
-        for number, point in enumerate(frontier):
-            assert frontier.at(memory=point.memory_bytes).point == number
-            if number:
-                assert frontier.at(memory=point.memory_bytes - 1).point == number - 1
-        least = frontier.points[0].memory_bytes
+        at_once = [found.peak(point).n_bytes for point in range(len(found))]
+        assert [frontier.peak_bytes(point) for point in range(len(frontier))] == at_once
+        for limit in {*at_once, *(n_bytes - 1 for n_bytes in at_once)} - {min(at_once) - 1}:
+            fitting = [point for point, n_bytes in enumerate(at_once) if n_bytes <= limit]
+            assert frontier.at(memory=limit).point == max(fitting)
+        least = min(at_once)
         with pytest.raises(tensoropt.InputError, match=rf"the least on 4 devices is {least:,} bytes .* memory={least} or"):
             frontier.at(memory=least - 1)
         assert frontier.at("8GB").point == len(frontier) - 1
@@ -188,14 +189,39 @@ def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
 
 def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole, monkeypatch):
     expected = losses(built(parallelism=1))
-    monkeypatch.setattr("tensoropt.options.find_frontier", lambda *args: pytest.fail("searched"))
+    monkeypatch.setattr("tensoropt.request.find_frontier", lambda *args: pytest.fail("searched"))
     frontier = tensoropt.load_frontier(whole)
-    for plan in (frontier.at(frontier.points[1].memory_bytes), frontier.turning_point()):
+    for plan in (frontier.at(frontier.peak_bytes(1)), frontier.turning_point()):
         begin()
         model = network()
         tensoropt.build_execution_graph(plan=plan, collectives="emulated")
         assert plan.parallelism == 4
         np.testing.assert_allclose(losses(model), expected, rtol=1e-5)
+
+
+def test_a_file_without_peaks_is_asked_by_memory(found, file):
+    """As files of earlier versions are."""
+    changed(file, lambda value: [point.pop("peak_bytes") for point in value["points"]])
+    frontier = tensoropt.load_frontier(file)
+    assert frontier.peak_bytes(0) is None
+    for number, point in enumerate(found):
+        assert frontier.at(point.memory_bytes).point == number
+    with pytest.raises(tensoropt.InputError, match=rf"memory={found.points[0].memory_bytes} or more"):
+        frontier.at(found.points[0].memory_bytes - 1)
+
+
+def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(found, whole, monkeypatch):
+    monkeypatch.setattr("tensoropt.frontier_parts.MOST_PEAKS", 4)
+    asked_before = dataclasses.replace(found)
+    asked_before.peak(1)
+    some = kept(asked_before)
+    last = len(found) - 1
+    known = sorted({0, 1, round(last / 3), round(2 * last / 3), last})
+    assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known
+    for limit in [found.peak(point).n_bytes for point in known]:
+        assert some.at(limit).point == max(point for point in known if found.peak(point).n_bytes <= limit)
+    told = [found.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
+    assert told == [point in known for point in range(len(found))]
 
 
 def test_a_plan_of_a_loaded_frontier_is_saved_and_held_against_the_model(whole, tmp_path):
@@ -230,8 +256,10 @@ def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):
     (tmp_path / "frontier.json").write_text("old")
     found.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
     assert [entry.name for entry in tmp_path.iterdir()] == ["frontier.json"]
-    assert {stage for stage, _, _ in told} == {"plans"}
-    assert [done for _, done, _ in told] == list(range(told[0][2]))
+    for kind in ("plans", "peaks"):
+        done = [(done, total) for stage, done, total in told if stage == kind]
+        assert done == [(i, len(done)) for i in range(len(done))] and done
+    assert {stage for stage, _, _ in told} == {"plans", "peaks"}
     with pytest.raises(tensoropt.InputError, match=r"frontier can't be saved as '/no/such/f.json': No such file"):
         found.save("/no/such/f.json")
 

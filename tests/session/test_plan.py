@@ -57,7 +57,7 @@ def test_a_plan_comes_back_as_it_was(planned, file):
 
 def test_a_loaded_plan_runs_without_a_search_and_gives_the_same_losses(file, monkeypatch):
     expected = losses(built(force=FORCED))
-    monkeypatch.setattr("tensoropt.options.find_frontier", lambda *args: pytest.fail("searched"))
+    monkeypatch.setattr("tensoropt.request.find_frontier", lambda *args: pytest.fail("searched"))
     for plan in (str(file), file, tensoropt.load_plan(file)):
         begin()
         model = network()
@@ -101,9 +101,17 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(file):
             tensoropt.load_plan(file)
 
 
+def test_a_plan_tells_its_peak_and_one_of_an_earlier_version_does_not(file):
+    value = json.loads(file.read_text())
+    assert tensoropt.load_plan(file).peak_bytes == value["peak_bytes"] > 0
+    file.write_text(json.dumps({key: each for key, each in value.items() if key != "peak_bytes"}))
+    assert tensoropt.load_plan(file).peak_bytes is None
+
+
 def test_any_key_that_is_missing_is_noticed(file):
     whole = json.loads(file.read_text())
-    for key in whole:
+    # Plans of earlier versions tell no peak.
+    for key in whole.keys() - {"peak_bytes"}:
         file.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
         with pytest.raises(tensoropt.InputError):
             tensoropt.load_plan(file)

@@ -1,0 +1,89 @@
+"""Train a Transformer that one device couldn't hold, across as many devices as there are.
+
+    mpirun -n 4 python examples/train_transformer.py --memory 150MB --room 350MB
+
+Two layers of an encoder and two of a decoder with 60 million parameters, trained with momentum: parameters and slots alone
+are 478 MB. ``--memory`` is what the plan may need of each device. ``--room`` holds every process to its share, as a
+container would: it may take so much memory beyond what it has once TensorFlow is loaded, for plan, graph and search.
+
+Replicated, the same model needs 589 MB, and fails in the same room:
+
+    tensoropt search examples/train_transformer.py:model --devices 4 --algorithm data-parallel --plan replicated.json
+    mpirun -n 4 python examples/train_transformer.py --plan replicated.json --room 350MB
+"""
+
+import argparse
+import json
+import resource
+from pathlib import Path
+
+import numpy as np
+
+import tensoropt
+from tensoropt.memory_limit import memory_text, parse_memory
+
+BATCH, LENGTH, VOCABULARY, LAYERS, WIDTH, HEADS = 8, 8, 1024, 2, 1024, 8
+
+
+def create_model(width=WIDTH):
+    """The mean loss of the next words, and its training step."""
+    loss = tensoropt.zoo.transformer(BATCH, LENGTH, LAYERS, width, HEADS, vocabulary=VOCABULARY)
+    return loss, tensoropt.MomentumOptimizer(0.01, 0.9).minimize(loss)
+
+
+def model():
+    """What ``tensoropt search`` plans for."""
+    create_model()
+
+
+def limit_this_process(room):
+    """Let it take no more than so many bytes beyond what it has: what asks for more fails, as in a container."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in status if line.startswith("VmData:"))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(kilobytes) * 1024 + room,) * 2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5, help="training steps (default %(default)s)")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the layers (default %(default)s)")
+    parser.add_argument("--memory", help="that the plan may need per device, such as 150MB; default: what is free")
+    parser.add_argument("--room", help="that a process may take, such as 350MB; default: no limit")
+    parser.add_argument("--hardware", help="to plan for instead of measuring, such as v100-1x4")
+    parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")
+    parser.add_argument("--json", metavar="FILE", help="write the training log")
+    arguments = parser.parse_args()
+
+    session = tensoropt.init(hardware=arguments.hardware, seed=1)
+    talks = session.processes.rank == 0
+    if arguments.room:
+        limit_this_process(parse_memory(arguments.room))
+    loss, train_op = create_model(arguments.width)
+    if arguments.plan:
+        plan = tensoropt.load_plan(arguments.plan)
+    else:
+        plan = tensoropt.find_strategy("mini_time", memory=arguments.memory)
+    if talks:
+        print(plan.summary(), flush=True)
+    tensoropt.build_execution_graph(engine="tensorflow", plan=plan)
+
+    words = [op.outputs[0] for op in loss.graph.get_operations() if op.type == "Placeholder"]
+    rng = np.random.default_rng(0)
+    losses = []
+    for _ in range(arguments.steps):
+        fed = {each: rng.integers(VOCABULARY, size=each.shape) for each in words}
+        losses.append(float(tensoropt.run([train_op, loss], feed_dict=fed)[1]))
+        if talks:
+            print(f"loss {losses[-1]:.6f}", flush=True)
+
+    log = {"losses": losses, **session.statistics(), "plan": plan.summary()}
+    if talks:
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump(log, file, indent=1)
+        print(f"{memory_text(log['parameter_bytes'])} of parameters, of which a device has at most "
+              f"{memory_text(max(log['parameter_bytes_per_rank']))}")
+
+
+if __name__ == "__main__":
+    main()

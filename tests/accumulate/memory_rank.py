@@ -1,0 +1,34 @@
+"""A rank that runs a model whose results take most of its memory, in 1, 2, 4 and 8 micro-batches."""
+
+import os
+
+os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+import tensoropt
+from tensoropt.frontier import find_frontier
+from tensoropt.here import prepared_processes
+from tensoropt.offline import record
+from tensoropt.plan_check import check_plan
+from tensoropt.profiling.hardware import named
+
+LAYERS, WIDTH, BATCH = 12, 256, 8192
+
+
+def deep():
+    """Layers whose results are 8 MiB of a batch, and whose parameters are 0.25 MiB."""
+    value = tensoropt.placeholder(tensoropt.float32, [BATCH, WIDTH], name="x")
+    for i in range(LAYERS):
+        value = tensoropt.tanh(tensoropt.matmul(value, tensoropt.get_variable(f"w{i}", [WIDTH, WIDTH])))
+    return tensoropt.reduce_mean(tensoropt.square(value))
+
+
+processes = prepared_processes()
+hardware = named(f"v100-1x{processes.size}")
+recorded = record(deep, "deep", "momentum")
+for n in (1, 2, 4, 8):
+    plan = find_frontier(recorded.model, hardware, processes.size, micro_batches=n).fastest()
+    check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
+    if processes.rank == 0:
+        memory, step = check.memory, check.step
+        bytes_told = f"{memory.predicted:.0f} of {memory.measured:.0f} bytes"
+        print(f"{n} micro-batches: {bytes_told}; {step.measured:.0f} us", flush=True)

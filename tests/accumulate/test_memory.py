@@ -1,0 +1,21 @@
+"""What a rank takes at its peak, by TensorFlow's profiler, falls with the number of micro-batches, as it is foretold."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+from mpirun import run_ranks
+
+RESULTS = 12 * 4 * 8192 * 256
+
+
+def test_results_of_one_slice_are_there_at_a_time() -> None:
+    done = run_ranks(1, Path(__file__).with_name("memory_rank.py"), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [tuple(map(int, row)) for row in re.findall(r"(\d+) micro-batches: (\d+) of (\d+) bytes", done.stdout)]
+    assert [n for n, _, _ in rows] == [1, 2, 4, 8], done.stdout
+    for (fewer, foretold, taken), (more, foretold_next, taken_next) in pairwise(rows):
+        saved = RESULTS // fewer - RESULTS // more
+        # A slice of the batch is cut for each slice, and accumulators are beside gradients: far less than what is saved.
+        assert taken - taken_next > 0.8 * saved and foretold - foretold_next > 0.8 * saved, done.stdout
+        assert abs(foretold_next - taken_next) < 0.1 * taken_next, done.stdout

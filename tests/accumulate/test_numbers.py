@@ -1,0 +1,121 @@
+"""Steps in micro-batches: one device's numbers, each collective as it is charged, whatever the strategy and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import accumulate.models as models
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from execution.strategies import (
+    Link,
+    assert_close,
+    assert_variables,
+    evaluate_and_check,
+    feeds_of,
+    pieces_here,
+    random_router,
+    train_and_check,
+    training_fetch,
+)
+from mpirun import run_ranks
+
+from tensoropt.deliveries import Router
+from tensoropt.engine import Fetch
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.simulate import gather
+
+MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
+OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
+
+
+def check(name: str, n: int, mesh: Mesh, seed: int) -> None:
+    optimizer = OPTIMIZERS[seed % len(OPTIMIZERS)]
+    model, views = models.recorded(name, optimizer), models.random_view(name, optimizer, n, mesh, 3000 + seed)
+    engine = models.engine_in_slices(model, views, random_router(seed), in_order=seed // 2 % 2 == 1)
+    train_and_check(engine, model)
+    assert_variables(model, views[0], pieces_here(engine))
+    evaluate_and_check(engine, model)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("name", models.FUNCTIONS)
+def test_random_strategies_give_one_device_numbers(name: str, n: int) -> None:
+    for seed in range(n, n + 3):
+        check(name, n, MESHES[seed % len(MESHES)], seed)
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention"])
+def test_so_they_do_after_tensorflow_s_graph_optimizer(name: str) -> None:
+    """Which merges operators that are equal, and removes control dependencies."""
+    for seed in (71, 74):
+        check(name, 2, Mesh.of(2), seed)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_fetches_with_a_step_are_whole_and_in_order(mesh: Mesh) -> None:
+    """Whole, and in the pieces of the whole batch's layout, with and without a share of samples for each device."""
+    model = models.recorded("mlp", "sgd")
+    names = ("hidden:0", "accuracy:0", "x:0")
+    tensors = [tensor for name in names if (tensor := model.graph.resolve(name)) is not None]
+    for seed in range(4):
+        views = models.random_view("mlp", "sgd", 2, mesh, seed)
+        feeds = feeds_of(model.graph, model.batches[0])
+        engine = models.engine_in_slices(model, views, Router(Link()))
+        alone = engine.run(Fetch(tuple((tensor, False) for tensor in tensors)), feeds)
+        step = training_fetch(model)
+        wanted = tuple((tensor, is_local) for is_local in (False, True) for tensor in tensors)
+        found = engine.run(Fetch(wanted, step.train_steps), feeds)
+        for tensor, values, expected in zip(tensors, found, alone, strict=False):
+            for value in values:
+                assert_close(value, expected[0], 1e-12, tensor.name)
+        for tensor, pieces, expected in zip(tensors, found[len(tensors) :], alone, strict=True):
+            layout = views[0].layout(tensor).with_partial(())
+            assert_close(gather(pieces, layout, tensor.shape), expected[0], 1e-12, f"pieces of {tensor.name}")
+
+
+def test_each_slice_drops_other_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one device's numbers, masks of slices and devices differ, and those of replicas don't."""
+    monkeypatch.setenv("TENSOROPT_RANDOM", "folded")
+    model = models.recorded("dropping_out", "sgd")
+    ones = {"x:0": np.ones_like(model.batches[0]["x:0"])}
+    dropped = next(op.result for op in model.graph.operators.values() if op.type in ("SelectV2", "Select"))
+    for mesh in (Mesh.of(1), Mesh.of(2)):
+        for seed in range(3):
+            views = models.random_view("dropping_out", "sgd", 4, mesh, seed)
+            engine = models.engine_in_slices(model, views, Router(Link()))
+            (values,) = engine.run(Fetch(((dropped, False),), ("train",)), feeds_of(model.graph, ones))
+            masks = {tuple(row) for row in (values[0] != 0).tolist()}
+            assert len(masks) > 4 and all(np.array_equal(value, values[0]) for value in values)
+
+
+@pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (2, "link")])
+def test_micro_batches_between_processes_give_one_device_numbers(n_ranks: int, collectives: str) -> None:
+    worker = Path(__file__).with_name("worker.py")
+    result = run_ranks(n_ranks, "-m", "mpi4py", worker, 8, collectives, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "8 strategies in micro-batches" in result.stdout
+
+
+def test_shares_of_ranks_are_sliced_where_they_lie() -> None:
+    worker = Path(__file__).with_name("shares_worker.py")
+    result = run_ranks(2, "-m", "mpi4py", worker, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "local feeds are full feeds" in result.stdout
+
+
+def test_dtype_of_what_is_fetched() -> None:
+    """A sum over slices has the type of its tensor."""
+    model = models.recorded("mlp", "sgd")
+    engine = models.engine_in_slices(model, models.random_view("mlp", "sgd", 4, Mesh.of(2), 5), Router(Link()))
+    (losses,) = engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
+    assert tf.as_dtype(losses[0].dtype) == tf.float64 and losses[0].shape == ()

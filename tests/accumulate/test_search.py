@@ -1,0 +1,268 @@
+"""Micro-batches in a search: what is chosen, what it costs, what plans and frontiers keep of it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import accumulate.models as models
+import numpy as np
+import pytest
+import tensorflow as tf
+from execution.strategies import engine_of, random_router
+
+import tensoropt
+from tensoropt import zoo
+from tensoropt.choices import ACCUMULATE
+from tensoropt.cli import main
+from tensoropt.deliveries import PlainCosts, Router
+from tensoropt.errors import InputError
+from tensoropt.frontier import Model, ModelFrontier, costing_of, find_frontier
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.offline import record
+from tensoropt.options import Request, mini_time
+from tensoropt.plan import Plan
+from tensoropt.planning import charges, check_deliveries
+from tensoropt.profiling.hardware import named
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface
+from tensoropt.saved_frontier import SavedFrontier
+
+HARDWARE = named("v100-1x2")
+
+
+@cache
+def lenet() -> Model:
+    return record(lambda: zoo.lenet5(batch=64), "lenet").model
+
+
+@cache
+def frontier(n: int) -> ModelFrontier:
+    return find_frontier(lenet(), HARDWARE, 2, micro_batches=n)
+
+
+def request(limit: int, without: frozenset[str] = frozenset()) -> Request:
+    return Request(lenet(), HARDWARE, limit, without=without)
+
+
+def test_more_slices_take_less_memory_and_no_less_time() -> None:
+    least = [frontier(n).least_mem_bytes for n in (1, 2, 4)]
+    assert least == sorted(least, reverse=True) and len(set(least)) == 3
+    fastest = [int(frontier(n).found.time_ns[-1]) for n in (1, 2, 4)]
+    assert fastest == sorted(fastest)
+
+
+def test_a_search_takes_slices_where_the_limit_asks_for_them() -> None:
+    """With the choice no limit's plan is slower than without; below the least memory without there are plans as well."""
+    whole = frontier(1)
+    chosen = set()
+    for limit in np.linspace(whole.found.mem_bytes[0], whole.found.mem_bytes[-1], 6).astype(int).tolist():
+        alone, plan = mini_time(request(limit, frozenset([ACCUMULATE])), 2), mini_time(request(limit), 2)
+        assert plan.time_us <= alone.time_us and plan.memory_bytes <= limit
+        chosen.add(plan.micro_batches)
+    assert plan.micro_batches == 1, "the fastest of all takes the batch in whole"
+    assert chosen > {1}
+    limit = whole.least_mem_bytes - 1
+    with pytest.raises(InputError, match="no plan fits"):
+        mini_time(request(limit, frozenset([ACCUMULATE])), 2)
+    assert mini_time(request(limit), 2).micro_batches > 1
+
+
+def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensoropt.options as options
+
+    asked: list[int] = []
+
+    def counted(*arguments: object) -> ModelFrontier:
+        asked.append(int(str(arguments[-1])))
+        return find_frontier(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(options, "find_frontier", counted)
+    mini_time(request(10**12), 2)
+    mini_time(dataclasses.replace(request(0), limit_bytes=None), 2)
+    assert asked == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
+def test_points_cost_what_they_are_charged(name: str) -> None:
+    """Costs of a strategy are those of its operators and its deliveries, of which each slice has its own."""
+    model = models.recorded(name, "momentum").model
+    found = find_frontier(model, HARDWARE, 2, micro_batches=2, space="full")
+    for point in range(0, len(found), max(1, len(found) // 5)):
+        plan = found.plan(point)
+        in_deliveries = sum(delivery.time_us for delivery in plan.deliveries)
+        in_operators = sum(op.time_us for op in plan.operators)
+        assert plan.time_us == pytest.approx(in_deliveries + in_operators, abs=0.01)
+        assert plan.micro_batches == 2
+        strategy = found.built.strategy(found.found.strategies[point])
+        again = found.built.problem.cost(found.built.states_of(strategy).tolist())
+        assert again == (found.found.mem_bytes[point], found.found.time_ns[point])
+
+
+def test_a_slice_costs_a_slice_of_an_operator() -> None:
+    """Each keeps the n-th part of a tensor; what all take is what the whole takes, and what each has for itself n times."""
+    mesh = HARDWARE.mesh(2)
+    whole, slices = (costing_of(lenet().in_slices(n), HARDWARE, mesh) for n in (1, 4))
+    n_sliced = 0
+    for op in lenet().graph.step_operators:
+        of_slice, config = slices.graph.operators[op.name], Config.whole(mesh)
+        rules = rule_of(op), rule_of(of_slice)
+        seen = [interface(rule, config) for rule in rules]
+        memory = whole.mem_bytes(op, rules[0], config, seen[0]), slices.mem_bytes(of_slice, rules[1], config, seen[1])
+        time_ns = [
+            whole.compute_time_ns(op, rules[0], config, seen[0]),
+            slices.compute_time_ns(of_slice, rules[1], config, seen[1]),
+        ]
+        if slices.graph.n_runs(op.result.name) == 1:
+            assert memory[0] == memory[1] and time_ns[0] == time_ns[1]
+            continue
+        n_sliced += 1
+        is_fed = op.type == "Placeholder"
+        assert memory[0] == (1 if is_fed else 4) * memory[1]
+        assert time_ns[1] >= time_ns[0] - 4 and time_ns[1] % 4 == 0
+    assert n_sliced > 10
+
+
+def test_accumulators_are_charged_where_copies_lie_otherwise() -> None:
+    """A parameter that lies split and is gathered once for all slices has its gradients added up in whole."""
+    force = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Placeholder": {"d0": 2}}
+    model = record(_products, "products", "sgd").model
+    plan = find_frontier(model, HARDWARE, 2, force=force, micro_batches=2).fastest()
+    gathered = [each for each in plan.deliveries if each.tensor.startswith("w")]
+    assert gathered and all(each.n_runs == 1 and each.accumulator_bytes == 4 * 64 * 64 for each in gathered)
+    assert "gradients accumulated" in plan.explain() and "2 micro-batches" in plan.explain()
+
+
+def _products() -> tf.Tensor:
+    value = tf.compat.v1.placeholder(tf.float32, [32, 64], name="x")
+    for i in range(3):
+        value = tf.tanh(tf.matmul(value, tf.compat.v1.get_variable(f"w{i}", [64, 64])))
+    return tf.reduce_mean(value)
+
+
+# Files
+
+
+def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    plan = frontier(4).smallest()
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.micro_batches == 4 and loaded.deliveries == plan.deliveries and loaded.summary() == plan.summary()
+    loaded.check_for(lenet().graph)
+    sliced = lenet().in_slices(4)
+    view = sliced.view(loaded.strategy)
+    check_deliveries(view, loaded)
+    router = loaded.router(PlainCosts())
+    executed = sum(router.route(charge.delivery).n_collectives * charge.n_runs for charge in charges(view)
+                   if not charge.is_remade)
+    remade = sum(each.n_collectives for each in loaded.deliveries if each.is_remade)
+    assert loaded.n_collectives == executed + remade
+    with pytest.raises(InputError, match="delivery"):
+        check_deliveries(lenet().view(loaded.strategy), loaded)
+
+
+def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    found = frontier(2)
+    found.save(tmp_path / "frontier.json")
+    loaded = SavedFrontier.load(tmp_path / "frontier.json")
+    for point in (0, len(found) // 2, -1):
+        assert loaded.plan(point).to_json() == found.plan(point).to_json()
+    assert "2 micro-batches" in loaded.summary()
+
+
+def test_a_plan_runs_in_its_slices() -> None:
+    """Execution takes the number of slices from the plan; what isn't a training step runs in whole."""
+    tensoropt.init(hardware="v100-1x2", seed=1)
+    x = tensoropt.placeholder(tensoropt.float32, [8, 4], name="x")
+    y = tensoropt.matmul(x, tensoropt.get_variable("w", [4, 3]))
+    loss = tensoropt.reduce_mean(tensoropt.square(y))
+    train = tensoropt.GradientDescentOptimizer(0.1).minimize(loss)
+    plan = tensoropt.find_strategy(parallelism=2, micro_batches=4)
+    assert isinstance(plan, Plan)
+    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+    batch = {x: np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)}
+    alone, products = tensoropt.run([loss, y], batch)
+    _, first, in_step = tensoropt.run([train, loss, y], batch)
+    np.testing.assert_allclose(first, alone, rtol=1e-6)
+    np.testing.assert_allclose(in_step, products, rtol=1e-6)
+    assert tensoropt.run(loss, batch) < alone
+
+
+# Refused
+
+
+@pytest.mark.parametrize("given", [0, -2, 2.0, "4", True, None])
+def test_what_is_no_number_of_micro_batches(given: object) -> None:
+    from tensoropt.micro_batches import checked_count
+
+    with pytest.raises(InputError, match="micro_batches takes a whole number from 1 up"):
+        checked_count(given)
+
+
+def test_what_does_not_divide_the_batch() -> None:
+    with pytest.raises(InputError, match="has 64 samples, which 3 doesn't divide; use micro_batches=1"):
+        lenet().in_slices(3)
+
+
+def test_statistics_over_the_batch() -> None:
+    def normalised() -> tf.Tensor:
+        x = tf.compat.v1.placeholder(tf.float32, [8, 6, 6, 2])
+        scale, offset = (tf.compat.v1.get_variable(name, [2]) for name in ("scale", "offset"))
+        made = tf.compat.v1.nn.fused_batch_norm(x, scale, offset)[0]
+        return tf.reduce_mean(tf.square(made))
+
+    model = record(normalised, "normalised").model
+    with pytest.raises(InputError, match=r"FusedBatchNormV3.* needs the whole batch at once, as batch normalisation"):
+        model.in_slices(2)
+    # By itself a search takes the batch in whole, and says what it would need.
+    with pytest.raises(InputError, match="no plan fits"):
+        mini_time(Request(model, HARDWARE, 100), 2)
+
+
+def test_losses_that_are_no_sum_over_the_batch() -> None:
+    def largest() -> tf.Tensor:
+        x = tf.compat.v1.placeholder(tf.float32, [8, 6])
+        return tf.reduce_mean(tf.square(tf.reduce_sum(tf.matmul(x, tf.compat.v1.get_variable("w", [6, 2])))))
+
+    with pytest.raises(InputError, match=r"Square '.*' .*needs the whole batch at once"):
+        record(largest, "largest").model.in_slices(2)
+
+
+def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, mesh = models.recorded("mlp", "sgd"), Mesh.of(1)
+    engine = models.engine_in_slices(model, models.random_view("mlp", "sgd", 2, mesh, 1), random_router(0))
+    train = engine.optimizers["train"].train
+    monkeypatch.setattr(
+        engine.optimizers["train"], "train", lambda losses, emission: train([2.0 * loss for loss in losses], emission)
+    )
+    from execution.strategies import feeds_of, training_fetch
+
+    with pytest.raises(InputError, match="that its optimizer scales can't be trained in micro-batches"):
+        engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
+
+
+def test_the_choice_has_two_ways_to_be_left() -> None:
+    from tensoropt.options import checked_slices
+
+    with pytest.raises(InputError, match="leave one of the two"):
+        checked_slices(lenet(), 2, [ACCUMULATE])
+    assert checked_slices(lenet(), 1, [ACCUMULATE]) == 1
+    with pytest.raises(InputError, match="takes a batch in whole, got micro_batches=2"):
+        find_frontier(lenet(), HARDWARE, 2, algorithm="data-parallel", micro_batches=2)
+
+
+def test_the_command_takes_them(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["search", "zoo:lenet5", "--cluster", "v100-1x2", "--micro-batches"]
+    assert main([*command, "4"]) == 0
+    assert "4 micro-batches" in capfd.readouterr().out
+    for given in ("0", "some"):
+        assert main([*command, given]) == 2
+        assert "--micro-batches takes a whole number from 1 up" in capfd.readouterr().err
+
+
+def test_an_engine_without_slices_is_as_it_was() -> None:
+    model, mesh = models.recorded("mlp", "sgd"), Mesh.of(2)
+    whole, _ = models.random_view("mlp", "sgd", 2, mesh, 3)
+    assert engine_of(model, whole, Router(PlainCosts()), EmulatedBackend(mesh)).sliced is None

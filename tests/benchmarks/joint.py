@@ -1,0 +1,159 @@
+"""Choosing splits and what to keep in memory together, against one after the other.
+
+    python tests/benchmarks/joint.py [MODEL ...] [--cluster NAME] [--seconds S] [--plans N] [--json OUT.json]
+
+*Joint* is the frontier as a search finds it, with all choices of :data:`tensoropt.choices.CHOICES`. In *two stages* the
+frontier without any of them is found first; then for the plan of each of its points, the configs of all operators held
+fixed, the choices are searched (and which copies takers share, which is chosen anew and in favour of two stages). The second
+stages are exact or nearly so, and the best of all of them counts at each memory: a system that shards first and saves memory
+afterwards, and knows which of all minimal shardings to save it with, would do no better.
+
+At equal memory, from the least that two stages can do with to the most that the joint frontier has, in steps of equal
+ratio: the time that two stages take over the joint time, geometric mean and largest. ``least`` is the least memory of both,
+by Equation (1). Both are heuristic searches beyond small models: ``gap`` is the joint frontier's worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tabulate import tabulate
+from tqdm import tqdm
+
+from tensoropt.choices import CHOICES
+from tensoropt.files import write_json
+from tensoropt.ft import Budget, search
+from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.memory_limit import memory_text
+from tensoropt.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from tensoropt.frontier import ModelFrontier
+    from tensoropt.rules.rule import Config
+
+DEFAULT = ("vgg16", "wide_resnet", "transformer", "rnn", "bert_large")
+N_MEMORIES = 200
+HEADERS = ("model", "plans", "memory", "joint (s)", "two stages (s)", "slower", "mean", "least joint", "two stages",
+           "gap", "seconds")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Least time against memory, by ascending memory and descending time: int64 bytes and nanoseconds."""
+
+    mem_bytes: np.ndarray
+    time_ns: np.ndarray
+
+    @classmethod
+    def of(cls, mem_bytes: np.ndarray, time_ns: np.ndarray) -> Steps:
+        """Of any points, those that no other beats."""
+        order = np.lexsort((time_ns, mem_bytes))
+        mem_bytes, time_ns = mem_bytes[order], time_ns[order]
+        before = np.minimum.accumulate(np.concatenate([[np.iinfo(np.int64).max], time_ns[:-1]]))
+        return cls(mem_bytes[time_ns < before], time_ns[time_ns < before])
+
+    def within(self, mem_bytes: np.ndarray) -> np.ndarray:
+        """The least time within each amount of memory, all of which must be enough for something."""
+        least: np.ndarray = self.time_ns[np.searchsorted(self.mem_bytes, mem_bytes, side="right") - 1]
+        return least
+
+
+def second_stages(joint: ModelFrontier, first: ModelFrontier, n_plans: int | None, seconds: float) -> tuple[Steps, int]:
+    """What the plans of a first stage come to with all choices, and how many plans these were."""
+    plans = {_splits(configs): configs for configs in (_configs(first, point) for point in range(len(first)))}
+    taken = list(plans.values())
+    if n_plans is not None and len(taken) > n_plans:
+        taken = [taken[i] for i in np.unique(np.linspace(0, len(taken) - 1, n_plans).round().astype(int))]
+    mem_bytes, time_ns = [], []
+    for configs in tqdm(taken, desc="second stages", leave=False, disable=None):
+        pinned = joint.built.allowing(lambda op, config, given=configs: config == given[op.name]).problem
+        allowed = [np.flatnonzero(np.maximum(node.mem_bytes, node.time_ns) < INFEASIBLE) for node in pinned.nodes]
+        found = search(pinned.restricted(allowed), budget=Budget(seconds=seconds))
+        mem_bytes.append(found.mem_bytes)
+        time_ns.append(found.time_ns)
+    return Steps.of(np.concatenate(mem_bytes), np.concatenate(time_ns)), len(taken)
+
+
+def _configs(frontier: ModelFrontier, point: int) -> Mapping[str, Config]:
+    return frontier.built.strategy(frontier.found.strategies[point]).configs
+
+
+def _splits(configs: Mapping[str, Config]) -> tuple[Config, ...]:
+    return tuple(configs[name] for name in sorted(configs))
+
+
+def compared(name: str, cluster: str, seconds: float, n_plans: int | None) -> dict[str, object]:
+    """One model's numbers."""
+    from tensoropt.frontier import find_frontier
+    from tensoropt.offline import record_named
+    from tensoropt.profiling.hardware import named
+
+    started = time.perf_counter()
+    model, hardware = record_named(f"zoo:{name}").model, named(cluster)
+    budget = Budget(seconds=seconds)
+    joint = find_frontier(model, hardware, hardware.n_devices, budget=budget)
+    first = find_frontier(model, hardware, hardware.n_devices, budget=budget, without=CHOICES)
+    apart, n_taken = second_stages(joint, first, n_plans, seconds)
+    together = Steps.of(joint.found.mem_bytes, joint.found.time_ns)
+    least = max(int(apart.mem_bytes[0]), int(together.mem_bytes[0]))
+    most = max(least, int(together.mem_bytes[-1]))
+    memories = np.geomspace(least, most, N_MEMORIES).astype(np.int64)
+    memories[[0, -1]] = least, most
+    ratios = apart.within(memories) / together.within(memories)
+    worst = int(np.argmax(ratios))
+    return {
+        "model": name,
+        "plans": n_taken,
+        "at_memory_bytes": int(memories[worst]),
+        "joint_time_us": int(together.within(memories)[worst]) / 1e3,
+        "two_stages_time_us": int(apart.within(memories)[worst]) / 1e3,
+        "largest": float(ratios[worst] - 1),
+        "mean": float(np.exp(np.log(ratios).mean()) - 1),
+        "least_memory_bytes": int(together.mem_bytes[0]),
+        "two_stages_least_memory_bytes": int(apart.mem_bytes[0]),
+        "gap": joint.found.worst_gap,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def row(numbers: dict[str, object]) -> list[str]:
+    """A model's line of the table."""
+    value = {key: each for key, each in numbers.items() if isinstance(each, (int, float))}
+    return [
+        str(numbers["model"]),
+        f"{value['plans']}",
+        memory_text(int(value["at_memory_bytes"])),
+        f"{value['joint_time_us'] / 1e6:.3f}",
+        f"{value['two_stages_time_us'] / 1e6:.3f}",
+        f"{value['largest']:.1%}",
+        f"{value['mean']:.1%}",
+        memory_text(int(value["least_memory_bytes"])),
+        memory_text(int(value["two_stages_least_memory_bytes"])),
+        f"{value['gap']:.2%}",
+        f"{value['seconds']:.0f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=DEFAULT, metavar="MODEL")
+    parser.add_argument("--cluster", default="v100-2x8", help="default: v100-2x8")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for refining each search; default: 5")
+    parser.add_argument("--plans", type=int, metavar="N", help="of the first stage, evenly along it; default: all")
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the numbers")
+    given = parser.parse_args()
+    import_tensorflow()
+    numbers = [compared(name, given.cluster, given.seconds, given.plans) for name in given.models]
+    print(tabulate([row(each) for each in numbers], HEADERS, disable_numparse=True, colalign=("left", *["right"] * 10)))
+    if given.json is not None:
+        write_json(given.json, {"cluster": given.cluster, "models": numbers}, "result")
+
+
+if __name__ == "__main__":
+    main()
