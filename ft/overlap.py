@@ -36,7 +36,7 @@ from .bound import LowerBound
 from .budget import Budget
 from .frontier import Frontier
 from .pareto import reduce_unsorted
-from .problem import INFEASIBLE, Edge, Ints, Node, Problem
+from .problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 from .search import Progress, search
 
 UNITS = 16
@@ -112,6 +112,25 @@ class Overlap:
         """No strategy hides more."""
         return sum(int(part.ns.max()) for part in (*self.hideable.values(), *self.hideable_edges.values()))
 
+    def restricted(self, problem: Problem, states: Sequence[Ints]) -> Overlap:
+        """The same of a problem with these states only: for each node indices. What was equal by identity stays so."""
+        known: dict[tuple[object, ...], Ints] = {}
+
+        def of(part: Part, *kept: Ints) -> Part:
+            key = identity(part.ns), tuple(each.tobytes() for each in kept)
+            if key not in known:
+                known[key] = part.ns[np.ix_(*kept)]
+            return Part(part.place, known[key])
+
+        hideable, hiding = (
+            {i: of(part, states[i]) for i, part in parts.items()} for parts in (self.hideable, self.hiding)
+        )
+        edges = {
+            i: of(part, states[problem.edges[i].source], states[problem.edges[i].target])
+            for i, part in self.hideable_edges.items()
+        }
+        return Overlap(hideable, edges, hiding)
+
     def weighted(self, problem: Problem, share: int) -> Problem:
         """The problem whose times are  share A + (UNITS - share) B;  what was equal by identity stays so, ends apart.
 
@@ -127,7 +146,7 @@ class Overlap:
                 share if hideable is not None and hideable.place > low else 0,
                 0 if hiding is None else share * (hiding.place < low) + (UNITS - share) * (hiding.place < high),
             )
-            key = _identity(time_ns), weights, *(part and _identity(part.ns) for part in (hideable, hiding))
+            key = identity(time_ns), weights, *(part and identity(part.ns) for part in (hideable, hiding))
             if key not in known:
                 feasible = np.where(time_ns < INFEASIBLE, time_ns, 0)
                 if feasible.max() >= INFEASIBLE // UNITS:
@@ -192,10 +211,6 @@ def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: Lo
     return _settled(
         replace(found, mem_bytes=found.mem_bytes[kept], time_ns=time_ns[kept], strategies=chosen[kept], bound=bound)
     )
-
-
-def _identity(array: Ints) -> tuple[object, ...]:
-    return array.__array_interface__["data"][0], array.strides, array.shape
 
 
 def _bound_of(found: Frontier) -> LowerBound:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .errors import InputError, short
 
 REUSE = "reuse"
 """A delivered copy is kept for the backward pass, or made again there."""
+REMAT = "remat"
+"""What an operator makes is kept for the backward pass, or computed again there."""
+ZERO = "zero"
+"""A parameter, and so its gradient and slots, may lie split finer than it is used: it is gathered for its use then."""
 ACCUMULATE = "accumulate"
 """A training step takes its batch in several slices, where the memory limit asks for that; see :mod:`.micro_batches`."""
-CHOICES = (REUSE, ACCUMULATE)
+CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Which of them the strategies of a space have."""
+
+    reuse: bool = False
+    remat: bool = False
+    zero: bool = True
 
 
 def checked_choices(names: object) -> frozenset[str]:

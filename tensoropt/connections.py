@@ -20,8 +20,10 @@ import numpy as np
 
 from .backward import Backward
 from .beside import Beside
-from .costing import Keeping, OperatorCosting, piece_bytes, viewed_operand
-from .delivery_arrays import Costs, DeliveryArrays
+from .blocks import Blocks
+from .choices import Choices
+from .costing import Keeping, OperatorCosting, piece_bytes
+from .delivery_arrays import ANEW, FIXED, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
 from .evaluation import Choice, States
 from .following import Followers
 from .ft.problem import Edge, Node
@@ -32,6 +34,7 @@ from .rules.rule import Demand, Rule
 from .strategy import Copy
 from .strategy_problem import CopyChoice, SharedCopy
 from .takers import Taker, as_copy, step_demand, takers_of
+from .transients import Transients
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,24 +49,46 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class _End:
-    """A taker as the search sees it: its node and what it asks, by the node's state.
-
-    Attributes:
-        is_read: whether a gradient reads its copy.
-        operator: whose own gradient does, so that it may be made again; None where there is none.
-        exchanged: by demand, whether the operator exchanges windows; its gradient then reads these instead.
-    """
+class _Taker:
+    """A taker as the search sees it: its node and what it asks, and how it reads that, by the node's state."""
 
     node: int
-    demands: Choice[Demand]
-    is_read: bool
-    operator: str | None
-    exchanged: np.ndarray
+    end: End
 
     @property
-    def exchanges(self) -> bool:
-        return bool(self.exchanged.any())
+    def demands(self) -> Choice[Demand]:
+        return self.end.choice
+
+    @property
+    def reads(self) -> bool:
+        """Whether the backward pass reads its copy, in some state."""
+        return bool((self.end.way != UNREAD).any())
+
+    @property
+    def may_read_or_not(self) -> bool:
+        return self.reads and bool((self.end.way == UNREAD).any())
+
+    @property
+    def may_be_remade(self) -> bool:
+        """Whether its copy may always be made again where it is read."""
+        return not (self.end.way == FIXED).any()
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A tensor as its producer leaves it, by the producer's node's state."""
+
+    node: int
+    tensor: Tensor
+    end: End
+
+    @property
+    def left(self) -> Choice[Demand]:
+        return self.end.choice
+
+    @property
+    def may_be_anew(self) -> bool:
+        return bool((self.end.way == ANEW).any())
 
 
 class Connections:
@@ -72,7 +97,8 @@ class Connections:
     Args:
         of_node: the nodes that are operators.
         merges: whether nodes are several operators that follow each other.
-        reuse: whether copies may be made again instead of being kept.
+        choices: what strategies may choose beside configs and shared copies.
+        blocks: which nodes have states that compute their operators again.
         tell: is told (nodes done, nodes).
     """
 
@@ -81,15 +107,20 @@ class Connections:
         steps: Steps,
         of_node: list[tuple[Followers, States]],
         merges: bool,
-        reuse: bool,
+        choices: Choices,
+        blocks: Blocks,
         tell: Callable[[int, int], None],
     ) -> None:
-        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, reuse, tell
-        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph)
+        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
+        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph, choices.zero)
         self.takers = takers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
-        self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
+        self.transients = Transients(blocks)
+        self.nodes = [
+            Node(_name(node), self.transients.charged(i, s.mem_bytes, s.transient_bytes), s.compute_ns + s.network_ns)
+            for i, (node, s) in enumerate(of_node)
+        ]
         self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
         self.beside = Beside(steps.costing.deliveries, self._program_places(), [states for _, states in of_node])
         self.edges: list[Edge] = []
@@ -116,39 +147,47 @@ class Connections:
         for n, (node, states) in enumerate(self.of_node):
             for i, op in enumerate(node.operators):
                 for result, tensor in enumerate(op.outputs):
-                    ends = [self._end(tensor, taker) for taker in self.takers.get(tensor.name, ())]
-                    if ends:
-                        left = self._as_left(states.layouts(i, result), ends)
-                        shared = self._shared_copies(left, ends)
-                        self.arrays.expect(tensor, [left, *(end.demands for end in ends), *([shared] if shared else [])])
-                        tensors.append((n, tensor, left, ends, shared))
-        for n, tensor, left, ends, shared in tensors:
-            self.tell(len(self.of_node) + n, 2 * len(self.of_node))
-            self._connect(n, tensor, left, ends, shared)
+                    takers = [self._taker(tensor, taker) for taker in self.takers.get(tensor.name, ())]
+                    if takers:
+                        left = self._as_left(states.layouts(i, result), takers)
+                        made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
+                        is_anew = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
+                        way = np.where(states.recomputes & is_anew, ANEW, LEFT)
+                        shared = self._shared_copies(left, takers)
+                        choices = [left, *(taker.demands for taker in takers), *([shared] if shared else [])]
+                        self.arrays.expect(tensor, choices)
+                        tensors.append((_Made(n, tensor, End(left, way)), takers, shared))
+        for made, takers, shared in tensors:
+            self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
+            self._connect(made, takers, shared)
 
-    def _end(self, tensor: Tensor, taker: Taker) -> _End:
+    def _taker(self, tensor: Tensor, taker: Taker) -> _Taker:
         if taker.is_step:
             key = len(tensor.shape), taker.position
             if key not in self._whole:
                 self._whole[key] = Choice.of([step_demand(self.steps.mesh, tensor, taker)])
-            return _End(self.step_place[taker.name], self._whole[key], False, None, np.zeros(1, bool))
+            return _Taker(self.step_place[taker.name], End(self._whole[key], np.array([UNREAD])))
         n, i = self.place[taker.name]
-        backward = self.steps.backward
+        states, backward = self.of_node[n][1], self.steps.backward
+        demands = states.demands(i, taker, backward.gradients)
         is_own = (taker.name, taker.position) in backward.kept_operands and not taker.is_update
-        demands = self.of_node[n][1].demands(i, taker, backward.gradients)
-        operator = taker.name if is_own else None
-        return _End(n, demands, self.steps.costing.reads(taker), operator, self._exchanged(taker, demands))
+        way = np.full(states.n_states, UNREAD)
+        if self.steps.costing.reads(taker):
+            way[:] = READ if is_own else FIXED
+            way[self._exchanged(taker)] = FIXED
+        if i in states.recomputed and not taker.is_update:
+            way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, READ)
+        return _Taker(n, End(demands, way))
 
-    def _exchanged(self, taker: Taker, demands: Choice[Demand]) -> np.ndarray:
+    def _exchanged(self, taker: Taker) -> np.ndarray:
+        """In which states the operator exchanges windows: its gradient reads these instead of the operand."""
         n, i = self.place[taker.name]
         states, rule = self.of_node[n][1], self.steps.rules[taker.name]
-        found = np.zeros(len(demands.values), bool)
-        if rule.halos and taker.position == 0:
-            by_config = np.array([bool(rule.exchanged(config)) for config in states.configs[i]])
-            found[demands.place[by_config[states.place[i]]]] = True
-        return found
+        if not rule.halos or taker.position:
+            return np.zeros(states.n_states, bool)
+        return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
 
-    def _as_left(self, layouts: Choice[Layout], ends: list[_End]) -> Choice[Demand]:
+    def _as_left(self, layouts: Choice[Layout], ends: list[_Taker]) -> Choice[Demand]:
         """How a tensor's producer leaves it, by its node's state, as a demand: the gradient comes back summed."""
         with_gradient = any(_has_gradient(end.demands) for end in ends)
         key = id(layouts), with_gradient
@@ -157,7 +196,7 @@ class Connections:
             self._left[key] = Choice(values, layouts.place)
         return self._left[key]
 
-    def _shared_copies(self, left: Choice[Demand], ends: list[_End]) -> Choice[Demand] | None:
+    def _shared_copies(self, left: Choice[Demand], ends: list[_Taker]) -> Choice[Demand] | None:
         """The copies among which a tensor's takers may choose one to share; None where there is no such choice.
 
         As the producer leaves it, or as more than one taker asks for it.
@@ -172,25 +211,38 @@ class Connections:
             self._copies[key] = Choice(tuple(values), np.arange(len(values)))
         return self._copies[key]
 
-    def _connect(
-        self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand] | None
-    ) -> None:
-        outside = {end.node for end in ends} - {producer}
-        if shared is not None and not (self.merges and len(outside) == 1 and sum(e.node != producer for e in ends) == 1):
-            self._share(producer, tensor, left, ends, shared)
-        elif self.merges and len(ends) > 1 and len({end.node for end in ends}) == 1:
-            self._take_together(producer, tensor, left, ends)
-        elif len(ends) == 1:
-            (end,) = ends
-            keeping = self._keeping(tensor) if end.is_read else Keeping.NOTHING
-            copy = Copy(tensor.name, end.operator) if end.operator is not None else None
-            self._add(tensor, (producer, left), (end.node, end.demands), keeping, copy, end.exchanged)
+    def _connect(self, made: _Made, takers: list[_Taker], shared: Choice[Demand] | None) -> None:
+        producer, tensor = made.node, made.tensor
+        outside = {taker.node for taker in takers} - {producer}
+        if shared is not None and not (self.merges and len(outside) == 1 and sum(t.node != producer for t in takers) == 1):
+            self._share(made, takers, shared)
+        elif self.merges and len(takers) > 1 and len({taker.node for taker in takers}) == 1:
+            self._take_together(made, takers)
+        elif len(takers) == 1:
+            (taker,) = takers
+            self._add(made, taker, self._keeping(tensor), self._of_taker(tensor, taker))
         else:
-            keeping = Keeping.COPY_OF_KEPT
-            if any(end.is_read for end in ends) and self._keeping(tensor) == Keeping.COPY:
-                self._charge_piece(producer, tensor, left)
-            for end in ends:
-                self._add(tensor, (producer, left), (end.node, end.demands), keeping if end.is_read else Keeping.NOTHING)
+            self._take_inside(made, takers)
+
+    def _of_taker(self, tensor: Tensor, taker: _Taker) -> Copy | None:
+        """The copy of a single taker, if it may be made again in some state."""
+        if not np.isin(taker.end.way, (READ, PASSED)).any():
+            return None
+        (only,) = self.takers[tensor.name]
+        return Copy(tensor.name, only.name)
+
+    def _take_inside(self, made: _Made, takers: list[_Taker]) -> None:
+        """All takers but one at most are in the producer's node: the piece that is left is paid for there if it is read."""
+        way, keeping = made.end.way.copy(), self._keeping(made.tensor)
+        if keeping == Keeping.COPY:
+            inside = [taker.end.way != UNREAD for taker in takers if taker.node == made.node]
+            outside = any((taker.end.way != UNREAD).all() for taker in takers if taker.node != made.node)
+            is_read = np.logical_or.reduce(inside) | outside
+            way[is_read & (way == LEFT)] = PAID
+            by_gradient = [np.isin(taker.end.way, (READ, FIXED)) for taker in takers if taker.node == made.node]
+            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == ANEW))
+        for taker in takers:
+            self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
 
     def _may_remake(self, tensor: Tensor) -> bool:
         """Copies that all slices of a batch read are kept: they would be made again for each."""
@@ -198,44 +250,47 @@ class Connections:
 
     def _keeping(self, tensor: Tensor) -> Keeping:
         """What a copy of a tensor that is read keeps: whether its producer's piece is paid for by itself."""
-        producer = self.steps.graph.producers[tensor.name]
-        is_left = tensor.name in self.steps.costing.left or producer.type in (VARIABLE, CONSTANT)
-        is_left = is_left or viewed_operand(producer, tensor.name) is not None
+        costing = self.steps.costing
+        viewed = costing.viewed(tensor.name)
+        is_left = viewed in costing.left or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return Keeping.COPY_OF_KEPT if is_left else Keeping.COPY
 
-    def _share(
-        self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End], shared: Choice[Demand]
-    ) -> None:
+    def _share(self, made: _Made, takers: list[_Taker], shared: Choice[Demand]) -> None:
         """A node for the shared copy: for each demand a state that keeps it; where that can pay, one that makes it again;
         and one that does neither, in which nobody may read it.
 
-        For a single taker that reads a copy it is known by its demand whether it reads this one or its own.
+        For a single taker that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor that
+        is computed again the copy is made again, unless communication makes it.
         """
-        keeping, readers = self._keeping(tensor), [end for end in ends if end.is_read]
+        tensor, number = made.tensor, len(self.nodes)
+        keeping, readers = self._keeping(tensor), [taker for taker in takers if taker.reads]
+        varies = made.may_be_anew or any(taker.may_read_or_not for taker in takers)
         of_copy = of_taker = keeping if readers else Keeping.NOTHING
-        if len(readers) == 1 and keeping == Keeping.COPY:
+        if len(readers) == 1 and keeping == Keeping.COPY and not varies:
             of_copy = Keeping.NOTHING
         elif readers:
             of_taker = Keeping.COPY_OF_KEPT
-        may_be_remade = self._may_remake(tensor) and readers and all(end.operator and not end.exchanges for end in readers)
-        none, of_again = np.zeros(0, np.intp), Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
-        to_copy = of_copy, of_again, Keeping.NOTHING
-        of_reader = of_taker, Keeping.FROM_SHARED_AGAIN, Keeping.FROM_SHARED_UNREAD
-        again = self._worth_remaking(tensor, left, shared) if may_be_remade else none
+        may_be_remade = bool(self._may_remake(tensor) and readers and all(taker.may_be_remade for taker in readers))
+        none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
+        again = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
         unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
-        place = np.concatenate([np.arange(len(shared.values)), again, unread])
-        way = np.repeat([0, 1, 2], [len(shared.values), len(again), len(unread)])
-        number, zeros = len(self.nodes), np.zeros(len(place), np.int64)
+        if readers and varies:
+            again, unread = everything if made.may_be_anew else again, everything
+        place = np.concatenate([everything, again, unread])
+        way = np.repeat([0, 1, 2], [len(everything), len(again), len(unread)])
+        zeros = np.zeros(len(place), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
-        self.beside.places.append(min(self.beside.places[end.node] for end in ends))
+        self.beside.places.append(min(self.beside.places[taker.node] for taker in takers))
         self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == 2))
-        if len(again):
+        if len(again) and may_be_remade:
             self.choices.append(CopyChoice(Copy(tensor.name), number, way == 1))
-        self._add_edge(producer, number, self.arrays.either(tensor, left, shared, to_copy, (place, way)))
-        for end in ends:
-            ways = of_reader if end.is_read else (Keeping.NOTHING,) * 3
-            costs = self.arrays.either(tensor, shared, end.demands, ways, (place, way), of_source=True)
-            self._add_edge(number, end.node, costs)
+        copy = End(Choice(shared.values, place), way, is_shared=True)
+        self._add_edge(
+            made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
+        )
+        for taker in takers:
+            costs = self.arrays.by_state(tensor, copy, taker.end, _of_shared(of_taker))
+            self._add_edge(number, taker.node, costs, made.node)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
         """The places of the copies that take more memory than some piece from which communication makes them."""
@@ -252,85 +307,119 @@ class Connections:
             np.intp,
         )
 
-    def _take_together(self, producer: int, tensor: Tensor, left: Choice[Demand], ends: list[_End]) -> None:
+    def _take_together(self, made: _Made, takers: list[_Taker]) -> None:
         """Several takers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
-        node, n_states = ends[0].node, len(ends[0].demands.place)
-        is_read = any(end.is_read for end in ends)
+        tensor, node, n_states = made.tensor, takers[0].node, len(takers[0].demands.place)
         options = []
-        for end, copy in zip(ends, _as_copies(ends), strict=True):
-            choice = Choice(tuple(copy), end.demands.place)
-            others = [
-                self.arrays.along(
-                    tensor, choice, other.demands, Keeping.COPY_OF_KEPT if other.is_read else Keeping.NOTHING, of_shared=True
-                )
-                for other in ends
-            ]
-            options.append((choice, sum((cost for cost in others), start=np.zeros((3, n_states), np.int64))))
-        best = np.argmin([costs[1] for _, costs in options], axis=0)
+        for taker, copy in zip(takers, _as_copies(takers), strict=True):
+            choice = Choice(tuple(copy), taker.demands.place)
+            self.arrays.expect(tensor, [choice])
+            source = End(choice, np.full(n_states, PAID), is_shared=True)
+            others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in takers]
+            options.append((choice, others))
+        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(demands)
         self.arrays.expect(tensor, [shared])
-        readers = [end for end in ends if end.is_read]
         # Made again only where all takers that read the copy do so without a copy of their own.
-        read_there = all(
-            shared.values[shared.place[k]].layout == end.demands.values[end.demands.place[k]].layout
-            for end in readers
-            for k in range(n_states)
-        )
-        may_be_remade = read_there and all(end.operator and not end.exchanges for end in readers)
-        copy_made = Copy(tensor.name) if may_be_remade and is_read else None
-        keeping = self._keeping(tensor) if is_read else Keeping.NOTHING
-        self._add(tensor, (producer, left), (node, shared), keeping, copy_made)
-        self._charge(node, np.stack([costs for _, costs in options])[best, :, np.arange(n_states)].T)
+        ways = np.stack([taker.end.way for taker in takers])
+        has_its_own = [
+            [shared.values[shared.place[k]].layout != t.demands.values[t.demands.place[k]].layout for k in range(n_states)]
+            for t in takers
+        ]
+        fixed = ((ways != UNREAD) & ((ways == FIXED) | np.array(has_its_own, bool))).any(axis=0)
+        is_read, is_passed = np.isin(ways, (READ, FIXED)).any(axis=0), (ways == PASSED).any(axis=0)
+        way = np.where(fixed, FIXED, np.where(is_read, READ, np.where(is_passed, PASSED, UNREAD)))
+        copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED)).any() else None
+        self._add(made, _Taker(node, End(shared, way)), self._keeping(tensor), copy_made)
+        for k, (_, others) in enumerate(options):
+            for other in others:
+                self._charge(node, other, best == k)
         self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
 
-    def _add(
-        self,
-        tensor: Tensor,
-        source: tuple[int, Choice[Demand]],
-        target: tuple[int, Choice[Demand]],
-        keeping: Keeping,
-        copy: Copy | None = None,
-        never: np.ndarray | None = None,
-    ) -> None:
+    def _add(self, made: _Made, taker: _Taker, keeping: Keeping, copy: Copy | None = None) -> None:
         """Charge deliveries between the states of two nodes, or within one.
 
         Args:
             copy: that may be made again, if that can pay.
-            never: by demand, whether it is kept all the same.
         """
-        (from_node, left), (to_node, demands) = source, target
-        if from_node == to_node:
-            self._charge(from_node, self.arrays.along(tensor, left, demands, keeping))
+        tensor, ends = made.tensor, (made.end, taker.end)
+        if made.node == taker.node:
+            self._charge(made.node, self.arrays.along(tensor, *ends, _direct(keeping)))
             return
-        never = np.zeros(len(demands.values), bool) if never is None else never
-        choosing = self.arrays.choosing(tensor, left, demands, keeping, never) if copy and self._may_remake(tensor) else None
+        tables = _direct(keeping), _direct_again(keeping)
+        choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self._may_remake(tensor) else None
         if copy is not None and choosing is not None:
             number = len(self.nodes)
-            self.nodes.append(Node(f"{tensor.name} to {self.nodes[to_node].name}", choosing.nothing, choosing.nothing))
-            self.beside.places.append(self.beside.places[to_node])
+            self.nodes.append(Node(f"{tensor.name} to {self.nodes[taker.node].name}", choosing.nothing, choosing.nothing))
+            self.beside.places.append(self.beside.places[taker.node])
             self.choices.append(CopyChoice(copy, number, choosing.is_remade))
-            self._add_edge(from_node, number, choosing.to_choice)
-            self._add_edge(number, to_node, choosing.of_choice)
+            self._add_edge(made.node, number, choosing.to_choice)
+            self._add_edge(number, taker.node, choosing.of_choice, made.node)
             return
-        self._add_edge(from_node, to_node, self.arrays.by_state(tensor, left, demands, keeping))
+        self._add_edge(made.node, taker.node, self.arrays.by_state(tensor, *ends, tables[0]))
 
-    def _add_edge(self, from_node: int, to_node: int, costs: Costs) -> None:
-        mem, time_ns, trailing_ns = costs
-        if trailing_ns is not None:
-            self.beside.add_edge(len(self.edges), to_node, trailing_ns)
-        self.edges.append(Edge(from_node, to_node, mem, time_ns))
+    def _add_edge(self, from_node: int, to_node: int, costs: Costs, producer: int | None = None) -> None:
+        """An edge; ``producer`` is the node of the tensor's producer, if it isn't the source."""
+        number = len(self.edges)
+        if costs.trailing_ns is not None:
+            self.beside.add_edge(number, to_node, costs.trailing_ns)
+        mem = self.transients.of_edge(number, from_node if producer is None else producer, costs)
+        self.edges.append(Edge(from_node, to_node, mem, costs.time_ns))
 
-    def _charge_piece(self, producer: int, tensor: Tensor, left: Choice[Demand]) -> None:
-        """Charge a producer for the piece that it leaves."""
+    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_anew: np.ndarray) -> None:
+        """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
+        tensor, left = made.tensor, made.left
         pieces = np.array([piece_bytes(tensor, demand.layout) for demand in left.values], np.int64)[left.place]
-        self._charge(producer, np.stack([pieces, np.zeros_like(pieces), np.zeros_like(pieces)]))
+        self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_anew))
 
-    def _charge(self, node: int, costs: np.ndarray) -> None:
-        mem, time_ns, trailing_ns = costs
-        before = self.nodes[node]
-        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + time_ns)
-        self.beside.add(node, trailing_ns)
+    def _charge(self, node: int, costs: Costs, where: np.ndarray | bool = True) -> None:
+        before, where = self.nodes[node], np.asarray(where)
+        mem = np.where(where, self.transients.of_node(node, costs, where), 0)
+        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + np.where(where, costs.time_ns, 0))
+        if costs.trailing_ns is not None:
+            self.beside.add(node, np.where(where, costs.trailing_ns, 0))
+
+
+_NOTHING = Keeping.NOTHING
+
+
+def _direct(keeping: Keeping) -> Table:
+    """What a copy keeps that a single taker has."""
+    return (
+        (_NOTHING, keeping, keeping, keeping),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
+    )
+
+
+def _direct_again(keeping: Keeping) -> Table:
+    """The same where it is made again, if it may be."""
+    kept = _direct(keeping)
+    ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
+    return tuple((unread, again, fixed, again) for (unread, _, fixed, _), again in zip(kept, ways, strict=True))
+
+
+def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
+    """What a shared copy keeps: where it is kept, made again, or unread."""
+    again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
+    return (
+        (of_copy, again if may_be_remade else Keeping.FORBIDDEN, _NOTHING),
+        (
+            _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
+            Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
+            _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
+        ),
+    )
+
+
+def _of_shared(of_taker: Keeping) -> Table:
+    """What a taker's copy of a shared copy keeps, in the same order."""
+    return (
+        (_NOTHING, of_taker, of_taker, of_taker),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD),
+    )
 
 
 def _name(node: Followers) -> str:
@@ -341,17 +430,17 @@ def _has_gradient(demands: Choice[Demand]) -> bool:
     return any(demand.varying is not None for demand in demands.values)
 
 
-def _may_be_unread(shared: Choice[Demand], readers: list[_End]) -> np.ndarray:
+def _may_be_unread(shared: Choice[Demand], readers: list[_Taker]) -> np.ndarray:
     """The places of the copies that none of the readers may read, each having a copy of its own."""
 
-    def may_have_its_own(end: _End, layout: Layout) -> bool:
+    def may_have_its_own(end: _Taker, layout: Layout) -> bool:
         return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
 
     places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
     return np.array(places, np.intp)
 
 
-def _as_copies(ends: list[_End]) -> list[list[Demand]]:
+def _as_copies(ends: list[_Taker]) -> list[list[Demand]]:
     """By taker, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
     with_gradient = any(_has_gradient(end.demands) for end in ends)
     return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from .backward import NO_BACKWARD, Backward, analyse_body
-from .composite.body import COMPOSITES, CUSTOM_GRADIENT, FORM, LOOP
+from .composite.body import COMPOSITES, LOOP
 from .composite.composition import Composition
 from .composite.costing import BodyCosting
 from .deliveries import (
@@ -42,10 +42,8 @@ from .reschedule.mesh import Mesh
 from .reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
 from .rules.rule import Config, Demand, Interface, Rule, interface, local_points
 from .takers import Taker, takers_of
+from .views import ALIASES, viewed_operand
 from .works import work_of
-
-# These results are other views of their operand's memory.
-ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
 
 
 class ComputeCosts(Protocol):
@@ -73,7 +71,7 @@ class OperatorCosting:
     @cached_property
     def kept(self) -> frozenset[str]:
         """Names of the tensors that some gradient reads, where they lie; of a view, the tensor that it views."""
-        return frozenset(self._viewed(name) for name in self.backward.kept_results | self._taken)
+        return frozenset(self.viewed(name) for name in self.backward.kept_results | self._taken)
 
     @cached_property
     def left(self) -> frozenset[str]:
@@ -82,9 +80,9 @@ class OperatorCosting:
         Those that their producers' own gradients read, those that are read by way of a view, and batches, which are there
         all along. Whether another tensor is kept depends on its deliveries, which are charged for it.
         """
-        viewed = {name for name in self._taken if self._viewed(name) != name}
+        viewed = {name for name in self._taken if self.viewed(name) != name}
         fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
-        return frozenset(self._viewed(name) for name in self.backward.kept_results | viewed) | fed
+        return frozenset(self.viewed(name) for name in self.backward.kept_results | viewed) | fed
 
     @property
     def charged(self) -> frozenset[str]:
@@ -115,7 +113,8 @@ class OperatorCosting:
     def _takers(self) -> dict[str, list[Taker]]:
         return takers_of(self.graph)
 
-    def _viewed(self, name: str) -> str:
+    def viewed(self, name: str) -> str:
+        """Of a view the tensor that it views, be it by way of others; of other tensors themselves."""
         producer = self.graph.producers[name]
         while (viewed := viewed_operand(producer, name)) is not None:
             name = viewed.name
@@ -161,6 +160,15 @@ class OperatorCosting:
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
+
+    def left_bytes(self, op: Operator, seen: Interface) -> int:
+        """What :meth:`mem_bytes` counts of an operator's results, which isn't kept where it is computed again."""
+        pieces = zip(op.outputs, seen.results, strict=True)
+        return sum(piece_bytes(tensor, layout) for tensor, layout in pieces if tensor.name in self.charged)
+
+    def again_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+        """What it takes to compute an operator again in the backward pass: as much as in the forward pass."""
+        return self.compute_time_ns(op, rule, config, seen) - self.backward_time_ns(op, rule, config, seen)
 
     def kept_inside_bytes(self, op: Operator, config: Config) -> int:
         """What a composite operator keeps inside for its backward pass."""
@@ -259,8 +267,13 @@ class Keeping(Enum):
     COPY_OF_KEPT = "the copy; the source is kept anyway"
     AGAIN = "the source, of which the copy is made again"
     AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
-    FROM_SHARED_AGAIN = "the copy, if it takes communication to make it of a shared copy that is made again"
+    FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
+    VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
+    KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
+    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
+    LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
+    FORBIDDEN = "nothing: there is no such delivery"
 
     @property
     def of_source(self) -> bool:
@@ -283,6 +296,8 @@ class DeliveryCosting:
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
+    # With the lists themselves, so that their identity stays their own.
+    _local: dict[tuple[int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
 
     @property
     def overlaps(self) -> bool:
@@ -363,24 +378,43 @@ class DeliveryCosting:
         time_ns += self.returning_ns(tensor, sources, demands, of_variable)
         if keeping == Keeping.NOTHING:
             return np.zeros_like(time_ns), time_ns
-        pieces = np.array([[piece_bytes(tensor, source.layout)] for source in sources], np.int64)
-        source_bytes = np.broadcast_to(pieces if keeping.of_source else 0, time_ns.shape)
+        forward_ns = table.time_ns[np.ix_(of_source, of_demand)]
+        copies = np.broadcast_to([piece_bytes(tensor, demand.layout) for demand in demands], time_ns.shape)
+        pieces = np.broadcast_to([[piece_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
+        of_source_bytes = pieces if keeping.of_source else np.zeros_like(pieces)
         equal = of_source[:, None] == of_demand[None, :]
-        if keeping == Keeping.FROM_SHARED_AGAIN:
-            local = np.array([[not needs_communication(s.layout, d.layout) for d in demands] for s in sources], bool)
-            time_ns += np.where(local, table.time_ns[np.ix_(of_source, of_demand)], 0)
-            source_bytes = np.zeros_like(time_ns)
-            lies_there = local
-        elif keeping in (Keeping.AGAIN, Keeping.AGAIN_OF_KEPT):
-            time_ns += table.time_ns[np.ix_(of_source, of_demand)]
-            lies_there = np.ones_like(equal)
-        else:
-            lies_there = equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
-        copies = np.array([piece_bytes(tensor, demand.layout) for demand in demands], np.int64)
-        if keeping == Keeping.FROM_SHARED_UNREAD:
-            source_bytes = np.full_like(time_ns, INFEASIBLE)
-            time_ns[lies_there] = INFEASIBLE
-        return np.where(lies_there, source_bytes, copies), time_ns
+
+        def local() -> np.ndarray:
+            key = id(sources), id(demands)
+            if key not in self._local:
+                layouts = [source.layout for source in sources], [demand.layout for demand in demands]
+                self._local[key] = _local(*layouts), sources, demands
+            return self._local[key][0]
+
+        def lies_there() -> np.ndarray:
+            return equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
+
+        forbidden = np.zeros_like(equal)
+        match keeping:
+            case Keeping.AGAIN | Keeping.AGAIN_OF_KEPT:
+                mem, time_ns = of_source_bytes, time_ns + forward_ns
+            case Keeping.FROM_AGAIN:
+                mem, time_ns = np.where(local(), 0, copies), time_ns + np.where(local(), forward_ns, 0)
+            case Keeping.VIEW_OF_AGAIN:
+                mem = np.where(local(), 0, copies)
+            case Keeping.KEPT_OF_AGAIN:
+                mem, forbidden = copies, local()
+            case Keeping.UNREAD_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), local()
+            case Keeping.LOCAL_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), ~local()
+            case Keeping.FROM_SHARED_UNREAD:
+                mem, forbidden = copies, lies_there()
+            case Keeping.FORBIDDEN:
+                mem, forbidden = np.zeros_like(copies), np.ones_like(equal)
+            case _:
+                mem = np.where(lies_there(), of_source_bytes, copies)
+        return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def returning_ns(
         self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], of_variable: bool = False
@@ -410,12 +444,23 @@ def accumulator_bytes(tensor: Tensor, source: Layout, demand: Demand) -> int:
     return 0 if demand.varying is None or source == demand.layout else piece_bytes(tensor, demand.layout)
 
 
-def viewed_operand(op: Operator, name: str) -> Tensor | None:
-    """The operand of which an operator's result is another view, if it is one."""
-    if op.type == CUSTOM_GRADIENT:
-        passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
-        return op.inputs[passed]
-    return op.operands[0][1] if op.type in ALIASES else None
+def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    """Whether no communication is needed from each source to each target, bool[sources, targets].
+
+    No axis that the source holds may be one that the target doesn't: most pairs are told by that.
+    """
+    (partial, used), (allowed, known) = (
+        np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
+        for layouts in (sources, targets)
+    )
+    found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
+    for i, j in np.argwhere(found):
+        found[i, j] = not needs_communication(sources[i], targets[j])
+    return found
+
+
+def _bits(axes: Iterable[int]) -> int:
+    return sum(1 << axis for axis in axes)
 
 
 def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:

@@ -264,9 +264,10 @@ class Engine:
         n_forward = len(graph.get_operations())
         for name in fetch.train_steps:
             self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
-        model.read_remade(graph.get_operations(), n_forward)
+        local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
+        operators = model.read_again(graph.get_operations(), n_forward, local_losses)
         if self.in_order:
-            put_in_order(graph.get_operations(), n_forward, self.lag)
+            put_in_order(operators, n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:

@@ -8,7 +8,7 @@ share their arrays as well, and the search can tell that they are equal by ident
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from .composite.body import BODY, FORM
 from .costing import OperatorCosting
 from .following import Followers
 from .ir import Operator, Tensor
+from .recomputing import is_recomputable
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.rule import Config, Demand, Interface, Rule, interface
@@ -54,6 +55,9 @@ class States:
         mem_bytes, compute_ns, network_ns: int64[K].
         backward_ns: int64[K], the part of the compute that is the backward pass.
         trailing_ns: int64[K], the part of the network that only updates of variables wait for.
+        recomputes: bool[K], whether the state computes operators of the node again in the backward pass: those at the places
+            ``recomputed`` in the node.
+        transient_bytes: int64[K], what it doesn't keep for that, of what its operators are charged for.
     """
 
     configs: tuple[tuple[Config, ...], ...]
@@ -64,6 +68,9 @@ class States:
     network_ns: Ints
     backward_ns: Ints
     trailing_ns: Ints
+    recomputes: Ints
+    transient_bytes: Ints
+    recomputed: tuple[int, ...] = ()
     _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
 
     @property
@@ -96,6 +103,7 @@ class Evaluation:
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
+    _recomputing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
         """The states of a node; ``assignments`` is asked only where no node was like it (and equal in ``told_apart``)."""
@@ -143,7 +151,49 @@ class Evaluation:
             places.append(place)
             seen.append(tuple(each[0] for each in of_config))
             totals += np.array([each[1:] for each in of_config], np.int64)[place].T
-        return States(tuple(distinct), tuple(places), tuple(seen), *totals)
+        keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
+        mem, compute, network, backward, trailing = totals
+        of = tuple(distinct), tuple(places), tuple(seen)
+        return States(*of, mem, compute, network, backward, trailing, keeps, nothing)
+
+    def recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+        """The same states, and each once more with the operators at some places computed again, where they can be.
+
+        Only operators that make nothing communicate while they compute: such states have no second one.
+        """
+        key = id(states), tuple(self._of_operator(node.operators[i]) for i in places), places
+        if key not in self._recomputing:
+            self._recomputing[key] = states, self._with_recomputing(node, states, places)
+        return self._recomputing[key][1]
+
+    def _with_recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+        can_be = np.ones(states.n_states, bool)
+        freed, again_ns = np.zeros((2, states.n_states), np.int64)
+        costing, gradients = self.costing, self.costing.backward.gradients
+        for i in places:
+            op, rule, place = node.operators[i], self.rules[node.operators[i].name], states.place[i]
+            configs = states.configs[i]
+            can_be &= np.array([is_recomputable(costing.graph, op, rule, each, gradients) for each in configs], bool)[place]
+            freed += np.array([costing.left_bytes(op, seen) for seen in states.seen[i]], np.int64)[place]
+            times = [costing.again_ns(op, rule, *each) for each in zip(configs, states.seen[i], strict=True)]
+            again_ns += np.array(times, np.int64)[place]
+        (twins,) = np.nonzero(can_be)
+        both = np.concatenate([np.arange(states.n_states), twins])
+        recomputes = np.arange(len(both)) >= states.n_states
+        more_ns, transient_bytes = again_ns[both] * recomputes, freed[both] * recomputes
+        return replace(
+            states,
+            place=tuple(place[both] for place in states.place),
+            mem_bytes=states.mem_bytes[both] - transient_bytes,
+            compute_ns=states.compute_ns[both] + more_ns,
+            network_ns=states.network_ns[both],
+            backward_ns=states.backward_ns[both] + (more_ns if costing.deliveries.overlaps else 0),
+            trailing_ns=states.trailing_ns[both],
+            recomputes=recomputes,
+            transient_bytes=transient_bytes,
+            recomputed=places,
+            _choices={},
+        )
 
     def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
         """Of configs the interface and what :class:`States` adds up."""

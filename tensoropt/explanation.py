@@ -11,10 +11,11 @@ from .ir import VARIABLE
 from .memory_limit import memory_text
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Plan, PlannedOperator
 
 MOST_ROWS = 8
-NETWORK, COPIES, TAKEN = "collectives", "copies that deliveries keep", "results kept for those that take them"
+NETWORK, COPIES = "collectives", "copies that deliveries keep"
+TAKEN = "results kept for those that take them, or computed again"
 ACCUMULATED = "gradients accumulated beside those of parameters"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
@@ -22,7 +23,7 @@ _Amounts = dict[str, float]
 
 def explain(plan: Plan) -> str:
     """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
-    memory = [_memory(plan), *_remade(plan), *_peak(plan)]
+    memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
@@ -63,6 +64,26 @@ def _memory(plan: Plan) -> str:
     ]
     headers = ("where the memory goes, per device", "", "")
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    """What isn't kept but computed again in the backward pass, by type."""
+    made = [op for op in plan.operators if op.is_recomputed]
+    if not made:
+        return []
+    by_type: dict[str, list[PlannedOperator]] = {}
+    for op in sorted(made, key=lambda op: (-op.freed_bytes, -op.again_us)):
+        by_type.setdefault(op.type, []).append(op)
+    shown = list(by_type.items())
+    if len(shown) > MOST_ROWS:
+        rest = shown[MOST_ROWS:]
+        shown[MOST_ROWS:] = [(f"{len(rest)} other types", [op for _, ops in rest for op in ops])]
+    rows = [
+        [kind, str(len(ops)), memory_text(sum(op.freed_bytes for op in ops)), f"{sum(op.again_us for op in ops):,.1f}"]
+        for kind, ops in shown
+    ]
+    headers = ("computed again in the backward pass", "operators", "not kept", "us")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 
 
 def _remade(plan: Plan) -> list[str]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .backward import Backward
 from .baselines import BASELINES, search_baseline
 from .baselines.task import Task
-from .choices import REUSE
+from .choices import REMAT, REUSE, ZERO, Choices
 from .costing import DeliveryCosting, OperatorCosting
 from .deliveries import Router
 from .errors import InputError
 from .forcing import Force
-from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times, search, search_overlapping
+from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_times, search, search_overlapping
+from .ft.overlap import Overlap
+from .ft.transient import at_true_memory, joined, restricted
 from .ir import Graph
 from .liveness import Instruction, Peak, peak_of_program
 from .micro_batches import of_slices
@@ -37,6 +41,9 @@ from .strategy_problem import StrategyProblem
 
 if TYPE_CHECKING:
     from .plan import Plan
+
+GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
+"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
 
 
 @dataclass(frozen=True)
@@ -204,23 +211,50 @@ def find_frontier(
             )
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
-    reuse = REUSE not in without
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, reuse=reuse).build()
+    is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
+    choices = Choices(REUSE not in without, is_remat, ZERO not in without)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices).build()
     if micro_batches > 1:
         whole = {op.name: rule_of(op) for op in model.graph.whole.step_operators}
         built = built.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
-        if built.overlap is not None and objectives == MEMORY_TIME:
-            found = search_overlapping(built.problem, built.overlap, algorithm, of_search, budget)
-        else:
-            found = search(problem_for(built, objectives), algorithm, of_search, budget)
+        found = _searched(built, objectives, algorithm, of_search, budget)
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
     return ModelFrontier(model, hardware, built, costing, found, stages, objectives=objectives)
+
+
+def _searched(
+    built: StrategyProblem,
+    objectives: Objectives,
+    algorithm: str,
+    progress: Callable[[int, int], None] | None,
+    budget: Budget | None,
+) -> Frontier:
+    """The frontier of a problem; where operators may be computed again no point is above the one where none are."""
+    problem, overlap, transient = problem_for(built, objectives), built.overlap, built.transient
+    overlap = overlap if objectives == MEMORY_TIME else None
+
+    def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
+        if overlap is None:
+            return search(problem, algorithm, progress, budget)
+        return search_overlapping(problem, overlap, algorithm, progress, budget)
+
+    budget = budget or Budget()
+    if transient is None:
+        return found(problem, overlap, budget)
+    started, half = time.monotonic(), replace(budget, seconds=budget.seconds / 2)
+    states = [transient.plain.get(i, np.arange(node.n_states)) for i, node in enumerate(problem.nodes)]
+    kept = found(restricted(problem, states), overlap and overlap.restricted(problem, states), half)
+    at = np.stack([of[kept.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
+    left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
+    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
+    again = found(problem, overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
+    return joined(replace(kept, strategies=at), at_true_memory(problem, transient, again))
 
 
 def costing_of(
@@ -238,8 +272,8 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``baselines.BASELINES``.
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
     """
-    # Baselines don't make copies again.
-    built = None if frontier.built.choices else frontier.built
+    # Baselines make nothing again.
+    built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 

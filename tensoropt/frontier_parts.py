@@ -27,7 +27,7 @@ from .ir import Graph, Operator
 from .optimizers.protocol import ParameterUpdate
 from .plan import PlannedOperator
 from .plan_frontier import Progress
-from .planning import Charge, charges, complete
+from .planning import Charge, charges, complete, planned_operator
 from .rules.registry import rule_of
 from .rules.rule import Config, Demand, Interface, Rule, interface
 from .saved_frontier import Entry, Part, SavedFrontier, Searched
@@ -107,12 +107,14 @@ class _Numbered:
         configs: by operator, int32[P]; of the operators beside the training steps too.
         shared: by tensor of which a copy is shared at some point, int32[P].
         remade: by copy that is made again at some point, int32[P], 1 where it is.
+        recomputed: the same by operator that is computed again.
         values: what the numbers mean.
     """
 
     configs: dict[str, Ints]
     shared: dict[str, Ints]
     remade: dict[Copy, Ints]
+    recomputed: dict[str, Ints]
     values: Sequence[Config | Demand | None]
 
 
@@ -123,6 +125,7 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
     table = np.empty((len(states), len(names)), np.int32)
     shared: dict[str, Ints] = {}
     remade: dict[Copy, Ints] = {}
+    recomputed: dict[str, Ints] = {}
     for point, row in enumerate(states):
         strategy = frontier.built.strategy(row)
         table[point] = [numbers.of(strategy.configs[name]) for name in names]
@@ -132,9 +135,11 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
             shared[tensor][point] = numbers.of(demand)
         for copy in strategy.remade:
             remade.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
+        for name in strategy.recomputed:
+            recomputed.setdefault(name, np.zeros(len(states), np.int32))[point] = 1
     configs = dict(zip(names, np.ascontiguousarray(table.T), strict=True))
     configs.update(_beside_the_steps(frontier, configs, numbers))
-    return _Numbered(configs, shared, remade, numbers.values)
+    return _Numbered(configs, shared, remade, recomputed, numbers.values)
 
 
 def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
@@ -216,8 +221,9 @@ class _Parts:
         return self._interfaces[key]
 
     def of_operator(self, op: Operator) -> Part:
-        """A choice for each config."""
-        places, chosen = _distinct([self.numbered.configs[op.name]])
+        """A choice for each config, and for being computed again."""
+        again = self.numbered.recomputed.get(op.name)
+        places, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
         pool = tuple(self._planned(op, point).to_json() for point in places)
         return Part(pool, tuple((i,) for i in range(len(pool))), chosen)
 
@@ -225,9 +231,10 @@ class _Parts:
         rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
             return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
-        mem_bytes = self.costing.mem_bytes(op, rule, config, seen)
-        time_us = self.costing.compute_time_ns(op, rule, config, seen) / 1e3
-        return PlannedOperator(op.name, op.type, config, seen.results, mem_bytes, time_us)
+        return planned_operator(self.costing, op, rule, config, seen, self._is_recomputed(op.name, point))
+
+    def _is_recomputed(self, name: str, point: int) -> bool:
+        return name in self.numbered.recomputed and bool(self.numbered.recomputed[name][point])
 
     def of_deliveries(self, op: Operator) -> Part:
         """A choice for each combination of what the deliveries inside of an operator and of its results depend on."""
@@ -237,6 +244,7 @@ class _Parts:
         remade = [copy for copy in self.numbered.remade if copy.tensor in tensors]
         columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
         columns += [self.numbered.remade[copy] for copy in remade]
+        columns += [self.numbered.recomputed[name] for name in names if name in self.numbered.recomputed]
         places, combination = _distinct(columns)
         pool: dict[Charge, int] = {}
         rows: list[Entry] = []
@@ -281,9 +289,10 @@ class _Parts:
             {name: self._config(name, point) for name in names},
             {name: demand for name, demand in copies.items() if isinstance(demand, Demand)},
             frozenset(copy for copy in remade if self.numbered.remade[copy][point]),
+            frozenset(name for name in names if self._is_recomputed(name, point)),
         )
         view = StrategyView(hood, strategy, self.gradients, self.kept_operands)
         # What the view would work out itself is known from other combinations.
         known = {name: self._interface(name, point) for name in names}
-        vars(view).update(rules=self._rules, interfaces=known)
+        vars(view).update(rules=self._rules, interfaces=known, recomputed=strategy.recomputed)
         return view

@@ -106,4 +106,5 @@ def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) ->
         mem_bytes += node.mem_bytes[chosen[:, i]]
     for edge in built.problem.edges:
         mem_bytes += edge.mem_bytes[chosen[:, edge.source], chosen[:, edge.target]]
+    mem_bytes += built.missing_bytes(chosen)
     return Costs(mem_bytes, found.mem_bytes, compute_ns, np.zeros_like(compute_ns))

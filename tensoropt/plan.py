@@ -17,6 +17,7 @@ from .explanation import explain
 from .files import read_json, write_json
 from .ir import Graph, Operator
 from .memory_limit import memory_text
+from .recomputing import NEVER
 from .reschedule.halo import HALO, HaloStep, Window
 from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Level, Mesh
@@ -35,7 +36,15 @@ NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """One row of a plan."""
+    """One row of a plan.
+
+    Attributes:
+        memory_bytes: parameters with what belongs to them, and what is kept as the operator leaves it.
+        time_us: all that it takes, the second time included.
+        is_recomputed: whether it is computed again in the backward pass.
+        again_us: what that takes.
+        freed_bytes: what isn't kept for that, of what it would be charged for.
+    """
 
     name: str
     type: str
@@ -43,8 +52,12 @@ class PlannedOperator:
     results: tuple[Layout, ...]
     memory_bytes: int
     time_us: float
+    is_recomputed: bool = False
+    again_us: float = 0.0
+    freed_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
+        again = {"is_recomputed": True, "again_us": self.again_us, "freed_bytes": self.freed_bytes}
         return {
             "name": self.name,
             "type": self.type,
@@ -52,7 +65,23 @@ class PlannedOperator:
             "results": [str(layout) for layout in self.results],
             "memory_bytes": self.memory_bytes,
             "time_us": self.time_us,
+            **(again if self.is_recomputed else {}),
         }
+
+    @classmethod
+    def from_json(cls, mesh: Mesh, value: Mapping[str, Any]) -> PlannedOperator:
+        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        return cls(
+            value["name"],
+            value["type"],
+            Config.parse(mesh, value["config"]),
+            tuple(Layout.parse(mesh, text) for text in value["results"]),
+            int(value["memory_bytes"]),
+            float(value["time_us"]),
+            bool(value.get("is_recomputed", False)),
+            float(value.get("again_us", 0.0)),
+            int(value.get("freed_bytes", 0)),
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +93,7 @@ class PlannedDelivery:
         copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
         is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
         again_us: what that takes.
-        follows_shared: whether it is made again because what all takers share is.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
         n_runs: how often a step makes it: for each micro-batch, or once.
         accumulator_bytes: of the gradients that micro-batches add up at what it delivers.
     """
@@ -80,7 +109,7 @@ class PlannedDelivery:
     copy_bytes: int = 0
     is_remade: bool = False
     again_us: float = 0.0
-    follows_shared: bool = False
+    follows_source: bool = False
     n_runs: int = 1
     accumulator_bytes: int = 0
 
@@ -106,8 +135,8 @@ class PlannedDelivery:
             more["copy_bytes"] = self.copy_bytes
         if self.is_remade:
             more.update(is_remade=True, again_us=self.again_us)
-        if self.follows_shared:
-            more["follows_shared"] = True
+        if self.follows_source:
+            more["follows_source"] = True
         if self.n_runs > 1:
             more["n_runs"] = self.n_runs
         if self.accumulator_bytes:
@@ -176,8 +205,9 @@ class Plan:
     def strategy(self) -> Strategy:
         shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
         again = (d for d in self.deliveries if d.is_remade)
-        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_shared else d.takers[0]) for d in again)
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade)
+        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.takers[0]) for d in again)
+        recomputed = frozenset(op.name for op in self.operators if op.is_recomputed)
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade, recomputed)
 
     @property
     def n_split_operators(self) -> int:
@@ -343,6 +373,11 @@ def _check_config(op: Operator, planned: PlannedOperator) -> None:
             f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
             "again, with force= for what should differ"
         )
+    if planned.is_recomputed and op.type in NEVER:
+        raise InputError(
+            f"the plan computes {op.where()} again in the backward pass, which an operator of this type never is; it was "
+            "changed: find the strategy again"
+        )
     expected = interface(rule, planned.config).results
     if expected != planned.results:
         got, led_to = (" ".join(map(str, layouts)) for layouts in (planned.results, expected))
@@ -405,7 +440,7 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
         int(d.get("copy_bytes", 0)),
         bool(d.get("is_remade", False)),
         float(d.get("again_us", 0.0)),
-        bool(d.get("follows_shared", False)),
+        bool(d.get("follows_source", d.get("follows_shared", False))),
         int(d.get("n_runs", 1)),
         int(d.get("accumulator_bytes", 0)),
     )
@@ -413,17 +448,7 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
 
 def _plan_from_json(value: dict[str, Any]) -> Plan:
     mesh = Mesh(tuple(Level(level["name"], level["count"]) for level in value["mesh"]))
-    operators = tuple(
-        PlannedOperator(
-            op["name"],
-            op["type"],
-            Config.parse(mesh, op["config"]),
-            tuple(Layout.parse(mesh, text) for text in op["results"]),
-            int(op["memory_bytes"]),
-            float(op["time_us"]),
-        )
-        for op in value["operators"]
-    )
+    operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
     deliveries = tuple(_delivery(mesh, each) for each in value["deliveries"])
     return Plan(
         mesh,

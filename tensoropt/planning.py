@@ -17,7 +17,7 @@ from .plan import Plan, PlannedDelivery, PlannedOperator
 from .reschedule.layout import Layout, is_view
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
-from .rules.rule import Config, Demand, configs, interface
+from .rules.rule import Config, Demand, Interface, Rule, configs, interface
 from .strategy import Strategy, StrategyView
 from .takers import Taker, demand_of, takers_of
 
@@ -29,7 +29,7 @@ class Charge:
     Attributes:
         is_remade: whether its forward path is gone along once more in the backward pass.
         is_read: whether the backward pass reads what it delivers to its takers.
-        follows_shared: whether it is made again because what all takers share is.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
         n_runs: how often a step makes it: for each slice of the batch, or once.
         accumulator_bytes: of the gradients that slices add up at what it delivers.
     """
@@ -40,7 +40,7 @@ class Charge:
     is_shared: bool
     is_remade: bool = False
     is_read: bool = False
-    follows_shared: bool = False
+    follows_source: bool = False
     n_runs: int = 1
     accumulator_bytes: int = 0
 
@@ -70,7 +70,7 @@ class Charge:
             self.copy_bytes,
             is_remade,
             router.forward_ns(self.delivery) * self.n_runs / 1e3 if is_remade else 0.0,
-            self.follows_shared and is_remade,
+            self.follows_source and is_remade,
             self.n_runs,
             self.accumulator_bytes,
         )
@@ -117,7 +117,7 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
                 delivery = view.delivery(tensor, demand_of(view, tensor, taker))
                 is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
                 is_read = costing is not None and costing.reads(taker)
-                follows = any(view.follows_shared(*each) for each in _operands(view, [taker]))
+                follows = any(view.follows_source(*each) for each in _operands(view, [taker]))
                 summed = _accumulated(view, tensor, delivery)
                 yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows, runs, summed)
 
@@ -141,11 +141,18 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
 
 
 def check_deliveries(view: StrategyView, plan: Plan) -> None:
-    """Hold a plan's deliveries against those that its configs lead to: a file may have been changed by hand.
+    """Hold a plan's deliveries, and what it computes again, against what its configs lead to: a file may have been changed.
 
     Raises:
         InputError: they differ.
     """
+    refused = sorted(view.strategy.recomputed - view.recomputed)
+    if refused:
+        op = view.graph.operators[refused[0]]
+        raise InputError(
+            f"the plan computes {op.where()} again, which can't be done with the config "
+            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
+        )
     router = plan.router(PlainCosts())
     expected = {
         (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
@@ -195,9 +202,22 @@ def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
-        memory = costing.mem_bytes(op, rule, config, seen) if name in in_step else 0
-        time_ns = costing.compute_time_ns(op, rule, config, seen) if name in in_step else 0
-        yield PlannedOperator(name, op.type, config, seen.results, memory, time_ns / 1e3)
+        if name in in_step:
+            yield planned_operator(costing, op, rule, config, seen, name in view.recomputed)
+        else:
+            yield PlannedOperator(name, op.type, config, seen.results, 0, 0.0)
+
+
+def planned_operator(
+    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_recomputed: bool
+) -> PlannedOperator:
+    """The row of an operator of a training step."""
+    memory, time_ns = costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
+    if not is_recomputed:
+        return PlannedOperator(op.name, op.type, config, seen.results, memory, time_ns / 1e3)
+    again_ns, freed = costing.again_ns(op, rule, config, seen), costing.left_bytes(op, seen)
+    costs = memory - freed, (time_ns + again_ns) / 1e3
+    return PlannedOperator(op.name, op.type, config, seen.results, *costs, True, again_ns / 1e3, freed)
 
 
 def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
@@ -217,7 +237,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
             chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
         seen = interface(rule_of(op), chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
-    return Strategy(steps.mesh, chosen, steps.shared, steps.remade)
+    return Strategy(steps.mesh, chosen, steps.shared, steps.remade, steps.recomputed)
 
 
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from .backward import Backward
+from .blocks import NO_BLOCKS, Blocks, blocks_of
+from .choices import Choices
 from .connections import Connections, Steps
 from .costing import OperatorCosting
 from .evaluation import Evaluation, States
@@ -33,7 +35,7 @@ class ProblemBuilder:
     Attributes:
         progress: is told (nodes done, nodes).
         states: the states of each node, where they are not to be all of the space.
-        reuse: whether copies may be made again instead of being kept.
+        choices: what strategies may choose beside configs and shared copies.
     """
 
     graph: Graph
@@ -44,7 +46,7 @@ class ProblemBuilder:
     force: Force = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
     states: Callable[[Followers], Assignments] | None = None
-    reuse: bool = False
+    choices: Choices = field(default_factory=Choices)
 
     def build(self) -> StrategyProblem:
         """The Problem of all operators that a training step runs.
@@ -54,9 +56,9 @@ class ProblemBuilder:
         """
         check_force(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
-        nodes = self._evaluated()
+        nodes, blocks = self._evaluated()
         steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        connections = Connections(steps, nodes, self.space != FULL, self.reuse, self.tell)
+        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, self.tell)
         connections.connect()
         problem = Problem(tuple(connections.nodes), tuple(connections.edges))
         return StrategyProblem(
@@ -67,9 +69,10 @@ class ProblemBuilder:
             tuple(connections.shared),
             connections.beside.overlap(),
             tuple(connections.choices),
+            connections.transients.transient({i: states.recomputes for i, (_, states) in enumerate(nodes)}),
         )
 
-    def _evaluated(self) -> list[tuple[Followers, States]]:
+    def _evaluated(self) -> tuple[list[tuple[Followers, States]], Blocks]:
         evaluation = Evaluation(self.costing, self.rules, self.mesh)
         operators = self.graph.step_operators
         forced = frozenset(op.name for op in operators if pinned(self.force, op))
@@ -83,7 +86,11 @@ class ProblemBuilder:
                 continue
             degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
-        return found
+        blocks = blocks_of(groups, self.costing) if self.choices.remat else NO_BLOCKS
+        for i, each in blocks.nodes.items():
+            node, states = found[i]
+            found[i] = node, evaluation.recomputing(node, states, each.places)
+        return found, blocks
 
     def tell(self, done: int, total: int) -> None:
         if self.progress is not None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from .backward import Backward
 from .collectives.workspace import workspace_bytes
 from .composite.body import COMPOSITES
-from .costing import OperatorCosting, piece_bytes, viewed_operand
+from .costing import OperatorCosting, piece_bytes
 from .deliveries import Delivery, Router, halo_delivery
 from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Operator, Tensor
 from .liveness import Buffer, Instruction, Peak, peak_of_program
@@ -35,6 +35,7 @@ from .reverse_order import reverse_order
 from .rules.rule import Demand
 from .strategy import StrategyView
 from .takers import LOSS, Taker, step_demand
+from .views import viewed_operand
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
@@ -91,7 +92,8 @@ class _Replay:
     values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
     copies: by what they are of, and how, those that are made without a collective.
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it; ``again``: by tensor, its
-        shared copy after that was made again.
+        shared copy after that was made again; ``taken_anew`` and ``values_anew``: what is taken and left, as the backward
+        pass reads it.
     coming: the gradients that have come to a delivery, or to a result; ``collectives``: the deliveries of the forward pass
         that are collectives, in order; None for one that has no gradient.
     behind: collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time
@@ -112,6 +114,8 @@ class _Replay:
     _taken: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     _kept: dict[str, Buffer] = field(default_factory=dict)
     _again: dict[str, Buffer] = field(default_factory=dict)
+    _taken_anew: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    _values_anew: dict[str, Buffer] = field(default_factory=dict)
     _coming: defaultdict[_Node, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
     _collectives: list[_Node | None] = field(default_factory=list)
     _lasting: list[Buffer] = field(default_factory=list)
@@ -439,7 +443,7 @@ class _Replay:
         known = [
             *arriving,
             *((self._taken[op.name, position], self._operand_bytes(op, position)) for position in operands),
-            *((self._values[tensor.name], self._result_bytes(op, tensor)) for tensor in results),
+            *((self._value_anew(tensor, arriving[0][0]), self._result_bytes(op, tensor)) for tensor in results if arriving),
         ]
         inside = [self._kept[op.name]] if op.name in self._kept else []
         for position, tensor in op.operands:
@@ -463,18 +467,77 @@ class _Replay:
             self._update_by_rows(op, arriving[0][0])
 
     def _make_again(self, op: Operator, gradient: Buffer) -> None:
-        """The copies that an operator's gradient reads and that weren't kept, once the gradient of its result has come."""
+        """What an operator's gradient reads and wasn't kept, once the gradient of its result has come."""
+        exchanged = self.view.rules[op.name].exchanged(self.view.strategy.configs[op.name])
         for position, tensor in op.operands:
-            if self.view.reads_remade(op, position):
-                to_shared = self._to_shared(tensor)
-                assert to_shared is not None
-                if tensor.name not in self._again:
-                    self._again[tensor.name] = self._made_again(to_shared, self._values[tensor.name], gradient)
-                self._taken[op.name, position] = self._again[tensor.name]
-            if self.view.is_remade(op, position):
-                source = self._again.get(tensor.name) or self._shared.get(tensor.name) or self._values[tensor.name]
-                delivery = self.view.delivery(tensor, self.view.demand(op, position))
-                self._taken[op.name, position] = self._made_again(delivery, source, gradient)
+            is_own = (op.name, position) in self.backward.kept_operands and not (exchanged and position == 0)
+            if is_own or self._communicates_again(op, position, tensor):
+                self._taken[op.name, position] = self._anew(op, position, gradient)
+
+    def _communicates_again(self, op: Operator, position: int, tensor: Tensor) -> bool:
+        """Whether a collective brings an operand once more, whoever reads it then."""
+        delivery = self.view.delivery(tensor, self.view.demand(op, position))
+        to_shared = self._to_shared(tensor)
+        return (self.view.is_remade(op, position) and self.router.route(delivery).forward.communicates) or (
+            to_shared is not None
+            and self.view.reads_remade(op, position)
+            and self.router.route(to_shared).forward.communicates
+        )
+
+    def _anew(self, op: Operator, position: int, gradient: Buffer) -> Buffer:
+        """An operand in the backward pass: as it was kept, or made of what is there again then."""
+        key = op.name, position
+        if key not in self._taken_anew:
+            tensor = _operand_of(op, position)
+            source, kept = self._value_anew(tensor, gradient), self._values[tensor.name]
+            to_shared = self._to_shared(tensor)
+            if to_shared is not None:
+                source = self._shared_anew(op, position, to_shared, source, gradient)
+                kept = self._shared[tensor.name]
+            delivery = self.view.delivery(tensor, self.view.demand(op, position))
+            path = self.router.route(delivery).forward
+            follows = source is not kept and not path.communicates
+            if not path.steps:
+                self._taken_anew[key] = source
+            elif follows or self.view.is_remade(op, position):
+                self._taken_anew[key] = self._made_again(delivery, source, gradient)
+            else:
+                self._taken_anew[key] = self._taken[key]
+        return self._taken_anew[key]
+
+    def _shared_anew(self, op: Operator, position: int, to_shared: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
+        """The copy that all takers share, in the backward pass."""
+        name = _operand_of(op, position).name
+        path = self.router.route(to_shared).forward
+        follows = source is not self._values[name] and not path.communicates
+        if name not in self._again and (follows or self.view.reads_remade(op, position)):
+            self._again[name] = self._made_again(to_shared, source, gradient) if path.steps else source
+        return self._again.get(name, self._shared[name])
+
+    def _value_anew(self, tensor: Tensor, gradient: Buffer) -> Buffer:
+        """A tensor in the backward pass, as its producer left it: what was kept, or what is computed again."""
+        op = self.view.graph.producers[tensor.name]
+        viewed = viewed_operand(op, tensor.name)
+        if tensor.name not in self._values_anew and op.name in self.view.recomputed:
+            self._compute_again(op, gradient)
+        elif viewed is not None and tensor.name not in self._values_anew:
+            position = next(i for i, operand in op.operands if operand.name == viewed.name)
+            self._values_anew[tensor.name] = self._anew(op, position, gradient)
+        return self._values_anew.get(tensor.name, self._values[tensor.name])
+
+    def _compute_again(self, op: Operator, gradient: Buffer) -> None:
+        operands = [(self._anew(op, position, gradient), self._operand_bytes(op, position)) for position, _ in op.operands]
+        made: list[Buffer] = []
+        for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
+            viewed = viewed_operand(op, tensor.name)
+            if viewed is None:
+                made.append(Buffer(piece_bytes(tensor, layout), RESULTS))
+                self._values_anew[tensor.name] = made[-1]
+            else:
+                place = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
+                self._values_anew[tensor.name] = operands[place][0]
+        if made:
+            self._add([buffer for buffer, _ in operands], made, 0, operands if op.type in _OVERWRITE else ())
 
     def _made_again(self, delivery: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).forward

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without",
         metavar="CHOICE[,...]",
-        help=f"choices that strategies are not to have: {', '.join(CHOICES)}; delivered copies that are delivered again in "
-        "the backward pass instead of being kept; a batch that is taken in slices",
+        help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are delivered again, operators "
+        "that are computed again, parameters that are gathered, a batch that is taken in slices",
     )
     parser.add_argument(
         "--micro-batches",

@@ -6,6 +6,10 @@ cost if it has just this demand. Their gradients are summed in the copy's gradie
 A delivered copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
 delivered once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
 section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
+
+What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed
+again when the backward pass comes to what reads it first. What isn't kept of its operands either is there again then: made
+again, or recomputed as well.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import NamedTuple
 
 from .deliveries import Delivery, delivery_of
 from .ir import VARIABLE, Graph, Operator, Tensor
+from .recomputing import is_recomputable
 from .reschedule.layout import Layout, needs_communication
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -36,13 +41,16 @@ class Strategy:
     mesh: the devices.
     configs: by operator name.
     shared: by tensor name, the demand of the copy that its consumers share; without one they take what the producer left.
-    remade: the copies that are made again in the backward pass; those that no gradient reads aren't, even if named here.
+    remade: the copies that are made again in the backward pass; those that it doesn't read aren't, even if named here.
+    recomputed: names of the operators that are computed again in the backward pass, if that reads what they made; those
+        that can't be (:mod:`.recomputing`) aren't, even if named here.
     """
 
     mesh: Mesh
     configs: Mapping[str, Config]
     shared: Mapping[str, Demand] = field(default_factory=dict)
     remade: frozenset[Copy] = frozenset()
+    recomputed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class StrategyView:
     """A strategy seen on its graph: rules, interfaces and demands, each worked out once.
 
     ``gradients`` holds (operator, position) of every operand to which a gradient comes back, ``kept_operands`` of every
-    operand that the operator's own gradient reads; it may be left out where the strategy makes no copy again.
+    operand that the operator's own gradient reads; it may be left out where the strategy makes nothing again.
     """
 
     graph: Graph
@@ -69,6 +77,29 @@ class StrategyView:
             for name in self.graph.operators
             if name in self.strategy.configs
         }
+
+    @cached_property
+    def recomputed(self) -> frozenset[str]:
+        """The operators that are computed again: those of the strategy's that can be."""
+        operators = self.graph.operators
+        return frozenset(
+            name
+            for name in self.strategy.recomputed
+            if name in self.interfaces
+            and is_recomputable(self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients)
+        )
+
+    def takes_anew(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes isn't kept if the tensor isn't: it is made without communication, or made
+        again.
+        """
+        tensor, remade = op.inputs[position], self.strategy.remade
+        assert tensor is not None
+        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
+        source = left if shared is None else shared.layout
+        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in remade:
+            return False
+        return shared is None or not needs_communication(left, shared.layout) or Copy(tensor.name) in remade
 
     def layout(self, tensor: Tensor) -> Layout:
         """The layout in which a tensor's producer leaves it; what is read after an update lies as the variable does."""
@@ -95,33 +126,41 @@ class StrategyView:
     def is_remade(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes at an input position is made again in the backward pass."""
         tensor, remade = op.inputs[position], self.strategy.remade
-        if tensor is None or not remade or not self._reads(op, position):
+        if tensor is None or not (remade or self.recomputed) or not self.reads(op, position):
             return False
-        return Copy(tensor.name, op.name) in remade or self.follows_shared(op, position)
+        return Copy(tensor.name, op.name) in remade or self.follows_source(op, position)
 
-    def follows_shared(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes is made again because the shared copy is, of which it is made without
-        communication: it may be a view of that, and would keep it.
+    def follows_source(self, op: Operator, position: int) -> bool:
+        """Whether the copy that an operator takes is made again because that is which it is made of without communication: a
+        shared copy or an operator's result. It may be a view of that, and would keep it.
         """
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+        if tensor is None or not self.reads(op, position):
             return False
-        shared, wanted = self.strategy.shared.get(tensor.name), self.demand(op, position).layout
-        source = self.layout(tensor) if shared is None else shared.layout
-        return source != wanted and not needs_communication(source, wanted)
+        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
+        source = left if shared is None else shared.layout
+        if source == wanted or needs_communication(source, wanted):
+            return False
+        is_anew = self.graph.producers[tensor.name].name in self.recomputed
+        is_anew = is_anew and (shared is None or not needs_communication(left, shared.layout))
+        return is_anew or Copy(tensor.name) in self.strategy.remade
 
     def reads_remade(self, op: Operator, position: int) -> bool:
         """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self._reads(op, position):
+        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
             return False
         shared = self.strategy.shared.get(tensor.name)
         return shared is not None and (
             self.demand(op, position).layout == shared.layout or self.is_remade(op, position)
         )
 
-    def _reads(self, op: Operator, position: int) -> bool:
-        """Whether an operator's own gradient reads an operand as it is taken: not one whose windows are exchanged."""
+    def reads(self, op: Operator, position: int) -> bool:
+        """Whether the backward pass reads an operand as an operator takes it: its own gradient (not of exchanged windows, of
+        which that reads what they cover), or to compute it again.
+        """
+        if op.name in self.recomputed:
+            return True
         tensor = op.inputs[position]
         if (op.name, position) not in self.kept_operands or tensor is None or self.graph.accumulates(tensor.name):
             return False

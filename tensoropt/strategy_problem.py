@@ -11,6 +11,7 @@ from .evaluation import States
 from .following import Followers
 from .ft.overlap import Overlap
 from .ft.problem import INFEASIBLE, Node, Problem
+from .ft.transient import Transient
 from .ir import Operator, Tensor
 from .reschedule.mesh import Mesh
 from .rules.rule import Config, Demand
@@ -48,6 +49,8 @@ class StrategyProblem:
     shared: the tensors with a shared copy.
     overlap: what may run beside what; None where all times add up.
     choices: the copies that may be made again.
+    transient: what is there for a while where operators are computed again; None where none may be. The problem's memory
+        has a part of it.
     """
 
     problem: Problem
@@ -57,6 +60,7 @@ class StrategyProblem:
     shared: tuple[SharedCopy, ...]
     overlap: Overlap | None = None
     choices: tuple[CopyChoice, ...] = ()
+    transient: Transient | None = None
 
     @property
     def n_operators(self) -> int:
@@ -76,7 +80,13 @@ class StrategyProblem:
         }
         shared = {copy.tensor.name: copy.demands[int(chosen[copy.node])] for copy in self.shared}
         remade = frozenset(choice.copy for choice in self.choices if choice.is_remade[int(chosen[choice.node])])
-        return Strategy(self.mesh, configs, shared, remade)
+        recomputed = frozenset(
+            node.operators[i].name
+            for (node, states), state in zip(self.nodes, chosen, strict=False)
+            for i in states.recomputed
+            if states.recomputes[int(state)]
+        )
+        return Strategy(self.mesh, configs, shared, remade, recomputed)
 
     def states_of(self, strategy: Strategy) -> np.ndarray:
         """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
@@ -91,6 +101,8 @@ class StrategyProblem:
             are_equal = np.ones(possible.n_states, bool)
             for op, of_op, place in zip(node.operators, possible.configs, possible.place, strict=True):
                 are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[place]
+            names = {node.operators[k].name for k in possible.recomputed}
+            are_equal &= possible.recomputes == bool(names & strategy.recomputed)
             if not are_equal.any():
                 raise ValueError(f"no state of the node of {node.operators[0].where()} is the strategy's")
             states[i] = np.argmax(are_equal)
@@ -133,6 +145,12 @@ class StrategyProblem:
                     left = seen[place[state]].results[op.outputs.index(copy.tensor)]
                     return next(i for i, demand in enumerate(copy.demands) if demand.layout == left)
         raise ValueError(f"no node makes {copy.tensor.name}")
+
+    def missing_bytes(self, chosen: np.ndarray) -> np.ndarray:
+        """What strategies take more than their memory adds up to. int[P, nodes] to int64[P]."""
+        if self.transient is None:
+            return np.zeros(len(chosen), np.int64)
+        return self.transient.missing_bytes(self.problem, chosen)
 
     def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
         """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""

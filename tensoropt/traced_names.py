@@ -6,9 +6,9 @@ import re
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from .costing import ALIASES
 from .frontier import Model
 from .ir import SOURCES
+from .views import ALIASES
 
 FORWARD, BACKWARD, UPDATE, CALL, OTHER = "forward", "backward", "update", "call", "other"
 _SLICE = re.compile(r"micro_batch_\d+/")

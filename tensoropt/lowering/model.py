@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -13,8 +14,10 @@ from ..micro_batches import Slice
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
 from ..strategy import Copy, StrategyView
+from ..views import viewed_operand
 from .deliver import Deliverer, send_buckets
 from .operators import Job, Values, emit
+from .recomputing import Recomputing
 from .remaking import RemadeCopy, Remaking
 
 
@@ -47,7 +50,9 @@ class LocalModel:
     _whole: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
     _remade: dict[Copy | tuple[str, int], RemadeCopy] = field(default_factory=dict)
+    _needed_again: dict[str, list[RemadeCopy]] = field(default_factory=dict)
     _remaking: Remaking = field(init=False)
+    _recomputing: Recomputing = field(default_factory=Recomputing)
 
     def __post_init__(self) -> None:
         self._remaking = Remaking(self.deliverer)
@@ -95,7 +100,19 @@ class LocalModel:
     def _deliver(self, delivery: Delivery, values: Values, operator: str, tensor: Tensor) -> Values:
         """Local values along a delivery of a tensor, or inside of the operator that makes it."""
         is_trailing = delivery.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
-        return self.deliverer.deliver(delivery, self.router.route(delivery), values, operator, is_trailing)
+        route = self.router.route(delivery)
+        is_again = self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates
+        with self._computed_again(is_again):
+            return self.deliverer.deliver(delivery, route, values, operator, is_trailing)
+
+    @contextmanager
+    def _computed_again(self, is_again: bool) -> Iterator[None]:
+        """What is emitted while this lasts can be computed again in the backward pass, if it is to be."""
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations()) if is_again else 0
+        yield
+        if is_again:
+            self._recomputing.mark(graph.get_operations()[start:])
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """A tensor in whole on every rank; delivered once, whoever asks."""
@@ -132,23 +149,53 @@ class LocalModel:
         job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated, slice=self.slice)
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         remade = self._remade_for(op)
-        for tensor, values in zip(op.outputs, emit(job, operands), strict=True):
+        with self._computed_again(op.name in self._again):
+            results = emit(job, operands)
+        for tensor, values in zip(op.outputs, results, strict=True):
             is_passed = bool(remade) and tf.as_dtype(tensor.dtype).is_floating
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
 
+    @property
+    def _again(self) -> frozenset[str]:
+        return self.view.recomputed if self.training else frozenset()
+
     def _remade_for(self, op: Operator) -> list[RemadeCopy]:
-        """The copies that an operator's gradient reads after they were made again."""
-        found = []
+        """The copies that the backward pass reads at an operator after they were made again: its own gradient does, or an
+        operator that is computed again since the gradient reads what it made.
+        """
+        before: list[RemadeCopy] = []
+        own: list[RemadeCopy | None] = []
+        is_view = any(viewed_operand(op, tensor.name) is not None for tensor in op.outputs)
         for position, tensor in op.operands if self.training else ():
+            producer = self.view.graph.producers[tensor.name].name
+            reads = is_view or self.view.reads(op, position)
+            if producer in self._needed_again and reads and self.view.takes_anew(op, position):
+                before += self._needed_again[producer]
             if self.view.reads_remade(op, position):
-                found.append(self._remade.get(Copy(tensor.name)))
+                own.append(self._remade.get(Copy(tensor.name)))
             if self.view.is_remade(op, position):
-                found.append(self._remade.get((op.name, position)))
-        return [copy for copy in found if copy is not None]
+                own.append(self._remade.get((op.name, position)))
+        copies = [copy for copy in dict.fromkeys([*before, *own]) if copy is not None]
+        if op.name in self._again or is_view:
+            self._needed_again[op.name] = copies
+        return copies
 
     def read_remade(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
         """Once gradients are there: have them read the copies that were made again; see :meth:`.Remaking.rewire`."""
         self._remaking.rewire(operators, n_forward)
+
+    def read_again(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
+        """Once gradients are there: have them read what was made again or is computed again.
+
+        Args:
+            operators: all of the graph, as they were made; the backward pass begins at the ``n_forward``-th.
+
+        Returns:
+            All operators, with those that are added where they belong.
+        """
+        self.read_remade(operators, n_forward)
+        self._recomputing.losses = [loss.op for loss in losses]
+        return self._recomputing.rewire(operators, n_forward, self._remaking.replaced)
 
     def _emit_update(self, op: Operator, variable: str) -> None:
         layout = self.view.layout(self.view.graph.operators[variable].result)

@@ -21,6 +21,11 @@ import tensorflow as tf
 
 BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
+AGAIN = f"{BACKWARD}/again"
+"""The scope of what is computed again there: it waits for what its reader waits for, and has no other place in the order.
+
+TensorFlow's graph optimizer has made cycles of graphs in which it had one.
+"""
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
 CALLBACK = "PyFunc"
@@ -38,7 +43,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
         operators: all of the graph, as they were made.
         lag: for so many operators at most the backward pass goes on while a gradient is on its way.
     """
-    ahead, constant = needed_ahead(operators, n_forward), _constant(operators)
+    ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
@@ -51,7 +56,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
-        elif op.inputs and op.type not in _UNORDERED:
+        elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(AGAIN):
             waits_for = row[-1:] if row else _last_of_loss(operators, n_forward)
             while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])
@@ -107,7 +112,7 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 
 
-def _constant(operators: Sequence[tf.Operation]) -> set[str]:
+def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
     """What depends on no input: TensorFlow computes it once and for all, and forgets what it was to run after or before."""
     found: set[str] = set()
     for op in operators:

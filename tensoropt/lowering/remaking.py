@@ -88,6 +88,10 @@ class Remaking:
             view.outputs[0].set_shape(op.outputs[0].shape)
             self._replace(op.outputs[0], view.outputs[0])
 
+    def replaced(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """What was made again in a tensor's place, if anything was."""
+        return self._again.get(_key(tensor))
+
     def rewire(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
         """Have the backward pass read what was made again.
 

@@ -8,7 +8,7 @@ from execution.strategies import engine_of, train_and_check
 
 from tensoropt.baselines import BASELINES, search_baseline
 from tensoropt.comparison import Comparison
-from tensoropt.costing import piece_bytes, viewed_operand
+from tensoropt.costing import piece_bytes
 from tensoropt.deliveries import PlainCosts, Router
 from tensoropt.errors import InputError
 from tensoropt.frontier import ModelFrontier, find_baseline, find_frontier
@@ -21,6 +21,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.strategy import Copy, Strategy, StrategyView
 from tensoropt.takers import Taker, demand_of, takers_of
+from tensoropt.views import viewed_operand
 
 from .models import frontier_of, model_of, strategies_of, task_of
 

@@ -112,15 +112,31 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
         for node, _ in enumerate(states):
             if rng.random() < number / n_random:
                 states[node] = rng.integers(problem.nodes[node].n_states)
-        for edge in problem.edges:
-            # The choices about a copy depend on how its source is left.
-            possible = np.flatnonzero(edge.time_ns[states[edge.source]] < INFEASIBLE)
-            if states[edge.target] not in possible:
-                states[edge.target] = rng.choice(possible)
+        if not choose_copies(frontier, states, rng):
+            continue
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
         time_ns -= frontier.built.hidden_ns(states[None])
+        mem_bytes += frontier.built.missing_bytes(states[None])
         alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
         yield "random", replace(frontier, found=alone).plan(0)
+
+
+def choose_copies(frontier: ModelFrontier, states: np.ndarray, rng: np.random.Generator) -> bool:
+    """Give the nodes that are choices about copies states that are allowed beside those of operators, if there are any."""
+    problem = frontier.built.problem
+    for node in range(len(frontier.built.nodes), len(problem.nodes)):
+        allowed = np.ones(problem.nodes[node].n_states, bool)
+        for edge in problem.edges:
+            # A choice about a shared copy comes before those about copies of it.
+            if edge.target == node:
+                allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
+            if edge.source == node and edge.target < len(frontier.built.nodes):
+                allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
+        if not allowed.any():
+            return False
+        if not allowed[states[node]]:
+            states[node] = rng.choice(np.flatnonzero(allowed))
+    return True
 
 
 @dataclass

@@ -44,12 +44,14 @@ def random_strategy(
     seed: int,
     prefers: Callable[[Config], bool] | None = None,
     share_remade: float = 0.0,
+    share_recomputed: float = 0.0,
 ) -> StrategyView:
     """A random config for every operator; for every tensor with several takers a random one of their demands, or none.
 
     Args:
         prefers: narrows the choice wherever an operator has such a config.
         share_remade: of the copies those, on average, that are made again in the backward pass.
+        share_recomputed: the same of operators that are computed again there.
     """
     rng = random.Random(seed)
     chosen = {}
@@ -68,9 +70,9 @@ def random_strategy(
     for name, takers in takers_of(model.graph).items() if share_remade else ():
         each = dict.fromkeys(Copy(name, taker.name) for taker in takers)
         remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
-    backward = model.model.backward
-    strategy = Strategy(mesh, chosen, shared, frozenset(remade))
-    return StrategyView(model.graph, strategy, backward.gradients, backward.kept_operands)
+    recomputed = {name for name in chosen if share_recomputed and rng.random() < share_recomputed}
+    strategy = Strategy(mesh, chosen, shared, frozenset(remade), frozenset(recomputed))
+    return model.model.view(strategy)
 
 
 def slides(config: Config) -> bool:

@@ -34,6 +34,14 @@ def test_copies_are_made_again_between_processes(n_ranks: int, collectives: str)
     assert "6 strategies, " in result.stdout and not result.stdout.rstrip().endswith(", 0 made again")
 
 
+@pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
+def test_operators_are_computed_again_between_processes(n_ranks: int, collectives: str) -> None:
+    """Beside copies that are made again; with and without an order of the backward pass."""
+    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "recomputed", 6, collectives, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "6 strategies, " in result.stdout and ", 0 computed again" not in result.stdout
+
+
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
     """Configs that split height or width wherever there are any."""

@@ -92,13 +92,14 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     functions = {
         "models": (zoo.mlp, zoo.cnn, zoo.attention),
         "remade": (zoo.mlp, zoo.cnn, zoo.attention),
+        "recomputed": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
         "windows": (zoo.windows,),
     }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
     prefers = {"broadcasting": lambda config: bool(config.used_axes), "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
-    n_collectives = n_remade = 0
+    n_collectives = n_remade = n_recomputed = 0
     for seed in range(n_strategies):
         function = functions[seed % len(functions)]
         optimizer = optimizers[seed // len(functions) % len(optimizers)]
@@ -106,11 +107,14 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         if key not in models:
             models[key] = zoo.record(function, optimizer)
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
-        view = random_strategy(models[key], mesh, 1000 + seed, prefers, 0.7 if case == "remade" else 0.0)
+        shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8)}.get(case, (0.0, 0.0))
+        view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
+        n_recomputed += len(view.recomputed)
         n_remade += sum(charge.is_remade for charge in charges(view))
-        n_collectives += check(models[key], view, 1000 + seed, backend, in_order=case == "remade" and seed % 2 == 1)
+        n_collectives += check(models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
     if COMM.rank == 0:
-        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {n_remade} made again")
+        again = f"{n_recomputed} computed again, {n_remade} made again"
+        print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {again}")
 
 
 if __name__ == "__main__":

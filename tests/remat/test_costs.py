@@ -1,0 +1,85 @@
+"""What it costs to compute operators again, and that a search which may choose it finds nothing worse for that."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import zoo
+
+from tensoropt import zoo as models
+from tensoropt.deliveries import Router
+from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.ft import INFEASIBLE, Budget
+from tensoropt.offline import record
+from tensoropt.planning import charges
+from tensoropt.profiling.hardware import named
+
+HARDWARE = named("v100-1x4")
+SMALL = {
+    "vgg16": lambda: models.vgg16(batch=8, image=32),
+    "mlp": lambda: zoo.mlp().loss,
+    "attention": lambda: zoo.attention().loss,
+    "cnn": lambda: zoo.cnn().loss,
+}
+
+
+@cache
+def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
+    model = record(SMALL[name], name).model
+    return find_frontier(model, HARDWARE, 4, space=space, budget=Budget(seconds=20.0), without=without)
+
+
+@pytest.mark.parametrize("without", [(), ("reuse",)])
+@pytest.mark.parametrize("space", ["full", "compact"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_strategy_takes_the_time_of_its_operators_and_deliveries(name: str, space: str, without: tuple[str, ...]) -> None:
+    """Of random states; in the full space operators that take a tensor twice are charged for both deliveries."""
+    found = frontier(name, space, without)
+    built, rng, n_recomputed, n_checked = found.built, np.random.default_rng(0), 0, 0
+    costing = found.costing
+    router = Router(costing.deliveries.steps)
+    for number in range(60):
+        states = random_states(found, rng, number % 3)
+        if states is None:
+            continue
+        _, time_ns = built.problem.cost(states.tolist())
+        strategy = built.strategy(states)
+        view = found.model.view(strategy)
+        assert view.recomputed == strategy.recomputed
+        made = [charge for charge in charges(view) if charge.is_shared and charge.is_remade]
+        if {copy.tensor for copy in strategy.remade if copy.taker is None} - {charge.tensor for charge in made}:
+            continue  # a shared copy that is made again though nobody reads it is charged, and isn't executed
+        n_checked += 1
+        total = sum(charge.time_ns(router) for charge in charges(view))
+        for name_of, seen in view.interfaces.items():
+            op, rule, config = view.graph.operators[name_of], view.rules[name_of], strategy.configs[name_of]
+            total += costing.compute_time_ns(op, rule, config, seen)
+            total += costing.again_ns(op, rule, config, seen) if name_of in view.recomputed else 0
+        assert total == time_ns
+        n_recomputed += len(strategy.recomputed)
+    assert n_checked > 10 and (n_recomputed or built.transient is None)
+
+
+def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> np.ndarray | None:
+    """A point's, or any, or any that compute all again that can be; then states of copies that are allowed beside them."""
+    built, problem = found.built, found.built.problem
+    states = found.found.strategies[rng.integers(len(found))].copy()
+    for node, (_, possible) in enumerate(built.nodes):
+        if kind == 1:
+            states[node] = rng.integers(possible.n_states)
+        if kind == 2 and possible.recomputes.any():
+            states[node] = rng.choice(np.flatnonzero(possible.recomputes))
+    for _ in range(3):
+        for node in range(len(built.nodes), len(problem.nodes)):
+            allowed = np.ones(problem.nodes[node].n_states, bool)
+            for edge in problem.edges:
+                if edge.target == node:
+                    allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
+                if edge.source == node:
+                    allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
+            if not allowed.any():
+                return None
+            states[node] = rng.choice(np.flatnonzero(allowed))
+    return states
