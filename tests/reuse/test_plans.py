@@ -112,7 +112,7 @@ def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: p
     assert memory[0] < memory[2]
     capsys.readouterr()
     assert main(["search", *CLUSTER, "--without", "reuse,rest"]) == 2
-    assert capsys.readouterr().err == "tensoropt: unknown choice 'rest'; a search can do without 'reuse'\n"
+    assert capsys.readouterr().err == "tensoropt: unknown choice 'rest'; a search can do without 'reuse', 'accumulate'\n"
 
 
 def test_the_api_can_do_without() -> None:
