@@ -179,7 +179,8 @@ def test_ranks_run_a_plan_and_compare(plan, tmp_path):
     assert operators[UPDATES]["measured"] > 0
     assert all(row["measured"] > 0 for name, row in operators.items() if "Conv2D" in name or "MatMul" in name)
     counted = sum(row["count"] for row in found["collectives_us"])
-    assert counted == sum(row["count"] for row in found["edges_us"]) > 0
+    # Of a bucket each gradient counts for its operator.
+    assert 0 < counted <= sum(row["count"] for row in found["edges_us"])
 
 
 def test_one_device_alone(tmp_path, capsys):
