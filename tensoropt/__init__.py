@@ -88,7 +88,7 @@ def find_strategy(
             again in the backward pass; ``"remat"``, which computes operators again there; ``"zero"``, which has
             parameters lie split finer than they are used; ``"accumulate"``, which takes a step's batch in several slices.
         micro_batches: in how many slices, one after the other, a training step takes its batch, with the numbers of the
-            whole batch; by default ``mini_time`` takes 1, and 2, 4, ... where the memory limit asks for that.
+            whole batch; by default 1, and 2, 4, ... where the memory limit asks for that.
 
     Returns:
         A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.

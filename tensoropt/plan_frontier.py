@@ -201,6 +201,11 @@ class PlanFrontier(ABC):
         points = self._comparable(self._by_time[::-1])
         return least_of(points, self._told(progress, len(points)))
 
+    @property
+    def least_mem_bytes(self) -> int:
+        """The least memory per device of all points, as the frontier counts it."""
+        return int(self.costs.mem_bytes.min())
+
     @cached_property
     def _by_time(self) -> list[int]:
         costs = self.costs

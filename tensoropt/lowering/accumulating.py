@@ -29,6 +29,8 @@ from .model import LocalModel, back_from, gradients_of
 from .operators import Values
 from .order import put_in_order
 
+SCOPE = "micro_batch"
+"""In whose name, with the slice's number, a slice's operators are."""
 _Taken = tuple[str, Demand, str]
 
 
@@ -106,22 +108,24 @@ class Accumulation:
         model = LocalModel(
             self.view, outside.router, outside.deliverer, sources, outside.update, True, which, self._take
         )
-        model.emit(set(asked.operators))
-        losses = model.replicated(asked.loss, asked.step, with_gradient=True)
-        found = [self._fetched(model, tensor, is_local) for tensor, is_local in asked.fetched]
-        lookups = {name: lookup(model) for name, lookup in asked.lookups.items()}
+        with tf.name_scope(f"{SCOPE}_{which.index}"):
+            model.emit(set(asked.operators))
+            losses = model.replicated(asked.loss, asked.step, with_gradient=True)
+            found = [self._fetched(model, tensor, is_local) for tensor, is_local in asked.fetched]
+            lookups = {name: lookup(model) for name, lookup in asked.lookups.items()}
         n_forward = len(graph.get_operations())
-        # The passes before this one's gradients may have been given values that only another slice takes.
+        # Of what was taken some may be for another slice alone; it has no gradient here.
         taken = {id(tensor): tensor for key, values in self._taken.items() if _has_gradient(key) for tensor in values}
         for name, lookup in lookups.items():
             self.lookups.setdefault(name, []).append(lookup)
         places = [[tensor] for tensor in taken.values()]
         gradients = gradients_of(losses, [*places, *(lookup.found for lookup in lookups.values())], places)
         model.read_remade(graph.get_operations(), n_forward)
-        for tensor, gradient in zip(taken.values(), gradients, strict=False):
-            if gradient is not None:
-                known = self._sums.get(id(tensor))
-                self._sums[id(tensor)] = gradient[0] if known is None else known + gradient[0]
+        with tf.name_scope(f"{SCOPE}_{which.index}/accumulated"):
+            for tensor, gradient in zip(taken.values(), gradients, strict=False):
+                if gradient is not None:
+                    known = self._sums.get(id(tensor))
+                    self._sums[id(tensor)] = gradient[0] if known is None else known + gradient[0]
         for lookup, gradient in zip(lookups.values(), gradients[len(places) :], strict=True):
             self._found[id(lookup.found)] = gradient
         self._last = start, n_forward

@@ -48,8 +48,11 @@ def request(limit: int, without: frozenset[str] = frozenset()) -> Request:
 
 
 def test_more_slices_take_less_memory_and_no_less_time() -> None:
-    least = [frontier(n).least_mem_bytes for n in (1, 2, 4)]
-    assert least == sorted(least, reverse=True) and len(set(least)) == 3
+    for least in (
+        [int(frontier(n).costs.mem_bytes.min()) for n in (1, 2, 4)],
+        [frontier(n).needed_bytes(frontier(n).least_point()) for n in (1, 2, 4)],
+    ):
+        assert least == sorted(least, reverse=True) and len(set(least)) == 3
     fastest = [int(frontier(n).found.time_ns[-1]) for n in (1, 2, 4)]
     assert fastest == sorted(fastest)
 
@@ -57,21 +60,23 @@ def test_more_slices_take_less_memory_and_no_less_time() -> None:
 def test_a_search_takes_slices_where_the_limit_asks_for_them() -> None:
     """With the choice no limit's plan is slower than without; below the least memory without there are plans as well."""
     whole = frontier(1)
+    least, most = (whole.needed_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
     chosen = set()
-    for limit in np.linspace(whole.found.mem_bytes[0], whole.found.mem_bytes[-1], 6).astype(int).tolist():
+    for limit in np.linspace(least, most, 6).astype(int).tolist():
         alone, plan = mini_time(request(limit, frozenset([ACCUMULATE])), 2), mini_time(request(limit), 2)
-        assert plan.time_us <= alone.time_us and plan.memory_bytes <= limit
+        assert plan.frontier is not None and plan.point is not None
+        assert plan.time_us <= alone.time_us and plan.frontier.needed_bytes(plan.point) <= limit
         chosen.add(plan.micro_batches)
     assert plan.micro_batches == 1, "the fastest of all takes the batch in whole"
     assert chosen > {1}
-    limit = whole.least_mem_bytes - 1
+    limit = least - 1
     with pytest.raises(InputError, match="no plan fits"):
         mini_time(request(limit, frozenset([ACCUMULATE])), 2)
     assert mini_time(request(limit), 2).micro_batches > 1
 
 
 def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensoropt.options as options
+    import tensoropt.request as requests
 
     asked: list[int] = []
 
@@ -79,7 +84,7 @@ def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest
         asked.append(int(str(arguments[-1])))
         return find_frontier(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(options, "find_frontier", counted)
+    monkeypatch.setattr(requests, "find_frontier", counted)
     mini_time(request(10**12), 2)
     mini_time(dataclasses.replace(request(0), limit_bytes=None), 2)
     assert asked == [1, 1]

@@ -187,7 +187,7 @@ def numbers_of(frontier: ModelFrontier | None) -> Numbers:
     }
 
 
-def rows_of(name: str, numbers: Numbers) -> list[list[str]]:
+def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
     """Of a table: one row for each distinct point of :func:`numbers_of`."""
     if not numbers["feasible"]:
         return [[name, "took too long"]]
@@ -200,7 +200,7 @@ def rows_of(name: str, numbers: Numbers) -> list[list[str]]:
         times = [f"{at[part] / 1e6:.3f}" for part in ("time_us", "compute_time_us", "network_time_us")]
         mark = mark.replace("_", " ") if numbers["points"] > 1 else ""
         again = f"{at['copies_made_again']}, {memory_text(at['bytes_not_kept'])}" if at.get("copies_made_again") else ""
-        rows.append([name, mark, memory_text(at["memory_bytes"]), *times, again, *told])
+        rows.append([name, mark, memory_text(at["memory_bytes"]), *times, *([again] * with_copies), *told])
         name, told = "", ["", "", ""]
     return rows
 
@@ -217,9 +217,12 @@ def table_of(name: str, numbers: Numbers) -> str:
         ]
     else:
         named_rows = list(numbers.items())
-    rows = [row for label, each in named_rows for row in rows_of(label, each)]
-    headers = ["", "point", "memory", "time (s)", "compute (s)", "network (s)", "made again", "certain", "space", "seconds"]
-    align = ("left", "left", *["right"] * 5, "left", "left", "right")
+    # Numbers that were kept before this was counted don't tell.
+    with_copies = any("copies_made_again" in each.get("fastest", {}) for _, each in named_rows)
+    rows = [row for label, each in named_rows for row in rows_of(label, each, with_copies)]
+    again = ["made again"] * with_copies
+    headers = ["", "point", "memory", "time (s)", "compute (s)", "network (s)", *again, "certain", "space", "seconds"]
+    align = ("left", "left", *["right"] * (4 + with_copies), "left", "left", "right")
     text: str = tabulate(rows, headers, disable_numparse=True, colalign=align)
     return text
 

@@ -192,3 +192,8 @@ def test_an_lstm_layer():
         c = sigmoid(forget) * c + sigmoid(into) * np.tanh(new)
         h = sigmoid(out) * np.tanh(c)
         np.testing.assert_allclose(result[:, step], h, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_is_found_by_name_though_its_module_has_the_same():
+    for _ in range(2):
+        assert zoo.transformer is zoo.find("transformer")

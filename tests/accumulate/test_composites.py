@@ -1,0 +1,38 @@
+"""Loops and custom gradients in micro-batches: their bodies are sliced with them, or they are refused."""
+
+from __future__ import annotations
+
+import accumulate.models as models
+import composite.models
+import pytest
+import zoo
+from execution.strategies import assert_variables, pieces_here, random_router, train_and_check
+
+from tensoropt.errors import InputError
+from tensoropt.reschedule.mesh import Mesh
+
+SLICED = {function.__name__: function for function in composite.models.MODELS[:-1]}
+
+
+@pytest.fixture(autouse=True)
+def _recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in SLICED.items():
+        monkeypatch.setitem(models.FUNCTIONS, name, function)
+
+
+@pytest.mark.usefixtures("graphs_as_built")
+@pytest.mark.parametrize("name", SLICED)
+def test_random_strategies_give_one_device_numbers(name: str) -> None:
+    model = models.recorded(name, "momentum")
+    for n, mesh in ((2, Mesh.of(2)), (3, Mesh.of(2))):
+        views = models.random_view(name, "momentum", n, mesh, 50 + n)
+        engine = models.engine_in_slices(model, views, random_router(n))
+        train_and_check(engine, model)
+        assert_variables(model, views[0], pieces_here(engine))
+
+
+def test_a_gradient_that_each_slice_would_give_in_whole_is_refused() -> None:
+    """Weight decay inside of a custom gradient would be added for each slice."""
+    model = zoo.record(composite.models.MODELS[-1], "sgd").model
+    with pytest.raises(InputError, match=r"CustomGradient .* needs the whole batch at once"):
+        model.in_slices(2)

@@ -1,0 +1,54 @@
+"""Keras models in micro-batches: fitted as plain Keras fits them on the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from execution.strategies import assert_close
+
+import tensoropt
+
+
+def _model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    decay = keras.regularizers.L2(0.01)
+    layers = [
+        keras.layers.Dense(12, activation="silu", kernel_regularizer=decay),
+        keras.layers.LayerNormalization(),
+        keras.layers.Dense(4),
+    ]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def _compiled() -> dict[str, Any]:
+    return {
+        "optimizer": keras.optimizers.AdamW(1e-2, global_clipnorm=0.5),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": ["accuracy"],
+    }
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_fit_is_that_of_keras() -> None:
+    """Losses with a penalty on parameters, metrics, clipping by the global norm, and a last batch that is smaller."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)), rng.integers(0, 4, 40)
+    plain = _model()
+    plain.compile(**_compiled())
+    expected = plain.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    trainer = tensoropt.parallelize(_model(), **_compiled(), batch_size=16, micro_batches=4, parallelism=1)
+    found = trainer.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert_close(np.asarray(found[name]), np.asarray(values), 1e-10, name)
+    assert_close(trainer.predict(x), plain.predict(x, verbose=0), 1e-10, "predictions")
+
+
+def test_a_scaled_loss_is_refused() -> None:
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    trainer = tensoropt.parallelize(_model(), optimizer, "mse", batch_size=8, micro_batches=2, parallelism=1)
+    with pytest.raises(tensoropt.InputError, match="that its optimizer scales can't be trained in micro-batches"):
+        trainer.fit(np.zeros((8, 6)), np.zeros((8, 4)), batch_size=8, verbose=0)
