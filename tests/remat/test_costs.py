@@ -40,7 +40,7 @@ def test_a_strategy_takes_the_time_of_its_operators_and_deliveries(name: str, sp
     built, rng, n_recomputed, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
     router = Router(costing.deliveries.steps)
-    for number in range(60):
+    for number in range(240):
         states = random_states(found, rng, number % 3)
         if states is None:
             continue
