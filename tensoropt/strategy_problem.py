@@ -109,32 +109,40 @@ class StrategyProblem:
         for copy in self.shared:
             if copy.node >= len(self.nodes):
                 states[copy.node] = self._shared_state(copy, strategy, states)
-        wanted = {copy.node: copy.demands[states[copy.node]] for copy in self.shared}
-        demands = {copy.node: copy.demands for copy in self.shared}
+        shared = {copy.node for copy in self.shared if copy.node >= len(self.nodes)}
         for choice in self.choices:
-            if choice.node in demands:
-                fits = np.array([demand == wanted[choice.node] for demand in demands[choice.node]], bool)
-            else:
+            if choice.node not in shared:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
                 fits = edge.time_ns[states[edge.source]] < INFEASIBLE
-            is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
-            # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
-            states[choice.node] = np.argmax(is_it if is_it.any() else fits)
-        remade = {choice.node: choice.is_remade for choice in self.choices}
+                is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
+                # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
+                states[choice.node] = np.argmax(is_it if is_it.any() else fits)
+        choices = {choice.node: choice for choice in self.choices}
         for copy in self.shared:
-            if copy.node in remade and remade[copy.node][states[copy.node]]:
-                continue
-            is_it = copy.is_unread & np.array([demand == wanted[copy.node] for demand in copy.demands], bool)
-            if is_it.any() and self._is_allowed(copy.node, int(np.argmax(is_it)), states):
-                states[copy.node] = np.argmax(is_it)
+            if copy.node in shared:
+                wanted = copy.demands[states[copy.node]]
+                fits = np.array([demand == wanted for demand in copy.demands], bool)
+                is_it = fits.copy()
+                if copy.node in choices:
+                    choice = choices[copy.node]
+                    is_it &= choice.is_remade == (choice.copy in strategy.remade)
+                states[copy.node] = self._cheapest(copy.node, is_it, fits, states)
         return states
 
-    def _is_allowed(self, node: int, state: int, states: np.ndarray) -> bool:
-        """Whether a node may have a state beside those of the others."""
-        edges = self.problem.edges
-        times = [edge.time_ns[state, states[edge.target]] for edge in edges if edge.source == node]
-        times += [edge.time_ns[states[edge.source], state] for edge in edges if edge.target == node]
-        return all(time_ns < INFEASIBLE for time_ns in times)
+    def _cheapest(self, node: int, is_it: np.ndarray, fits: np.ndarray, states: np.ndarray) -> int:
+        """Of a node's states the one that takes the least memory, then time, beside those of its neighbours.
+
+        How a shared copy is kept beside them follows from what they read. Where none that ``is_it`` is allowed beside them,
+        one that ``fits``: of a source that is computed again a copy for which nothing is done isn't named by plans.
+        """
+        mem, time_ns = self.problem.nodes[node].mem_bytes.copy(), self.problem.nodes[node].time_ns.copy()
+        for edge in self.problem.edges:
+            if node in (edge.source, edge.target):
+                here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
+                mem, time_ns = mem + edge.mem_bytes[here], time_ns + edge.time_ns[here]
+        among = np.flatnonzero(is_it & (time_ns < INFEASIBLE))
+        among = among if len(among) else np.flatnonzero(fits)
+        return int(among[np.lexsort((time_ns[among], mem[among]))[0]])
 
     def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
         if copy.tensor.name in strategy.shared:
