@@ -173,7 +173,8 @@ class _Replay:
         starts = [_Node(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for node in reverse_order(starts, self._sources, self._collectives):
             self._back_at(node)
-        self._again.clear()
+        for made_again in (self._again, self._taken_anew, self._values_anew):
+            made_again.clear()
         if in_slice:
             self._collectives.clear()
 
