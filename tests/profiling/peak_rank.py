@@ -44,8 +44,8 @@ hardware = named(f"v100-1x{processes.size}")
 recorded = record(lambda: zoo.rnn(batch=256, steps=3, layers=1, hidden=1024, vocabulary=2048), "rnn", "momentum")
 plans = []
 if processes.rank == 0:
-    # Copies that are made again are measured in tests/reuse.
-    frontier = find_frontier(recorded.model, hardware, processes.size, without=["reuse"])
+    # Copies that are made again are measured in tests/reuse, operators that are computed again in tests/remat.
+    frontier = find_frontier(recorded.model, hardware, processes.size, without=["reuse", "remat"])
     plans = [plan.to_json() for plan in random_plans(frontier)]
 for number, value in enumerate(processes.broadcast(plans)):
     check = check_plan(Plan.from_json(value), recorded.model, recorded.first_values(), processes, 1, hardware)
