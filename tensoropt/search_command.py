@@ -231,11 +231,16 @@ def _search(arguments: argparse.Namespace) -> None:
             print(f"wrote {written}")
 
 
-def _count(text: str) -> int:
+def _whole_number(text: str) -> int:
+    """What was given as a whole number; 0 if it is none."""
     try:
-        count = int(text)
+        return int(text)
     except ValueError:
-        count = 0
+        return 0
+
+
+def _count(text: str) -> int:
+    count = _whole_number(text)
     if count < 1:
         raise InputError(f"--micro-batches takes a whole number from 1 up, got {short(text)}; give a divisor of the batch")
     return count
@@ -288,10 +293,7 @@ def number_of_devices(text: str, argument: str) -> int:
     Raises:
         InputError: it isn't one; ``argument`` stands in the message.
     """
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
+    number = _whole_number(text)
     if number < 1:
         raise InputError(f"{argument} takes a positive number of devices, got {short(text)}")
     return number

@@ -27,6 +27,7 @@ import_tensorflow()
 
 from tensoropt import zoo  # noqa: E402
 from tensoropt.baselines import BASELINES  # noqa: E402
+from tensoropt.choices import REMAT  # noqa: E402
 from tensoropt.comparison import Comparison  # noqa: E402
 from tensoropt.files import write_json  # noqa: E402
 from tensoropt.frontier import Model, ModelFrontier, find_baseline, find_frontier  # noqa: E402
@@ -86,7 +87,8 @@ class Lab:
         """None if that took too long."""
         space = FULL if parallelism <= FULL_UP_TO.get(name, 0) else COMPACT
         model = self.model(name, **sizes)
-        search = partial(find_frontier, model, hardware, parallelism, space=space, budget=self.budget)
+        # The paper makes copies again, and computes nothing again.
+        search = partial(find_frontier, model, hardware, parallelism, space=space, budget=self.budget, without=(REMAT,))
         links = tuple((level.latency_us, level.bytes_per_s) for level in hardware.levels)
         key = name, tuple(sizes.items()), links, parallelism
         return self._searched(key, f"{name} on {parallelism}", search)
