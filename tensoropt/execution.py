@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,9 +32,12 @@ from .reschedule.mesh import Mesh
 from .room import check_room, state_bytes
 from .waiting import CHAINS, TRAILING, URGENT
 
+if TYPE_CHECKING:
+    from .collectives.mpi import MpiCommunicator
+
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
 COLLECTIVES = (MPI, HOROVOD, EMULATED)
-Prepare = Callable[[Sequence[Axes]], None]
+Prepare = Callable[[Sequence[Collective]], None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
             operators.check_running()
             processes.begin_collective()
 
-        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda axes: None
+        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda log: None
     from .collectives.mpi import MpiCommunicator
 
     naps = all(part.gather(processes.naps))
@@ -204,14 +208,32 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
     communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
     backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent)
     if not naps or not all(part.gather(_allows_two_chains())):
-        return backend, part, communicator.prepare
-    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
+        return backend, part, Readying((communicator,))
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), naps=True)
+    backend = replace(backend, trailing=CommunicatingBackend(mesh, processes.rank, behind, trailing))
+    return backend, part, Readying((communicator, behind))
 
-    def prepare(axes: Sequence[Axes]) -> None:
-        communicator.prepare(axes)
-        behind.prepare(axes)
 
-    return replace(backend, trailing=CommunicatingBackend(mesh, processes.rank, behind, trailing)), part, prepare
+@dataclass
+class Readying:
+    """Readies communicators for the collectives of functions: forms groups, and says whether one has to give way.
+
+    Attributes:
+        communicators: of the urgent chain, and of the trailing one if there is one.
+    """
+
+    communicators: Sequence[MpiCommunicator]
+    _prepared: set[Axes] = field(default_factory=set)
+
+    def __call__(self, log: Sequence[Collective]) -> None:
+        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
+        if wanted:
+            for communicator in self.communicators:
+                communicator.prepare(sorted(wanted))
+            self._prepared |= wanted
+        if any(not entry.is_trailing for entry in dropwhile(lambda entry: not entry.is_trailing, log)):
+            for trailing in self.communicators[1:]:
+                trailing.gives_way = True
 
 
 def _allows_two_chains() -> bool:
@@ -237,11 +259,10 @@ def same_on_all(processes: Processes) -> Callable[[str], None]:
 
 @dataclass
 class Agreement:
-    """Compares what the ranks are about to run, and readies the groups that its collectives need."""
+    """Compares what the ranks are about to run, and readies what its collectives need."""
 
     processes: Processes
     prepare: Prepare | None
-    _prepared: set[Axes] = field(default_factory=set)
 
     def __call__(self, digest: str, log: Sequence[Collective]) -> None:
         if self.processes.rank == 0:
@@ -254,7 +275,4 @@ class Agreement:
                 f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
                 "fetches and feeds, in the same order"
             )
-        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
-        if wanted:
-            self.prepare(sorted(wanted))
-            self._prepared |= wanted
+        self.prepare(log)

@@ -22,10 +22,7 @@ import tensorflow as tf
 BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
 AGAIN = f"{BACKWARD}/again"
-"""The scope of what is computed again there: it waits for what its reader waits for, and has no other place in the order.
-
-TensorFlow's graph optimizer has made cycles of graphs in which it had one.
-"""
+"""The scope of what is computed again there, see :mod:`.recomputing`."""
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
 CALLBACK = "PyFunc"
@@ -45,6 +42,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
     """
     ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
     row: list[tf.Operation] = []
+    again: set[str] = set()
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
     for op in schedule(operators, n_forward):
@@ -56,7 +54,15 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
-        elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(AGAIN):
+        elif op.name.startswith(AGAIN):
+            # What is computed again for one reader runs before it, one of the others after the other as it needs them: the
+            # optimizer may make one operator of them, which would wait for itself if they waited for each other.
+            if not any(source.name in again for source in _sources(op)):
+                for earlier in row[-1:]:
+                    op._add_control_input(earlier)
+            again.add(op.name)
+        elif op.inputs and op.type not in _UNORDERED:
+            again.clear()
             waits_for = row[-1:] if row else _last_of_loss(operators, n_forward)
             while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])

@@ -1,0 +1,202 @@
+"""The backward pass and updates, in the order in which TensorFlow comes to operators and deliveries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..backward import Backward
+from ..costing import piece_bytes
+from ..deliveries import Delivery
+from ..ir import SOURCES, VARIABLE, Operator, Tensor
+from ..liveness import Buffer
+from ..optimizers.rows import row_deliveries
+from ..reschedule.layout import Layout
+from ..reverse_order import reverse_order
+from ..takers import LOSS, Taker, step_demand
+from .again import Again
+from .forward import Forward
+from .places import OPERAND, OPERATOR, RESULT, SHARED, START, Place, Places
+from .program import GRADIENTS, OVERWRITE, StepProgram, operand_of
+
+# The gradient of one operand is made from that of the result and the other operand.
+_PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
+# The gradient of an operand at these positions is that of the result, where neither is broadcast.
+_PASSED_ON = {
+    **dict.fromkeys(("AddV2", "Add"), (0, 1)),
+    **dict.fromkeys(("BiasAdd", "Sub", "Reshape", "ExpandDims", "Squeeze", "Identity"), (0,)),
+}
+
+
+class Gradients:
+    """What comes back, where to, and what becomes of it."""
+
+    def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
+        self.program, self.places, self.forward, self.backward = program, places, forward, backward
+        self.view, self.router = program.view, program.router
+        self.again = Again(program, places, forward, backward)
+        # The gradients that have come to a delivery, or to a result.
+        self._coming: defaultdict[Place, list[Buffer]] = defaultdict(list)
+        # Updates that wait for what is added up over all gradients.
+        self._updates: list[Buffer] = []
+        # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
+        self._sums: dict[tuple[Place, str], Buffer] = {}
+        # By lookup, those of what was found in a table that is updated by rows.
+        self._rows: dict[str, list[Buffer]] = {}
+
+    def run(self) -> None:
+        """The backward pass of the forward pass that was run last."""
+        graph = self.view.graph
+        losses = [step.loss for step in graph.train_steps.values()]
+        for loss in losses:
+            whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
+            self.program.add([self.forward.operand(loss, whole)])
+            self._coming[Place(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
+        starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
+        for place in reverse_order(starts, self.places.sources, self.forward.collectives):
+            self._back_at(place)
+        self.again.clear()
+
+    def after_slices(self) -> None:
+        """What was added up over all slices goes back to where it came from."""
+        starts = []
+        for (place, name), total in self._sums.items():
+            tensor = self.view.graph.tensors[name]
+            if place.kind == OPERAND:
+                self._coming[place].append(total)
+            else:
+                self._leave(tensor, total)
+            starts.append(place)
+        start = Place(START, "")
+        for place in reverse_order([start], lambda at: starts if at == start else self.places.sources(at)):
+            if place != start:
+                self._back_at(place)
+        for name, rows in self._rows.items():
+            self._update_rows(self.view.graph.operators[name], rows)
+
+    def finish(self) -> None:
+        """The updates that waited for all gradients."""
+        self.program.catch_up()
+        self.program.add(self._updates)
+
+    def _back_at(self, place: Place) -> None:
+        """What the backward pass does at an operator or a delivery."""
+        graph = self.view.graph
+        if place.kind == SHARED:
+            tensor = graph.tensors[place.name]
+            to_shared = self.places.to_shared(tensor)
+            assert to_shared is not None
+            gradient = self._returned(tensor, to_shared, self._arrived(place, to_shared.demand.layout, tensor))
+            self._coming[Place(RESULT, tensor.name)].append(gradient)
+            return
+        op = graph.operators[place.name]
+        if place.kind == OPERAND:
+            operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
+            delivery = self.view.delivery(operand, demand)
+            self._leave(operand, self._returned(operand, delivery, self._arrived(place, demand.layout, operand)))
+        elif op.type == VARIABLE:
+            self._update(op)
+        elif op.type not in SOURCES and op.updates is None:
+            self._back_through(op)
+
+    def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
+        """A gradient has come to where takers of a tensor take it."""
+        place = self.places.left_at(tensor)
+        self._coming[place if place.kind == SHARED else Place(RESULT, tensor.name)].append(gradient)
+
+    def _arrived(self, at: Place, layout: Layout, tensor: Tensor) -> Buffer:
+        """The sum of the gradients that have come."""
+        coming, n_bytes = self._coming.pop(at), piece_bytes(tensor, layout)
+        if len(coming) == 1:
+            return coming[0]
+        total = Buffer(n_bytes, GRADIENTS, of=tensor.name)
+        self.program.add(coming, [total], overwrites=[(summand, n_bytes) for summand in coming])
+        return total
+
+    def _back_through(self, op: Operator) -> None:
+        program, taken = self.program, self.forward.taken
+        if program.splits_inner(op) and not program.overlaps:
+            program.catch_up()  # its statistics' gradients are communicated
+        coming = [(Place(RESULT, tensor.name), tensor) for tensor in op.outputs]
+        arriving = [
+            (self._arrived(place, self.view.layout(tensor), tensor), program.result_bytes(op, tensor))
+            for place, tensor in coming
+            if place in self._coming
+        ]
+        if arriving:
+            self.again.make(op, arriving[0][0])
+        operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
+        results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
+        known = [
+            *arriving,
+            *((taken[op.name, position], program.operand_bytes(op, position)) for position in operands),
+            *((self.again.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
+        ]
+        inside = [self.forward.kept[op.name]] if op.name in self.forward.kept else []
+        for position, tensor in op.operands:
+            if (op.name, position) not in self.view.gradients:
+                continue
+            gradient, of_result = arriving[0]
+            n_bytes = program.operand_bytes(op, position)
+            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
+                gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
+                own = taken[op.name, position] if op.type in _PRODUCTS else None
+                reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
+                program.add(reads, [gradient], program.scratch_bytes(op), known if op.type in OVERWRITE else ())
+            if self.places.accumulates(op, position):
+                self._accumulate(op, position, gradient)
+            elif (place := self.places.goes_to(op, position)).kind == OPERAND:
+                self._coming[place].append(gradient)
+            else:
+                self._leave(tensor, gradient)
+        if op.name in self.view.graph.lookup_operators and arriving:
+            self._update_by_rows(op, arriving[0][0])
+
+    def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
+        """Add a gradient to those of the slices before, where its operand was delivered for all slices."""
+        key = self.places.goes_to(op, position), operand_of(op, position).name
+        known = self._sums.get(key)
+        if known is not None:
+            total = Buffer(known.n_bytes, GRADIENTS)
+            overwrites = [(each, known.n_bytes) for each in (known, gradient)]
+            self.program.add([known, gradient], [total], overwrites=overwrites)
+            gradient = total
+        self._sums[key] = gradient
+
+    def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
+        path = self.router.route(delivery).backward
+        trails = tensor.name in self.view.graph.made_of_variables
+        return gradient if path is None else self.program.move(path, gradient, delivery.item_bytes, GRADIENTS, trails)
+
+    # Updates
+
+    @property
+    def _waits_for_sums(self) -> bool:
+        return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
+
+    def _update(self, op: Operator) -> None:
+        gradient = self._arrived(Place(RESULT, op.result.name), self.view.layout(op.result), op.result)
+        if self._waits_for_sums:
+            # What is added up over all gradients must be known first.
+            self._updates.append(gradient)
+        else:
+            self.program.add([gradient])
+
+    def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
+        """Each device gets all that was found in a table, and updates by it what it has of the table."""
+        _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
+        path = self.router.route(of_gradient).forward
+        rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
+        if self.view.graph.n_runs(op.result.name) > 1:
+            self._rows.setdefault(op.name, []).append(rows)
+        else:
+            self._update_rows(op, [rows])
+
+    def _update_rows(self, op: Operator, rows: Sequence[Buffer]) -> None:
+        """Update a table by the rows that a lookup found in it."""
+        graph, table = self.view.graph, operand_of(op, 0)
+        changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
+        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
+        self.program.add(rows, [piece] if changes_all else ())
+        if self._waits_for_sums:
+            self._updates += rows
