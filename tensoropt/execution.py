@@ -7,9 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +31,9 @@ from .reschedule.mesh import Mesh
 from .room import check_room, state_bytes
 from .waiting import CHAINS, TRAILING, URGENT
 
-if TYPE_CHECKING:
-    from .collectives.mpi import MpiCommunicator
-
 MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
 COLLECTIVES = (MPI, HOROVOD, EMULATED)
-Prepare = Callable[[Sequence[Collective]], None]
+Prepare = Callable[[Sequence[Axes]], None]
 
 
 @dataclass(frozen=True)
@@ -200,40 +196,23 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
             operators.check_running()
             processes.begin_collective()
 
-        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda log: None
+        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda axes: None
     from .collectives.mpi import MpiCommunicator
 
     naps = all(part.gather(processes.naps))
     urgent, trailing = processes.waiting
     communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
-    backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent)
+    backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent, is_over_link=naps)
     if not naps or not all(part.gather(_allows_two_chains())):
-        return backend, part, Readying((communicator,))
-    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), naps=True)
-    backend = replace(backend, trailing=CommunicatingBackend(mesh, processes.rank, behind, trailing))
-    return backend, part, Readying((communicator, behind))
+        return backend, part, communicator.prepare
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
 
+    def prepare(axes: Sequence[Axes]) -> None:
+        communicator.prepare(axes)
+        behind.prepare(axes)
 
-@dataclass
-class Readying:
-    """Readies communicators for the collectives of functions: forms groups, and says whether one has to give way.
-
-    Attributes:
-        communicators: of the urgent chain, and of the trailing one if there is one.
-    """
-
-    communicators: Sequence[MpiCommunicator]
-    _prepared: set[Axes] = field(default_factory=set)
-
-    def __call__(self, log: Sequence[Collective]) -> None:
-        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
-        if wanted:
-            for communicator in self.communicators:
-                communicator.prepare(sorted(wanted))
-            self._prepared |= wanted
-        if any(not entry.is_trailing for entry in dropwhile(lambda entry: not entry.is_trailing, log)):
-            for trailing in self.communicators[1:]:
-                trailing.gives_way = True
+    trailing_backend = CommunicatingBackend(mesh, processes.rank, behind, trailing, is_over_link=True)
+    return replace(backend, trailing=trailing_backend), part, prepare
 
 
 def _allows_two_chains() -> bool:
@@ -259,10 +238,11 @@ def same_on_all(processes: Processes) -> Callable[[str], None]:
 
 @dataclass
 class Agreement:
-    """Compares what the ranks are about to run, and readies what its collectives need."""
+    """Compares what the ranks are about to run, and readies the groups that its collectives need."""
 
     processes: Processes
     prepare: Prepare | None
+    _prepared: set[Axes] = field(default_factory=set)
 
     def __call__(self, digest: str, log: Sequence[Collective]) -> None:
         if self.processes.rank == 0:
@@ -275,4 +255,7 @@ class Agreement:
                 f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
                 "fetches and feeds, in the same order"
             )
-        self.prepare(log)
+        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
+        if wanted:
+            self.prepare(sorted(wanted))
+            self._prepared |= wanted

@@ -13,9 +13,7 @@ below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
 
 A communicator may give way to another one, whose collectives go on at the same time in another thread: the trailing chain
 to the urgent one. It has its own groups, so that no message of one meets a message of the other, and its own workspace. All
-that it exchanges travels in parts, of which few are under way at once, since what is urgent comes out of the link behind
-them; and it naps for longer. Where nothing urgent comes it needn't: over 1 Gb/s small parts took the data parallelism of a
-VGG16 a tenth longer.
+that it exchanges travels in parts, since what is urgent comes out of the link behind those under way; and it naps longer.
 """
 
 from __future__ import annotations
@@ -45,15 +43,17 @@ Array = npt.NDArray[Any]
 AWAKE_S, NAP_S = 5e-5, 5e-5
 """How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
 
-PART_BYTES = 1 << 19
-"""With naps halves travel in parts of so many bytes: what has come is added while the rest is on its way."""
+PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
+"""Of what travels in parts, bytes of one, and how many are under way at once.
+
+What has come is added while the rest is on its way, and what is urgent waits for 2 ms of a link of 1 Gb/s at most. With all
+parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
+2289, 2072 and 2117, with two of 512 KiB 2231.
+"""
 _HALVES, _SUMS, _PIECES = 1, 2, 3  # tags
 
-SMALL_PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
-"""What a communicator that gives way sends at once: something urgent waits for so much at most, 2 ms of a link of 1 Gb/s."""
-
 TRAILING_NAP_S = 2e-4
-"""How long it naps: parts that are under way keep the link busy, and each look takes a core from what is computed."""
+"""How long one that gives way naps: parts under way keep the link busy, and each look takes a core from what is computed."""
 
 # NumPy's characters of types that MPI has, among those that training moves most.
 _MPI_TYPES = frozenset("fdilq")
@@ -62,32 +62,27 @@ _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex
 
 
 class Outbox:
-    """Parts of arrays on their way to members of a group: all at once, or few where something else may be urgent."""
+    """Parts of arrays on their way to members of a group, few at once."""
 
     def __init__(self, group: Comm, gives_way: bool) -> None:
         self._group, self._gives_way = group, gives_way
-        self._ahead: deque[tuple[Array, int, int]] = deque()
-        self._behind: deque[tuple[Array, int, int]] = deque()
+        self._waiting: deque[tuple[Array, int, int]] = deque()
         self._sending: list[MPI.Request] = []
 
-    @property
-    def part_bytes(self) -> int:
-        return SMALL_PART_BYTES if self._gives_way else PART_BYTES
-
-    def add(self, flat: Array, member: int, tag: int, ahead: bool = False) -> None:
-        """Have an array sent in parts, after what was added before; ``ahead`` of all that isn't."""
-        (self._ahead if ahead else self._behind).extend((flat[part], member, tag) for part in _parts(flat, self.part_bytes))
+    def add(self, flat: Array, member: int, tag: int) -> None:
+        """Have an array sent in parts, after what was added before."""
+        self._waiting.extend((flat[part], member, tag) for part in _parts(flat, PART_BYTES))
 
     def arriving(self, flat: Array, member: int, tag: int) -> list[tuple[slice, MPI.Request]]:
         """What a member sends so, received into an array: its parts in order."""
-        parts = _parts(flat, self.part_bytes)
+        parts = _parts(flat, PART_BYTES)
         return [(part, self._group.Irecv(_opaque(flat[part]), member, tag)) for part in parts]
 
     def look(self) -> None:
         """Send what may be sent now."""
         self._sending = [request for request in self._sending if not request.Test()]
-        while (self._ahead or self._behind) and not (self._gives_way and len(self._sending) >= PARTS_UNDER_WAY):
-            part, member, tag = (self._ahead or self._behind).popleft()
+        while self._waiting and len(self._sending) < PARTS_UNDER_WAY:
+            part, member, tag = self._waiting.popleft()
             self._sending.append(self._group.Isend(_opaque(part), member, tag))
 
     def wait_for(self, requests: Iterable[MPI.Request]) -> None:
@@ -111,8 +106,7 @@ class MpiCommunicator:
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
 
     MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
-    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too. That may be set between
-    collectives, on all ranks between the same ones.
+    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class MpiCommunicator:
         self._scratch = Scratch()
         self._on_collective = on_collective
         self._naps = naps or gives_way
-        self.gives_way = gives_way
+        self._gives_way = gives_way
 
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
@@ -179,7 +173,7 @@ class MpiCommunicator:
         self._begin()
         counts = [prod(shape) for shape in recv_shapes]
         received = self._flat_out(out, sum(counts), send.dtype)
-        if self.gives_way:
+        if self._gives_way:
             self._exchange_by_parts(group, [send.reshape(-1)] * group.size, _split(received, [(count,) for count in counts]))
         elif len(set(counts)) == 1:
             self._call(group, "Allgather", _opaque(send), _opaque(received))
@@ -260,16 +254,17 @@ class MpiCommunicator:
     ) -> None:
         """Exchange halves and then what came out, ``own`` and ``others``: the link has always something to carry.
 
-        All that comes has its place from the start, so that sends come to an end whatever the other member sends first.
+        Sums wait behind the halves: while the last half is added, those of the parts before are on their way. All that comes
+        has its place from the start, so that sends come to an end whatever the other member sends first.
         """
-        outbox = Outbox(group, self.gives_way)
+        outbox = Outbox(group, self._gives_way)
         arriving = outbox.arriving(received, other, _HALVES)
         sums = outbox.arriving(others, other, _SUMS)
         outbox.add(send, other, _HALVES)
         for part, request in arriving:
             outbox.wait_for([request])
             reduce(part)
-            outbox.add(own[part], other, _SUMS, ahead=True)
+            outbox.add(own[part], other, _SUMS)
         outbox.empty()
         outbox.wait_for([request for _, request in sums])
 
@@ -278,7 +273,7 @@ class MpiCommunicator:
 
         All that comes has its place from the start, so that sends come to an end whatever a member sends first.
         """
-        outbox, rank = Outbox(group, self.gives_way), group.rank
+        outbox, rank = Outbox(group, self._gives_way), group.rank
         received[rank][...] = sends[rank]
         others = [(rank + distance) % group.size for distance in range(1, group.size)]
         arriving = [request for member in others for _, request in outbox.arriving(received[member], member, _PIECES)]
@@ -297,7 +292,7 @@ class MpiCommunicator:
         self._exchange(group, [flat[start:end] for start, end in bounds], received, [own] * n_members, flat)
         start, end = bounds[group.rank]
         reduce_in_order(_split(received, [(own,)] * n_members), op, result[start:end])
-        if self.gives_way:
+        if self._gives_way:
             self._exchange_by_parts(group, [result[start:end]] * n_members, [result[start:end] for start, end in bounds])
             return
         self._call(group, "Allgatherv", MPI.IN_PLACE, (_opaque(result), counts))
@@ -307,7 +302,7 @@ class MpiCommunicator:
     ) -> None:
         """Send ``sends[i]`` to member i; what arrives fills ``received``. ``joined`` is all that is sent, if known."""
         send_counts = [piece.size for piece in sends]
-        if self.gives_way:
+        if self._gives_way:
             flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
             self._exchange_by_parts(group, flat, _split(received, [(count,) for count in counts]))
             return

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..reschedule.execute import Communicator, RankPath
+from ..reschedule.merging import with_sums_of_two_whole
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path
 from ..reschedule.simulate import simulate, simulate_all_reduce
@@ -61,6 +62,7 @@ class CommunicatingBackend(_Unwatched):
     Attributes:
         waiting: is told in which collectives this rank is.
         trailing: has what only updates wait for go through another communicator, in a chain of its own.
+        is_over_link: whether ranks are on several machines; sums of two are made whole then (:mod:`..reschedule.merging`).
     """
 
     mesh: Mesh
@@ -68,6 +70,7 @@ class CommunicatingBackend(_Unwatched):
     communicator: Communicator
     waiting: Waiting = field(default_factory=Waiting)
     trailing: CommunicatingBackend | None = None
+    is_over_link: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -77,7 +80,7 @@ class CommunicatingBackend(_Unwatched):
         return Callbacks(self, self.trailing)
 
     def runner(self, path: Path, what: str) -> Runner:
-        seen = RankPath.of(path, self.rank)
+        seen = RankPath.of(with_sums_of_two_whole(path) if self.is_over_link else path, self.rank)
         return self._told(what, lambda piece: [seen.run(piece, self.communicator)])
 
     def maximum(self, path: Path, what: str) -> Runner:

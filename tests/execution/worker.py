@@ -45,7 +45,7 @@ def backend_of(mesh: Mesh, collectives: str) -> Backend:
     if collectives == "mpi":
         return CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh)))
     if collectives == "link":
-        mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 9, 1 << 8
+        mpi.PART_BYTES = 1 << 8
         trailing = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
         urgent = prepared(MpiCommunicator(COMM, mesh, naps=True))
         return CommunicatingBackend(mesh, COMM.rank, urgent, trailing=trailing)

@@ -157,7 +157,7 @@ def expect(message: str, call: Callable[[], object]) -> None:
 
 def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     # So that halves travel in several parts, of which the last is smaller.
-    mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 12, 1 << 11
+    mpi.PART_BYTES = 1 << 11
     begun = []
     communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps, gives_way)
     communicator.prepare(all_subsets(mesh))
@@ -177,7 +177,7 @@ def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
 
 def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
     """Two threads of each rank, each with its own order of small sums and large ones; pauses differ from rank to rank."""
-    mpi.PART_BYTES, mpi.SMALL_PART_BYTES = 1 << 14, 1 << 12
+    mpi.PART_BYTES = 1 << 12
     chains = [MpiCommunicator(COMM, mesh, naps=True), MpiCommunicator(COMM, mesh, gives_way=True)]
     for communicator in chains:
         communicator.prepare(all_subsets(mesh))
