@@ -1,13 +1,14 @@
 """Choosing splits and what to keep in memory together, against one after the other.
 
-    python tests/benchmarks/joint.py [MODEL ...] [--cluster NAME] [--seconds S] [--plans N] [--json OUT.json]
+    python tests/benchmarks/joint.py [MODEL ...] [--without remat] [--cluster NAME] [--seconds S] [--plans N]
+        [--json OUT.json]
 
-*Joint* is the frontier as a search finds it, with the choice to make copies again. (Recomputation is left out: its memory
-is no sum, and second stages would not be exact.) In *two stages* the frontier without the choice is found first; then for
-the plan of each of its points, the configs of all operators held fixed, the choice is searched (and which copies takers
-share, which is chosen anew and in favour of two stages). The second stages are exact or nearly so, and the best of all of
-them counts at each memory: a system that shards first and saves memory afterwards, and knows which of all minimal shardings
-to save it with, would do no better.
+*Joint* is the frontier as a search finds it, with the choices to make copies again and to compute operators again. In *two
+stages* the frontier without these choices is found first; then for the plan of each of its points, the configs of all
+operators held fixed, the choices are searched (and which copies takers share, which is chosen anew and in favour of two
+stages). The best of all second stages counts at each memory: a system that shards first and saves memory afterwards, and
+knows which of all minimal shardings to save it with, would do no better. Second stages are searched as a frontier is: with
+what is computed again, and without; exact or nearly so without.
 
 At equal memory, from the least that two stages can do with to the most that the joint frontier has, in steps of equal
 ratio: the time that two stages take over the joint time, geometric mean and largest. ``least`` is the least memory of both,
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from tensoropt.choices import ACCUMULATE, REMAT, REUSE
 from tensoropt.files import write_json
 from tensoropt.ft import Budget, search
 from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.ft.transient import restricted
 from tensoropt.memory_limit import memory_text
 from tensoropt.quiet import import_tensorflow
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 DEFAULT = ("vgg16", "wide_resnet", "transformer", "rnn", "bert_large")
 N_MEMORIES = 200
-LEFT_OUT = (REMAT, ACCUMULATE)
 HEADERS = ("model", "plans", "memory", "joint (s)", "two stages (s)", "slower", "mean", "least joint", "two stages",
            "gap", "seconds")  # fmt: skip
 
@@ -74,12 +75,26 @@ def second_stages(joint: ModelFrontier, first: ModelFrontier, n_plans: int | Non
         taken = [taken[i] for i in np.unique(np.linspace(0, len(taken) - 1, n_plans).round().astype(int))]
     mem_bytes, time_ns = [], []
     for configs in tqdm(taken, desc="second stages", leave=False, disable=None):
-        pinned = joint.built.allowing(lambda op, config, given=configs: config == given[op.name]).problem
-        allowed = [np.flatnonzero(np.maximum(node.mem_bytes, node.time_ns) < INFEASIBLE) for node in pinned.nodes]
-        found = search(pinned.restricted(allowed), budget=Budget(seconds=seconds))
-        mem_bytes.append(found.mem_bytes)
-        time_ns.append(found.time_ns)
+        for found in second_stage(joint, configs, seconds):
+            mem_bytes.append(found[0])
+            time_ns.append(found[1])
     return Steps.of(np.concatenate(mem_bytes), np.concatenate(time_ns)), len(taken)
+
+
+def second_stage(
+    joint: ModelFrontier, configs: Mapping[str, Config], seconds: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Bytes and nanoseconds of what a plan comes to, its configs held fixed: with nothing computed again, and with."""
+    pinned = joint.built.allowing(lambda op, config: config == configs[op.name]).problem
+    transient = joint.built.transient
+    allowed = [np.flatnonzero(np.maximum(node.mem_bytes, node.time_ns) < INFEASIBLE) for node in pinned.nodes]
+    searched = [allowed]
+    if transient is not None:
+        searched.append([np.intersect1d(states, transient.plain.get(i, states)) for i, states in enumerate(allowed)])
+    for states in searched:
+        found = search(restricted(pinned, states), budget=Budget(seconds=seconds / len(searched)))
+        at = np.stack([of[found.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
+        yield found.mem_bytes + (0 if transient is None else transient.missing_bytes(pinned, at)), found.time_ns
 
 
 def _configs(frontier: ModelFrontier, point: int) -> Mapping[str, Config]:
@@ -90,7 +105,7 @@ def _splits(configs: Mapping[str, Config]) -> tuple[Config, ...]:
     return tuple(configs[name] for name in sorted(configs))
 
 
-def compared(name: str, cluster: str, seconds: float, n_plans: int | None) -> dict[str, object]:
+def compared(name: str, cluster: str, seconds: float, n_plans: int | None, without: Sequence[str]) -> dict[str, object]:
     """One model's numbers."""
     from tensoropt.frontier import find_frontier
     from tensoropt.offline import record_named
@@ -99,8 +114,8 @@ def compared(name: str, cluster: str, seconds: float, n_plans: int | None) -> di
     started = time.perf_counter()
     model, hardware = record_named(f"zoo:{name}").model, named(cluster)
     budget = Budget(seconds=seconds)
-    joint = find_frontier(model, hardware, hardware.n_devices, budget=budget, without=LEFT_OUT)
-    first = find_frontier(model, hardware, hardware.n_devices, budget=budget, without=(REUSE, *LEFT_OUT))
+    joint = find_frontier(model, hardware, hardware.n_devices, budget=budget, without=(ACCUMULATE, *without))
+    first = find_frontier(model, hardware, hardware.n_devices, budget=budget, without=(REUSE, REMAT, ACCUMULATE))
     apart, n_taken = second_stages(joint, first, n_plans, seconds)
     together = Steps.of(joint.found.mem_bytes, joint.found.time_ns)
     least = max(int(apart.mem_bytes[0]), int(together.mem_bytes[0]))
@@ -147,11 +162,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=DEFAULT, metavar="MODEL")
     parser.add_argument("--cluster", default="v100-2x8", help="default: v100-2x8")
     parser.add_argument("--seconds", type=float, default=5.0, help="for refining each search; default: 5")
+    parser.add_argument("--without", action="append", default=[], choices=[REMAT], help="search neither with it")
     parser.add_argument("--plans", type=int, metavar="N", help="of the first stage, evenly along it; default: all")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the numbers")
     given = parser.parse_args()
     import_tensorflow()
-    numbers = [compared(name, given.cluster, given.seconds, given.plans) for name in given.models]
+    numbers = [compared(name, given.cluster, given.seconds, given.plans, given.without) for name in given.models]
     print(tabulate([row(each) for each in numbers], HEADERS, disable_numparse=True, colalign=("left", *["right"] * 10)))
     if given.json is not None:
         write_json(given.json, {"cluster": given.cluster, "models": numbers}, "result")
