@@ -28,7 +28,9 @@ def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
         return [total / count for total in job.complete(k, [tf.reduce_sum(x, reduced) for x in values])]
 
     means = statistic(0, precise)
-    centred = [x - tf.reshape(mean, broadcast) for x, mean in zip(precise, means, strict=True)]
+    means_of_channels = [tf.reshape(mean, broadcast) for mean in means]
+    with job.following(0):
+        centred = [x - mean for x, mean in zip(precise, means_of_channels, strict=True)]
     variances = statistic(1, [tf.square(x) for x in centred])
     results: list[Values] = [[] for _ in op.outputs]
     for x, scale, offset, mean, variance, original, old_mean, old_variance in zip(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -146,7 +146,13 @@ class LocalModel:
             return self._deliver(inner[k], values, op.name, op.result)
 
         seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
-        job = Job(op, rule, config, seen, ranks, complete, differentiated=differentiated, slice=self.slice)
+        def following(position: int) -> AbstractContextManager[None]:
+            return self._computed_again(self._is_made_again(op, position))
+
+        job = Job(
+            op, rule, config, seen, ranks, complete,
+            differentiated=differentiated, slice=self.slice, following=following,
+        )  # fmt: skip
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         remade = self._remade_for(op)
         with self._computed_again(op.name in self._again):
@@ -154,6 +160,17 @@ class LocalModel:
         for tensor, values in zip(op.outputs, results, strict=True):
             is_passed = bool(remade) and tf.as_dtype(tensor.dtype).is_floating
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
+
+    def _is_made_again(self, op: Operator, position: int) -> bool:
+        """Whether what an operator takes isn't kept for the backward pass."""
+        tensor, view = op.inputs[position], self.view
+        assert tensor is not None
+        producer = view.graph.producers[tensor.name].name
+        return self.training and (
+            view.is_remade(op, position)
+            or view.reads_remade(op, position)
+            or (producer in self._needed_again and view.takes_anew(op, position))
+        )
 
     @property
     def _again(self) -> frozenset[str]:

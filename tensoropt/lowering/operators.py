@@ -6,6 +6,7 @@ Everything is written over a list of ranks: one under MPI, all of them in the em
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +34,8 @@ class Job:
 
     ``complete(k, values)`` runs the k-th delivery inside of the operator; ``random`` says how random operators draw;
     ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known; ``slice`` says
-    of which slice of the batch the operator is, where a step has several.
+    of which slice of the batch the operator is, where a step has several. What is emitted in ``following(i)`` is all that
+    the backward pass reads of the operand at position i, and is made again from it where that isn't kept.
     """
 
     op: Operator
@@ -45,6 +47,7 @@ class Job:
     random: RandomMode = field(default_factory=random_mode)
     differentiated: frozenset[int] = frozenset()
     slice: Slice | None = None
+    following: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
 
     def layout(self, operand: int) -> Layout:
         """The layout in which an operand is given, by its position among the inputs."""
