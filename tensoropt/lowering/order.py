@@ -31,6 +31,8 @@ LAG = 32
 CALLBACK = "PyFunc"
 """The first operand of a callback is its turn."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
+SHAPES = frozenset("Shape ShapeN Size Rank".split())
+"""These read no values and run with the forward pass: made to wait, they would keep all their operands until then."""
 VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """They take no time or, the collectives, have an order of their own, or none."""

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from .order import AGAIN, CALLBACK, VIEWS, constant_operators, needed_ahead
+from .order import AGAIN, CALLBACK, SHAPES, VIEWS, constant_operators, needed_ahead
 
-SHAPES = frozenset("Shape ShapeN Size Rank".split())
-"""These read no values, and run when the forward pass does."""
 Replaced = Callable[[tf.Tensor], tf.Tensor | None]
 
 

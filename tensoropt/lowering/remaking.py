@@ -18,7 +18,7 @@ import tensorflow as tf
 from ..reschedule.path import Path
 from .deliver import Deliverer
 from .operators import Values
-from .order import VIEWS, needed_ahead
+from .order import SHAPES, VIEWS, needed_ahead
 
 _Key = tuple[str, int]
 
@@ -103,7 +103,7 @@ class Remaking:
         place = {op.name: i for i, op in enumerate(operators)}
         ahead = needed_ahead(operators, n_forward)
         for i, op in enumerate(operators[n_forward:], n_forward):
-            if op.name in ahead:
+            if op.name in ahead or op.type in SHAPES:
                 continue
             for position, tensor in enumerate(op.inputs):
                 again = self._again.get(_key(tensor))
