@@ -1,5 +1,7 @@
 """The order of the backward pass and of updates, which TensorFlow leaves open: the one that frees memory first.
 
+The forward pass needs none but for its collectives, see :func:`_hold_collectives`.
+
 TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of
 those of the parameters, and all gradients in between stay in memory; an update waits, with its gradient, behind the rest of
 the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. Here operators
@@ -15,6 +17,7 @@ needs is done before the backward pass begins, as far as it needn't wait for oth
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -46,6 +49,8 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
         lag: for so many operators at most the backward pass goes on while a gradient is on its way.
     """
     ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
+    if not math.isinf(lag) and not ahead:
+        _hold_collectives(operators[:n_forward], constant)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
@@ -65,6 +70,21 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
             for earlier in waits_for:
                 op._add_control_input(earlier)
             row.append(op)
+
+
+def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> None:
+    """Have collectives of the forward pass wait for what was made before them.
+
+    Those that gather parameters need nothing that is computed. A rank that computes one operator at a time could come to all
+    of them before anything else, and copies that are made again in the backward pass would be there at once meanwhile.
+    """
+    latest = None
+    for op in operators:
+        if op.type in COLLECTIVES:
+            if latest is not None:
+                op._add_control_input(latest)
+        elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
+            latest = op
 
 
 def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
