@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -31,6 +31,8 @@ TensorFlow's graph optimizer has made cycles of graphs in which it had one.
 """
 LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
+FUSED = 4
+"""So many operators one after the other may become one."""
 CALLBACK = "PyFunc"
 """The first operand of a callback is its turn."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
@@ -77,14 +79,33 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
 
     Those that gather parameters need nothing that is computed. A rank that computes one operator at a time could come to all
     of them before anything else, and copies that are made again in the backward pass would be there at once meanwhile.
+
+    What shortly comes before their takers isn't waited for: TensorFlow makes one operator of a convolution and the addition
+    of a bias, and a bias that waited for the convolution would then wait for its own taker.
     """
-    latest = None
+    row: list[tf.Operation] = []
     for op in operators:
         if op.type in COLLECTIVES:
-            if latest is not None:
-                op._add_control_input(latest)
+            near = _shortly_before(taker for output in op.outputs for taker in _readers_of(output))
+            earlier = next((each for each in reversed(row) if each.name not in near), None)
+            if earlier is not None:
+                op._add_control_input(earlier)
         elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
-            latest = op
+            row.append(op)
+
+
+def _shortly_before(operators: Iterable[tf.Operation]) -> set[str]:
+    """What operators take, and what that is made of, up to :data:`FUSED` operators before; views aren't counted."""
+    found: dict[str, int] = {}
+    pending = [(op, 0) for op in operators]
+    while pending:
+        op, distance = pending.pop()
+        for source in (tensor.op for tensor in op.inputs):
+            further = distance + (source.type not in VIEWS)
+            if further <= FUSED and further < found.get(source.name, FUSED + 1):
+                found[source.name] = further
+                pending.append((source, further))
+    return set(found)
 
 
 def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
@@ -185,7 +206,14 @@ def _handles(op: tf.Operation) -> list[tf.Tensor]:
 
 def _readers(handle: tf.Tensor) -> Iterator[tf.Operation]:
     """The operators that take the value of a variable as it was read from its handle, or a view of it."""
-    pending = [op.outputs[0] for op in handle.consumers() if op.type == "ReadVariableOp"]
+    for op in handle.consumers():
+        if op.type == "ReadVariableOp":
+            yield from _readers_of(op.outputs[0])
+
+
+def _readers_of(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """The operators that take a tensor, or a view of it."""
+    pending = [tensor]
     while pending:
         for op in pending.pop().consumers():
             yield op
