@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
+Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
 AGAIN = f"{BACKWARD}/again"
@@ -80,13 +81,13 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     Those that gather parameters need nothing that is computed. A rank that computes one operator at a time could come to all
     of them before anything else, and copies that are made again in the backward pass would be there at once meanwhile.
 
-    What shortly comes before their takers isn't waited for: TensorFlow makes one operator of a convolution and the addition
-    of a bias, and a bias that waited for the convolution would then wait for its own taker.
+    What may become one operator with something that follows from them isn't waited for: of a convolution and the addition of
+    a bias TensorFlow makes one, and a bias that waited for the convolution would then wait for its own taker.
     """
     row: list[tf.Operation] = []
     for op in operators:
         if op.type in COLLECTIVES:
-            near = _shortly_before(taker for output in op.outputs for taker in _readers_of(output))
+            near = {each.name for each in _within(_within([op], _takers), _producers)}
             earlier = next((each for each in reversed(row) if each.name not in near), None)
             if earlier is not None:
                 op._add_control_input(earlier)
@@ -94,18 +95,27 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
             row.append(op)
 
 
-def _shortly_before(operators: Iterable[tf.Operation]) -> set[str]:
-    """What operators take, and what that is made of, up to :data:`FUSED` operators before; views aren't counted."""
-    found: dict[str, int] = {}
+def _within(operators: Iterable[tf.Operation], neighbours: Neighbours) -> list[tf.Operation]:
+    """What is up to :data:`FUSED` operators away in one direction, views not counted; collectives end the search."""
+    found: dict[str, tuple[int, tf.Operation]] = {}
     pending = [(op, 0) for op in operators]
     while pending:
         op, distance = pending.pop()
-        for source in (tensor.op for tensor in op.inputs):
-            further = distance + (source.type not in VIEWS)
-            if further <= FUSED and further < found.get(source.name, FUSED + 1):
-                found[source.name] = further
-                pending.append((source, further))
-    return set(found)
+        for each in neighbours(op):
+            further = distance + (each.type not in VIEWS)
+            is_nearer = each.name not in found or further < found[each.name][0]
+            if further <= FUSED and is_nearer and each.type not in COLLECTIVES:
+                found[each.name] = further, each
+                pending.append((each, further))
+    return [op for _, op in found.values()]
+
+
+def _takers(op: tf.Operation) -> Iterator[tf.Operation]:
+    return (taker for output in op.outputs for taker in output.consumers())
+
+
+def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
+    return (tensor.op for tensor in op.inputs)
 
 
 def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
@@ -206,14 +216,7 @@ def _handles(op: tf.Operation) -> list[tf.Tensor]:
 
 def _readers(handle: tf.Tensor) -> Iterator[tf.Operation]:
     """The operators that take the value of a variable as it was read from its handle, or a view of it."""
-    for op in handle.consumers():
-        if op.type == "ReadVariableOp":
-            yield from _readers_of(op.outputs[0])
-
-
-def _readers_of(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """The operators that take a tensor, or a view of it."""
-    pending = [tensor]
+    pending = [op.outputs[0] for op in handle.consumers() if op.type == "ReadVariableOp"]
     while pending:
         for op in pending.pop().consumers():
             yield op
