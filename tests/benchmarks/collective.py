@@ -1,8 +1,9 @@
 """One collective inside the TensorFlow graph against the same collective by the communicator alone.
 
-    tensoropt run -n 2 tests/benchmarks/collective.py
+    tensoropt run -n 2 tests/benchmarks/collective.py [--keep]
 
-The cost per collective in the graph is the slope between functions with few and with many chained collectives.
+The cost per collective in the graph is the slope between functions with few and with many collectives, of which each sums up
+what came out of the one before; with ``--keep`` all sum up the same, and what comes out of them is there at once.
 """
 
 from __future__ import annotations
@@ -36,14 +37,20 @@ from tensoropt.rules.rule import Demand  # noqa: E402
 FEW, MANY = 1, 9
 
 
-def chained(backend: CommunicatingBackend, delivery: Delivery, count: int, piece: np.ndarray) -> Callable[[], object]:
-    """A function with ``count`` deliveries of one tensor, each by its own callback."""
+def chained(
+    backend: CommunicatingBackend, delivery: Delivery, count: int, piece: np.ndarray, keeps: bool
+) -> Callable[[], object]:
+    """A function with ``count`` deliveries of a tensor, each by its own callback; it keeps all results, or the last."""
     router = Router(PlainCosts(), cheapest_path)
     deliverer = Deliverer(backend)
 
     def body(x: tf.Tensor) -> list[tf.Tensor]:
         with deliverer.building():
-            return [deliverer.deliver(delivery, router.route(delivery), [x], "benchmark")[0][0] for _ in range(count)]
+            results = [x]
+            for _ in range(count):
+                source = x if keeps else results[-1]
+                results.append(deliverer.deliver(delivery, router.route(delivery), [source], "benchmark")[0])
+            return results[1:] if keeps else results[-1:]
 
     compiled = tf.function(body, input_signature=[tf.TensorSpec(piece.shape, tf.float32)], autograph=False)
     concrete, given = compiled.get_concrete_function(), tf.constant(piece)
@@ -53,6 +60,7 @@ def chained(backend: CommunicatingBackend, delivery: Delivery, count: int, piece
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--keep", action="store_true", help="keep what comes out of all collectives")
     arguments = parser.parse_args()
     processes = current_processes()
     mesh = Mesh.of(processes.size)
@@ -64,8 +72,8 @@ def main() -> None:
         piece = np.ones(n_bytes // 4, np.float32)
         delivery = Delivery(piece.shape, 4, Layout(mesh, ((),), mesh.axes), Demand(Layout(mesh, ((),)), None))
         actions = [
-            chained(backend, delivery, FEW, piece),
-            chained(backend, delivery, MANY, piece),
+            chained(backend, delivery, FEW, piece, arguments.keep),
+            chained(backend, delivery, MANY, piece, arguments.keep),
             lambda piece=piece: communicator.all_reduce(mesh.axes, piece),
         ]
         few, many, alone = alternate(actions, arguments.rounds)
