@@ -93,6 +93,47 @@ def test_a_loss_that_is_summed_over_ranks_is_ready_before_the_backward_pass() ->
     assert local.op in {before for op in backward for before in op.control_inputs}
 
 
+def test_parameters_are_not_gathered_long_before_they_are_taken() -> None:
+    """But a bias doesn't wait for its own product: TensorFlow may make one operator of that and the addition."""
+
+    def gathered(turn: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+        return tf.numpy_function(lambda turn, value: (turn, value), [turn, value], [tf.int32, tf.float32])
+
+    with tf.Graph().as_default() as graph:
+        value, turn = tf.compat.v1.placeholder(tf.float32, [4, 3]), tf.constant(0)
+        layers = []
+        for _ in range(6):
+            turn, weights = gathered(turn, tf.compat.v1.placeholder(tf.float32, [3, 3]))
+            product = tf.matmul(value, tf.ensure_shape(weights, [3, 3]))
+            turn, bias = gathered(turn, tf.compat.v1.placeholder(tf.float32, [3]))
+            value = tf.nn.relu(tf.nn.bias_add(product, tf.ensure_shape(bias, [3])))
+            layers.append((weights.op, product.op, bias.op, value.op))
+        loss = tf.reduce_mean(value)
+        n_forward = len(graph.get_operations())
+        put_in_order(graph.get_operations(), n_forward)
+    for number, (weights, product, bias, _) in enumerate(layers):
+        assert not {product, layers[number][3]} & set(bias.control_inputs)
+        if number >= 4:
+            assert weights.control_inputs and bias.control_inputs
+            assert set(bias.control_inputs) <= {each for layer in layers[:number] for each in _ancestors(layer[3])}
+    assert loss.op not in layers[0][0].control_inputs
+
+
+def test_zeros_that_nobody_takes_have_no_place() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 3])
+        # Of two results one is taken: the gradient of the other is zeros, and what passes them on isn't asked.
+        passed, taken = tf.identity_n([tf.square(x), tf.exp(x)])
+        loss = tf.reduce_mean(tf.tanh(taken))
+        n_forward = len(graph.get_operations())
+        tf.gradients(loss, x)
+        (zeros,) = [op for op in graph.get_operations()[n_forward:] if op.type == "ZerosLike" and op.inputs[0] is passed]
+        idle = tf.raw_ops.ZerosLike(x=passed, name=f"{BACKWARD}/idle").op
+        put_in_order(graph.get_operations(), n_forward)
+    assert zeros.outputs[0].consumers() and zeros.control_inputs
+    assert not idle.control_inputs and not any(idle in op.control_inputs for op in graph.get_operations())
+
+
 def _ancestors(op: tf.Operation) -> set[tf.Operation]:
     sources = {tensor.op for tensor in op.inputs}
     return sources.union(*map(_ancestors, sources))
