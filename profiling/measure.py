@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator, RankStep, rank_step
+from ..reschedule.execute import Communicator, RankPath, RankStep, rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.steps import Move, State, make_step
@@ -44,14 +44,19 @@ SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 1
 FEWEST_SIZES = 2
 REPEATS = (3, 15)
 """Fewest and most."""
-PAUSES_S = (0.005, 0.02)
-"""The shortest and longest pause before a repeat. An all-reduce of 4 MiB took 0.6 ms after 2 ms, 0.8 after 10, 1.1 after 30
-and 1.2 after 100 ms, whatever was computed in between. In steps of data parallelism it took 1.1 to 1.3, and where there are
-many collectives, so that their memory is taken again soon, 1.1, and an all-gather of 1 MiB as much as after 10 ms."""
+SHORTEST_PAUSE_S = 0.005
+LONGEST_PAUSE_S = {"all_reduce": 0.1, "reduce_scatter": 0.1, "all_gather": 0.02, "all_to_all": 0.02}
+"""Before a repeat. An all-reduce of 4 MiB took 0.6 ms after 2 ms, 0.8 after 10, 1.1 after 30 and 1.2 after 100 ms, whatever
+was computed in between. In steps it took 1.0 to 1.3: a gradient's sum is taken once a step. What is gathered or exchanged
+has just been made, and there are more of these, so that their memory is taken again soon: in steps they took what they take
+after 20 ms."""
 PAUSED_SIZES = 8
 """For so many sizes, in their fewest repeats, the pauses may take all of a table's budget."""
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
+STREAMS = 2
+"""Before copies, so many elementwise operators: what is copied has just been made. After one copies were a seventh faster
+than in steps, after four a seventh slower, and after a pause of 20 ms a third."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 DEVICE_PARTS = 4
@@ -128,7 +133,12 @@ def measure(
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
     call_us = _overhead_us(computing.callbacks(), ranks)
-    provenance["collectives"] = f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python"
+    path_us = 0.0
+    if place.communicator is not None and mesh.axes:
+        path_us = max(0.0, _overhead_us(computing.callbacks(_local_path(mesh, place)), ranks) - call_us)
+    provenance["collectives"] = (
+        f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
+    )
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
         f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
@@ -138,13 +148,13 @@ def measure(
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
         origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
-        return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, exposed)
+        return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
 
     watching = watching or Watching()
     tables: Tables = {}
     exposed = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
-    for done, (kind, axes, table) in enumerate(collective_tables(mesh, place, budget_s / 2, call_us), start=1):
+    for done, (kind, axes, table) in enumerate(collective_tables(mesh, place, budget_s / 2, call_us + path_us), start=1):
         tables.setdefault(kind, {})[axes_text(axes)] = table
         watching.progress(done, n_tables)
         if done >= sum(level.count > 1 for level in mesh.levels):
@@ -178,9 +188,9 @@ class _Ranks:
     def smallest(self, value: float) -> float:
         return -self.largest(-value)
 
-    def paused_s(self, action: Action, pause_s: float) -> float:
-        """What an action takes this rank after a pause; all start together, by a collective that fetches the code again."""
-        spin(pause_s)
+    def after_s(self, before: Action, action: Action) -> float:
+        """What an action takes this rank after another; all start together, by a collective that fetches the code again."""
+        before()
         self.largest(0.0)
         return time_s(action)
 
@@ -229,7 +239,7 @@ def _measure_device(
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     # Measured on GPUs too, for all ranks must make the same calls; but NumPy's copies say nothing of those.
-    copied_s = _repeated(ranks, share_s, _pause_s(share_s), _copying())[0]
+    copied_s = _repeated(ranks, share_s, _streams(engine), _copying())[0]
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
     device = Device(
@@ -273,21 +283,21 @@ def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
     return tuple(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
 
 
-def measure_collectives(mesh: Mesh, place: Place, budget_s: float, call_us: float = 0.0) -> Tables:
+def measure_collectives(mesh: Mesh, place: Place, budget_s: float, beside_us: float = 0.0) -> Tables:
     """The times of all kinds over all device partitions of ``mesh``; every rank must call it, and gets equal tables.
 
     Args:
         budget_s: about how long it may take.
-        call_us: what a collective costs beyond the communicator's own time: the engine's call to it.
+        beside_us: what a collective costs beyond the communicator's own time: the engine's call, and what is done there.
     """
     tables: Tables = {}
-    for kind, axes, table in collective_tables(mesh, place, budget_s, call_us):
+    for kind, axes, table in collective_tables(mesh, place, budget_s, beside_us):
         tables.setdefault(kind, {})[axes_text(axes)] = table
     return tables
 
 
 def collective_tables(
-    mesh: Mesh, place: Place, budget_s: float, call_us: float
+    mesh: Mesh, place: Place, budget_s: float, beside_us: float
 ) -> Iterator[tuple[str, Axes, CollectiveTable]]:
     """The same, each table as soon as it is measured; first the all-gathers of single levels, which links are fitted to."""
     subsets = device_partitions(mesh)
@@ -298,50 +308,51 @@ def collective_tables(
     of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
     share_s = budget_s / len(pairs)
     for kind, axes in dict.fromkeys([*of_levels, *pairs]):
-        times, spreads = _series(ranks, share_s, partial(_collective, kind, mesh, axes, place))
+        times, spreads = _series(ranks, share_s, LONGEST_PAUSE_S[kind], partial(_collective, kind, mesh, axes, place))
         sizes = tuple(sorted(times))
-        time_us = tuple(times[size] * 1e6 + call_us for size in sizes)
+        time_us = tuple(times[size] * 1e6 + beside_us for size in sizes)
         yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
 
 
 def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
     """Seconds of one collective at each of some sizes, after the longest pauses; all ranks call it, and get the same."""
-    ranks, pause_s = _Ranks(place.communicator, mesh), PAUSES_S[1]
-    return {size: _repeated(ranks, SIZE_S, pause_s, _collective(kind, mesh, axes, place, size))[0] for size in sizes}
+    ranks, pause = _Ranks(place.communicator, mesh), partial(spin, LONGEST_PAUSE_S[kind])
+    return {size: _repeated(ranks, SIZE_S, pause, _collective(kind, mesh, axes, place, size))[0] for size in sizes}
 
 
 def _axes_of(mesh: Mesh, level: int) -> Axes:
     return tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == level)
 
 
-def _pause_s(share_s: float) -> float:
+def _pause_s(share_s: float, longest_s: float) -> float:
     """How long to wait before each repeat, where a table may take so long."""
-    shortest, longest = PAUSES_S
-    return max(shortest, min(longest, share_s / (PAUSED_SIZES * (REPEATS[0] + 2))))
+    return max(SHORTEST_PAUSE_S, min(longest_s, share_s / (PAUSED_SIZES * (REPEATS[0] + 2))))
 
 
-def _series(ranks: _Ranks, share_s: float, of_size: Callable[[int], Action]) -> tuple[dict[int, float], dict[int, float]]:
+def _series(
+    ranks: _Ranks, share_s: float, longest_pause_s: float, of_size: Callable[[int], Action]
+) -> tuple[dict[int, float], dict[int, float]]:
     """Seconds and relative spread by size; a size's time is predicted from the next larger known one, else in proportion."""
     times: dict[int, float] = {}
     spreads: dict[int, float] = {}
-    spent_s, pause_s = 0.0, _pause_s(share_s)
+    spent_s, pause_s = 0.0, _pause_s(share_s, longest_pause_s)
     for size in SIZES:
         if len(times) >= FEWEST_SIZES:
             larger = [times[known] for known in sorted(times) if known > size]
             predicted_s = larger[0] if larger else times[max(times)] * size / max(times)
             if spent_s + REPEATS[0] * (predicted_s + pause_s) > share_s:
                 continue
-        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), pause_s, of_size(size))
+        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), partial(spin, pause_s), of_size(size))
         spent_s += took_s
     return times, spreads
 
 
-def _repeated(ranks: _Ranks, budget_s: float, pause_s: float, action: Action) -> tuple[float, float, float]:
-    """Of a collective the slowest rank's seconds, their relative spread, and about what measuring it took."""
+def _repeated(ranks: _Ranks, budget_s: float, before: Action, action: Action) -> tuple[float, float, float]:
+    """Of an action after another the slowest rank's seconds, their relative spread, and about what measuring it took."""
     action()
-    once_s = ranks.largest(time_s(lambda: ranks.paused_s(action, pause_s)))
+    once_s = ranks.largest(time_s(lambda: ranks.after_s(before, action)))
     repeats = _repeats(budget_s, once_s)
-    mine_s = sorted(ranks.paused_s(action, pause_s) for _ in range(repeats))
+    mine_s = sorted(ranks.after_s(before, action) for _ in range(repeats))
     low_s = lower_quartile(mine_s)
     return ranks.largest(low_s), ranks.largest(mine_s[3 * repeats // 4] / low_s - 1), (repeats + 2) * once_s
 
@@ -378,6 +389,27 @@ def _alone(kind: str, mesh: Mesh, axes: Axes, n_numbers: int, rank: int) -> Rank
     dim = None if kind == "all_reduce" else 0
     step = make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))
     return rank_step(step, (n_numbers,), rank)
+
+
+def _streams(engine: Engine) -> Action:
+    stream = engine.stream()
+
+    def run() -> None:
+        for _ in range(STREAMS):
+            stream()
+
+    return run
+
+
+def _local_path(mesh: Mesh, place: Place) -> Action:
+    """What a path does in Python, without a collective: one local step of some numbers."""
+    communicator = place.communicator
+    assert communicator is not None
+    whole, split = State(((),), ()), State((mesh.axes,), ())
+    step = make_step(Layout(mesh, *whole), Move("slice", mesh.axes, 0, None, split))
+    path = RankPath((rank_step(step, (mesh.n_devices,), place.rank),))
+    piece = np.ones(mesh.n_devices, np.float32)
+    return lambda: path.run(piece, communicator)
 
 
 def _copying() -> Action:

@@ -160,7 +160,7 @@ def _compared(
     network_us = float(np.median(transfers_us.sum(axis=1) + copies_us))
     in_paths_us = float(np.median([rank.paths_s for rank in ranks])) * 1e6
     compute_us = max(_compute_us(rank, model, plan.hidden_time_us > 0) for rank in ranks)
-    in_graph_us = _in_graph_us(plan, hardware)
+    in_graph_us = _in_graph_us(plan, hardware, transfers_us.shape[1])
     memory = [rank.peak_bytes for rank in ranks]
     each_us = np.median(transfers_us, axis=0)
     return PlanCheck(
@@ -185,10 +185,14 @@ def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
     return sum(time_us for name, time_us in rank.operators_us.items() if _group_of_event(name, group_of) is not None)
 
 
-def _in_graph_us(plan: Plan, hardware: Hardware) -> float:
-    """What a plan counts as network and isn't seen there: deliveries by TensorFlow's operators, and calls of collectives."""
+def _in_graph_us(plan: Plan, hardware: Hardware, n_collectives: int) -> float:
+    """What a plan counts as network and isn't seen there: deliveries by TensorFlow's operators, and calls of collectives.
+
+    Args:
+        n_collectives: that a step has; fewer than the plan's deliveries where small sums travel together.
+    """
     local_us = sum(delivery.time_us for delivery in plan.deliveries if not delivery.n_collectives)
-    return local_us + plan.n_collectives * hardware.collective_call_us
+    return local_us + n_collectives * hardware.collective_call_us
 
 
 def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: Sequence[np.ndarray]) -> np.ndarray:
@@ -215,10 +219,11 @@ def _collectives(
         n_bytes = max(rank.calls[0][number].n_bytes for rank in ranks)
         found.setdefault((call.kind, call.axes, n_bytes), []).append(float(each_us[number]))
     costs = CollectiveCosts(hardware, mesh)
+    beside_us = hardware.collective_call_us + hardware.collective_path_us
     return tuple(
         Compared(
             f"{kind}({axes_text(axes)}) of {n_bytes:,} bytes",
-            len(times_us) * costs.time_ns(kind, mesh, axes, n_bytes) / 1e3,
+            len(times_us) * max(0.0, costs.time_ns(kind, mesh, axes, n_bytes) / 1e3 - beside_us),
             sum(times_us),
             len(times_us),
         )

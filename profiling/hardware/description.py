@@ -30,6 +30,7 @@ from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, r
 FORMAT = "tensoropt/hardware"
 VERSION = 1
 COMMUNICATING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+PARTS_OF_COLLECTIVES = ("collective_call_us", "collective_path_us")
 
 _EMPTY: FrozenMapping[Any] = FrozenMapping({})
 
@@ -148,7 +149,8 @@ class Hardware:
         provenance: where each number comes from, by field.
         operators: what classes of operators take, by class, dtype and way; what isn't there goes by the device's rates.
         measured: what it was measured under; None of what wasn't.
-        collective_call_us: the part of every measured collective's time that is the engine's call into Python.
+        collective_call_us, collective_path_us: the parts of every measured collective's time that are the engine's call into
+            Python, and what is done there before and after a collective, next to copies.
         exposed_share: of the time of a collective that nobody waits for, what it takes from the compute beside it, in
             (0, 1]; 1 where a device doesn't compute while it communicates, as Equation (3) of the TensorOpt paper has it.
     """
@@ -161,12 +163,14 @@ class Hardware:
     operators: Rates = NO_RATES
     measured: Origin | None = None
     collective_call_us: float = 0.0
+    collective_path_us: float = 0.0
     exposed_share: float = 1.0
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
-        call_us = checks.number(self.collective_call_us, "collective_call_us", "microseconds, at least 0", least=0)
-        object.__setattr__(self, "collective_call_us", call_us)
+        for name in PARTS_OF_COLLECTIVES:
+            part_us = checks.number(getattr(self, name), name, "microseconds, at least 0", least=0)
+            object.__setattr__(self, name, part_us)
         share = checks.number(self.exposed_share, "exposed_share", "a share, more than 0 and at most 1")
         if share > 1:
             raise checks.fail("exposed_share", share, "a share, more than 0 and at most 1")
@@ -287,7 +291,7 @@ class Hardware:
             "collectives": collectives,
             "operators": rates_to_json(self.operators),
             "provenance": dict(self.provenance),
-            **({"collective_call_us": self.collective_call_us} if self.collective_call_us else {}),
+            **{name: getattr(self, name) for name in PARTS_OF_COLLECTIVES if getattr(self, name)},
             **({"exposed_share": self.exposed_share} if self.exposed_share < 1 else {}),
             **measured,
         }
@@ -304,7 +308,7 @@ class Hardware:
             value,
             "",
             ("format", "version", "name", "device", "levels"),
-            ("collectives", "operators", "provenance", "measured", "collective_call_us", "exposed_share"),
+            ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share"),
         )
         device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
         device = checks.fields(top["device"], "device", device_fields, ("operator_overhead_us", "copied_bytes_per_s"))
@@ -324,7 +328,7 @@ class Hardware:
             provenance=optional["provenance"],
             operators=rates_from_json(optional["operators"]),
             measured=origin_from_json(top["measured"]) if "measured" in top else None,
-            collective_call_us=top.get("collective_call_us", 0.0),
+            **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES},
             exposed_share=top.get("exposed_share", 1.0),
         )
 

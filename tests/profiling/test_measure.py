@@ -58,7 +58,7 @@ def test_ranks_call_alike_though_their_clocks_differ():
     tables = [None, None]
 
     def run(rank):
-        tables[rank] = measure_collectives(mesh, Place(communicators[rank], rank), 0.3, call_us=5.0)
+        tables[rank] = measure_collectives(mesh, Place(communicators[rank], rank), 0.3, beside_us=5.0)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:
