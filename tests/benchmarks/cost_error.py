@@ -52,6 +52,7 @@ from tensoropt.profiling.measure import lower_quartile
 from tensoropt.profiling.work import Measured
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
+from tensoropt.strategy_problem import StrategyProblem
 
 # Steps of 0.2 to 2 s on two cores. On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so
 # activations are larger.
@@ -190,14 +191,14 @@ def planned(
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, store.measured)
-            space = frontier.built.space
-            chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, space).to_json()) for kind, plan in each]
+            built = Task(costing, frontier.mesh, frontier.built.space).whole()
+            chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, built).to_json()) for kind, plan in each]
     plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
     return plans, float(np.mean(seconds))
 
 
-def costed(plan: Plan, model: Model, costing: OperatorCosting, space: str) -> Plan:
-    """The same plan with its operators' times, and what is hidden of the network's, by another costing."""
+def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyProblem) -> Plan:
+    """The same plan with its operators' times, and what is hidden of the network's, by another costing and its problem."""
     in_step = {op.name for op in model.graph.step_operators}
 
     def time_us(planned: PlannedOperator) -> float:
@@ -209,7 +210,6 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, space: str) -> Pl
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
-    built = Task(costing, plan.mesh, space).of_strategy(plan.strategy.configs)
     (hidden_ns,) = built.hidden_ns(built.states_of(plan.strategy)[None])
     hidden_us = hidden_ns / 1e3
     time_us = compute_us + plan.network_time_us - hidden_us
