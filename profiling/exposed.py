@@ -3,8 +3,8 @@
 Where a device computes on while it communicates, a step takes less than the sum of both. How much less is a matter of cores
 and links: a rank with one core that spins in MPI computes nothing meanwhile, one that naps while a link is busy computes,
 but for what the system takes to send and to receive. So it is measured as steps have it, in TensorFlow's own threads:
-products of matrices by themselves, an all-reduce by itself, and both in one function. The *exposed share* is what the
-all-reduce adds to the products, over what it takes by itself.
+products of matrices by themselves, an all-reduce by itself, both in one function, and a function of nothing. The *exposed
+share* is what the all-reduce adds to the products, over what it adds to nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def exposed_share(
     alone_s = seconds_of(size)
     n_products = max(1, round(LONGER * alone_s / product_s))
     call = all_reduce(size)
-    actions = [engine.beside(call, 0), engine.beside(None, n_products), engine.beside(call, n_products)]
+    actions = [engine.beside(*each) for each in ((None, 0), (call, 0), (None, n_products), (call, n_products))]
     times_s: list[list[float]] = [[] for _ in actions]
     for number in range(1 + max(FEWEST, min(MOST, int(budget_s / (_ROUND * alone_s))))):
         for action, times in zip(actions, times_s, strict=True):
@@ -56,6 +56,8 @@ def exposed_share(
             taken_s = largest(time_s(action))
             if number:  # an engine's first runs prepare
                 times.append(taken_s)
-    collective_s, products_s, both_s = (sorted(times)[len(times) // 2] for times in times_s)
-    share = (both_s - products_s) / collective_s
+    nothing_s, collective_s, products_s, both_s = (sorted(times)[len(times) // 2] for times in times_s)
+    if collective_s <= nothing_s:
+        return 1.0
+    share = (both_s - products_s) / (collective_s - nothing_s)
     return 1.0 if share > NOTHING else max(share, 0.01)

@@ -45,6 +45,7 @@ from tensoropt.offline import Recorded, record
 from tensoropt.options import Request, assumptions, mini_time
 from tensoropt.plan import Plan, PlannedOperator
 from tensoropt.plan_check import PlanCheck, check_plan
+from tensoropt.planning import planned_operator
 from tensoropt.processes import Processes
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.hardware import Hardware
@@ -205,8 +206,8 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
         if planned.name not in in_step:
             return planned.time_us
         op = model.graph.operators[planned.name]
-        rule = rule_of(op)
-        return costing.compute_time_ns(op, rule, planned.config, interface(rule, planned.config)) / 1e3
+        rule, config = rule_of(op), planned.config
+        return planned_operator(costing, op, rule, config, interface(rule, config), planned.is_recomputed).time_us
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
