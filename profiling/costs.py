@@ -51,6 +51,9 @@ from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, class_o
 from .work import Measured, Work
 
 KINDS = (*COMMUNICATING_KINDS, "local")
+NINE_IN_TEN = 0.9
+MARGIN = 1.5
+"""What operators of a class of which few were measured may take over what is predicted."""
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 _REMEMBERED = 1 << 18
@@ -196,11 +199,16 @@ class OperatorCosts:
 
     Args:
         measured: by the key of the work.
+        is_cautious: see :class:`.work.Known`.
     """
 
-    def __init__(self, hardware: Hardware, measured: Mapping[str, Measured] | None = None) -> None:
+    def __init__(
+        self, hardware: Hardware, measured: Mapping[str, Measured] | None = None, is_cautious: bool = False
+    ) -> None:
         self.hardware = hardware
         self.measured: Mapping[str, Measured] = measured or {}
+        self.is_cautious = is_cautious
+        self._margin = lru_cache(maxsize=None)(self._margin_of)
         self._samples = samples_of(self.measured.values())
         self._rate = lru_cache(maxsize=None)(self._flops_per_s)
         self._model = lru_cache(maxsize=None)(self._fitted)
@@ -211,14 +219,14 @@ class OperatorCosts:
         if known is not None:
             return round(known.time_us * 1e3)
         ways = WAYS if work.n_gradients else WAYS[:1]
-        return round(sum(self.predicted_us(work, way) for way in ways) * 1e3)
+        return round(sum(self._unmeasured_us(work, way) for way in ways) * 1e3)
 
     def backward_ns(self, work: Work) -> int:
         """The part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
         known = self.measured.get(work.key) if work.key else None
-        return round((self.predicted_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
+        return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
 
     def predicted_us(self, work: Work, way: str) -> float:
         """One way of an operator, as if it had not been measured."""
@@ -226,6 +234,22 @@ class OperatorCosts:
         flops, n_bytes = amounts(work, way)
         unscaled = rate.time_us(flops, n_bytes) if rate is not None else self.roofline_us(flops, n_bytes, work.dtype)
         return scale * unscaled
+
+    def _unmeasured_us(self, work: Work, way: str) -> float:
+        """One way of an operator that wasn't measured, with caution where it could have been."""
+        margin = self._margin((class_of(work.type), work.dtype, way)) if self.is_cautious and work.key else 1.0
+        return margin * self.predicted_us(work, way)
+
+    def _margin_of(self, key: Key) -> float:
+        """How much longer than predicted nine in ten of a class's measured operators take at most; at least 1."""
+        samples = self._samples.get(key, [])
+        if len(samples) < FEWEST_TO_FIT:
+            return MARGIN
+        rate, scale = self._model(key)
+        assert rate is not None
+        predicted_us = [scale * rate.time_us(sample.flops, sample.n_bytes) for sample in samples]
+        ratios = sorted(sample.time_us / us for sample, us in zip(samples, predicted_us, strict=True) if us > 0)
+        return max(1.0, ratios[int(NINE_IN_TEN * (len(ratios) - 1))]) if ratios else MARGIN
 
     def roofline_us(self, flops: float, n_bytes: float, dtype: str) -> float:
         """What the device's rates say, whatever the operator.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,20 @@ class Measured:
     @property
     def time_us(self) -> float:
         return self.forward_us + self.backward_us
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a search knows of operators beside their hardware.
+
+    Attributes:
+        measured: those that were timed, by the key of their work.
+        is_cautious: whether the others are taken to be as slow as nine in ten of their class are, over what is predicted.
+            Of many operators a search finds those that are predicted too fast; what it settles for shouldn't be among them.
+    """
+
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    is_cautious: bool = False
+
+
+NOTHING_KNOWN = Known()

@@ -30,7 +30,7 @@ from .plan_frontier import PlanFrontier, Progress
 from .problem import ProblemBuilder
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
-from .profiling.work import Measured
+from .profiling.work import NOTHING_KNOWN, Known
 from .replay import program_of
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -166,7 +166,7 @@ def find_frontier(
     space: str | None = None,
     objectives: Objectives = MEMORY_TIME,
     budget: Budget | None = None,
-    measured: Mapping[str, Measured] | None = None,
+    known: Known = NOTHING_KNOWN,
     without: Collection[str] = (),
     micro_batches: int = 1,
 ) -> ModelFrontier:
@@ -178,7 +178,7 @@ def find_frontier(
         progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
         budget: how hard to search; None for the default, and baselines have no use for it.
-        measured: operators that were timed, by the key of their work.
+        known: of operators, by measuring.
         without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
         micro_batches: in how many slices a step takes its batch.
 
@@ -192,7 +192,7 @@ def find_frontier(
     except ValueError as error:
         raise InputError(str(error)) from error
     model = model.in_slices(micro_batches)
-    costing = costing_of(model, hardware, mesh, measured)
+    costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
         if micro_batches > 1:
@@ -258,11 +258,12 @@ def _searched(
 
 
 def costing_of(
-    model: Model, hardware: Hardware, mesh: Mesh, measured: Mapping[str, Measured] | None = None
+    model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
 ) -> OperatorCosting:
-    """What a model's operators and deliveries cost on some hardware, of which ``measured`` were timed."""
+    """What a model's operators and deliveries cost on some hardware, by what is known."""
     deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
-    return OperatorCosting(model.graph, model.backward, OperatorCosts(hardware, measured), deliveries)
+    costs = OperatorCosts(hardware, known.measured, known.is_cautious)
+    return OperatorCosting(model.graph, model.backward, costs, deliveries)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

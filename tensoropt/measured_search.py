@@ -1,23 +1,27 @@
 """Searching by measured operators, within a budget: only what can change the answer is measured.
 
 A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
-largest before, then those of all other points of the frontier; then it is searched again. It ends when all operators of the
-frontier have been measured (those of other strategies can't make the answer slower than it is predicted to be), or when the
-budget is spent. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of
-its compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run,
-and the slowest counts.
+largest before, and those of data parallelism, than which no plan should be slower; then those of all other points of the
+frontier; then it is searched again. It ends when all operators of the frontier have been measured (those of other strategies
+can't make the answer slower than it is predicted to be), or when the budget is spent. What is chosen by predictions is
+mostly what is predicted too fast: so if the plan's operators couldn't all be measured, a last search is cautious about those
+that weren't. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of its
+compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run, and
+the slowest counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from .baselines import data_parallel
+from .baselines.task import Task
 from .choices import ACCUMULATE
 from .errors import InputError
 from .frontier import Model, ModelFrontier
@@ -28,12 +32,12 @@ from .processes import Processes
 from .profiling.cache import cache_folder
 from .profiling.compute import TensorFlowEngine
 from .profiling.store import FILE, Store
-from .profiling.work import Measured, Work
+from .profiling.work import Known, Measured, Work
 from .rules.registry import rule_of
 from .rules.rule import Config, interface
 from .strategy import Strategy
 
-Search = Callable[[Mapping[str, Measured]], Plan]
+Search = Callable[[Known], Plan]
 NEGLIGIBLE = 0.01
 """Of the plan's compute time: the smallest operators up to this much of it are never measured."""
 _Wanted = list[tuple[str, Config, float]]
@@ -78,8 +82,13 @@ class MeasuredSearch:
             return self.clock() - started > self.budget_s
 
         def next_round() -> _Wanted:
-            found[:] = [self.search(self.store.measured)]
-            return [] if has_measured and is_spent() else self._wanted(found[0])
+            found[:] = [self.search(Known(self.store.measured))]
+            wanted = self._wanted(found[0], is_first=not has_measured)
+            if not (has_measured and is_spent()):
+                return wanted
+            if self._of_plan(found[0]):
+                found[:] = [self.search(Known(self.store.measured, is_cautious=True))]
+            return []
 
         def result() -> Plan:
             return replace(found[0], assumed={**found[0].assumed, "operators": self._told(found[0])})
@@ -126,21 +135,37 @@ class MeasuredSearch:
             else:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
-    def _wanted(self, plan: Plan) -> _Wanted:
-        """What to measure next, of the plan first, then of the frontier; of each the largest first."""
+    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
+        """What to measure next, of the plan first, then of the frontier; of each the largest first.
+
+        Args:
+            is_first: whether data parallelism comes behind the plan, which should never be slower.
+        """
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
-        configs = plan.strategy.configs
-        in_step = [op.name for op in self.model.graph.step_operators if op.name in configs]
-        pairs_of_plan = [(name, configs[name]) for name in in_step]
-        least_us = _least_worth_us(frontier, pairs_of_plan)
-        of_plan = self._unmeasured(frontier, pairs_of_plan, least_us)
+        least_us = _least_worth_us(frontier, self._pairs(plan))
+        of_plan = self._of_plan(plan)
+        if is_first:
+            batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+            known = {work.key for work in self._works.values()}
+            others = self._unmeasured(frontier, batch.items(), least_us)
+            of_plan += [each for each in others if self._works[each[:2]].key not in known]
         if of_plan:
             return of_plan
         pairs = dict.fromkeys(
             pair for states in frontier.found.strategies for pair in frontier.built.strategy(states).configs.items()
         )
         return self._unmeasured(frontier, pairs, least_us)
+
+    def _of_plan(self, plan: Plan) -> _Wanted:
+        """What is still to be measured of a plan."""
+        frontier, pairs = plan.frontier, self._pairs(plan)
+        assert isinstance(frontier, ModelFrontier)
+        return self._unmeasured(frontier, pairs, _least_worth_us(frontier, pairs))
+
+    def _pairs(self, plan: Plan) -> list[tuple[str, Config]]:
+        configs = plan.strategy.configs
+        return [(op.name, configs[op.name]) for op in self.model.graph.step_operators if op.name in configs]
 
     def _unmeasured(
         self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]], least_us: float = 0.0
@@ -259,8 +284,8 @@ def find_measured(
             "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
         )
 
-    def search(measured: Mapping[str, Measured]) -> Plan:
-        plan = find(option, replace(request, measured=measured), parallelism)
+    def search(known: Known) -> Plan:
+        plan = find(option, replace(request, known=known), parallelism)
         assert isinstance(plan, Plan)
         return plan
 

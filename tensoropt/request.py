@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .baselines import BASELINES
@@ -13,7 +13,7 @@ from .frontier import Model, ModelFrontier, Progress, find_frontier
 from .ft import Budget, InfeasibleError
 from .objectives import MEMORY_TIME, Objectives
 from .profiling.hardware import Hardware
-from .profiling.work import Measured
+from .profiling.work import NOTHING_KNOWN, Known
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """Where a search is one of several."""
@@ -32,7 +32,7 @@ class Request:
         objectives: the two costs to search.
         budget: how hard to search; None for the default, which is less for each point of a curve.
         progress: is told (stage, done, total).
-        measured: operators that were timed, by the key of their work.
+        known: of operators, by measuring.
         without: choices that strategies don't have, see :mod:`.choices`.
         micro_batches: in how many slices a step takes its batch; None to choose, where the memory limit asks for it.
     """
@@ -47,7 +47,7 @@ class Request:
     space: str | None = None
     objectives: Objectives = MEMORY_TIME
     budget: Budget | None = None
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    known: Known = NOTHING_KNOWN
     without: frozenset[str] = frozenset()
     micro_batches: int | None = None
 
@@ -69,7 +69,7 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
             request.space,
             request.objectives,
             request.budget,
-            request.measured,
+            request.known,
             request.without,
             request.micro_batches or 1,
         )

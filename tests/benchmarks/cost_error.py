@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ from tensoropt.processes import Processes
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.measure import lower_quartile
-from tensoropt.profiling.work import Measured
+from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
 from tensoropt.strategy_problem import StrategyProblem
@@ -167,8 +167,8 @@ def planned(
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
     found: list[Plan] = []
 
-    def search(measured: Mapping[str, Measured]) -> Plan:
-        found[:] = [mini_time(replace(request, measured=measured), processes.size)]
+    def search(known: Known) -> Plan:
+        found[:] = [mini_time(replace(request, known=known), processes.size)]
         return found[0]
 
     def on_first_rank(compute: Callable[[], Any]) -> Any:
@@ -191,7 +191,7 @@ def planned(
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
-            costing = costing_of(recorded.model, hardware, frontier.mesh, store.measured)
+            costing = costing_of(recorded.model, hardware, frontier.mesh, Known(store.measured))
             built = Task(costing, frontier.mesh, frontier.built.space).whole()
             chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, built).to_json()) for kind, plan in each]
     plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]

@@ -219,8 +219,8 @@ def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Pla
     hardware = hardware_here(processes)
     found: list[Plan] = []
 
-    def search(measured: Any) -> Plan:
-        request = Request(recorded.model, hardware, None, assumed=assumptions(hardware), measured=measured)
+    def search(known: Any) -> Plan:
+        request = Request(recorded.model, hardware, None, assumed=assumptions(hardware), known=known)
         found[:] = [mini_time(request, processes.size)]
         return found[0]
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 import zoo
 
 import tensoropt
+from tensoropt.baselines import data_parallel
+from tensoropt.baselines.task import Task
 from tensoropt.errors import InputError
 from tensoropt.frontier import ModelFrontier
 from tensoropt.measured_search import NEGLIGIBLE, MeasuredSearch, _work, find_measured, parse_budget
@@ -61,8 +63,8 @@ def model():
 
 
 def searching(model, machine: Machine, store: Store, budget_s: float = 1e9, processes: Processes = ALONE) -> MeasuredSearch:
-    def search(measured):
-        return mini_time(Request(model, here(), None, measured=measured), DEVICES)
+    def search(known):
+        return mini_time(Request(model, here(), None, known=known), DEVICES)
 
     return MeasuredSearch(processes, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
 
@@ -139,6 +141,39 @@ def test_a_budget_ends_it_and_the_largest_of_the_plan_come_first(model):
     # Later runs go on where this one ended.
     found(searching(model, machine, store, budget_s=3.5))
     assert len(set(machine.timed)) == 8
+
+
+def test_a_spent_budget_ends_with_a_cautious_search(model):
+    """Products are slow and nobody knows: by predictions the search would settle for some that it hasn't measured."""
+    searched = []
+
+    def search(known):
+        searched.append(known.is_cautious)
+        return mini_time(Request(model, here(), None, known=known), DEVICES)
+
+    def within(budget_s: float) -> MeasuredSearch:
+        machine = Machine("MatMul", seconds_each=1.0)
+        store = Store(None, "here")
+        return MeasuredSearch(ALONE, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
+
+    found(within(1e9))
+    assert not any(searched)
+    searched.clear()
+    plan = found(within(2.5))
+    assert searched == [False] * (len(searched) - 1) + [True]
+    assert plan.frontier.costing.compute.is_cautious
+
+
+def test_data_parallelism_comes_behind_the_first_plan(model):
+    first = mini_time(Request(model, here(), None), DEVICES)
+    frontier = first.frontier
+    assert isinstance(frontier, ModelFrontier)
+    alone, both = (
+        searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
+    )
+    assert both[: len(alone)] == alone and len(both) > len(alone)
+    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
 
 
 def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):

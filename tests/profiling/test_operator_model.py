@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.profiling.costs import OperatorCosts
+from tensoropt.profiling.costs import MARGIN, OperatorCosts
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, OperatorRate
 from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, class_of, fit_all, fitted, scaled
 from tensoropt.profiling.work import Measured, Work
@@ -100,6 +100,25 @@ def test_a_few_measurements_scale_what_is_known_without_them_and_many_make_a_mod
     assert set(models["convolution"]["float32"]) == {"forward", "backward"}
     costs = OperatorCosts(HARDWARE, {work.key: measured(work) for work in works})
     assert costs.time_ns(another) == pytest.approx(3 * plain, rel=0.2)
+
+
+def test_caution_is_for_what_could_have_been_measured_and_as_large_as_nine_in_ten_of_its_class_ask_for():
+    another, alone = convolution(5 * 10**8, "another"), convolution(5 * 10**8)
+    of_few = OperatorCosts(HARDWARE, {}, True).time_ns(another)
+    assert of_few == pytest.approx(MARGIN * OperatorCosts(HARDWARE).time_ns(another))
+    works = [convolution((i + 1) * 10**8, str(i)) for i in range(20)]
+
+    def cautious(slow: float) -> float:
+        """Over what is predicted, where three of twenty take so many times as long as the others."""
+        known = {work.key: measured(work, slow if i % 8 == 3 else 1.0) for i, work in enumerate(works)}
+        plain, careful = OperatorCosts(HARDWARE, known), OperatorCosts(HARDWARE, known, True)
+        assert all(careful.time_ns(work) == plain.time_ns(work) for work in works)
+        assert careful.time_ns(alone) == plain.time_ns(alone)
+        assert careful.backward_ns(another) > plain.backward_ns(another) or slow == 1
+        return careful.time_ns(another) / plain.time_ns(another)
+
+    assert cautious(1.0) == pytest.approx(1.0, abs=0.02)
+    assert 1.2 < cautious(1.5) < 1.5
 
 
 def test_a_hardware_s_own_rates_come_before_its_roofline():
