@@ -56,7 +56,7 @@ COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 STREAMS = 2
 """Before copies, so many elementwise operators: what is copied has just been made. After one copies were a seventh faster
-than in steps, after four a seventh slower, and after a pause of 20 ms a third."""
+than in steps, after four a seventh slower, and after a pause of 20 ms between a seventh and a third."""
 SIZE_S = 0.2
 """What the repeats of one collective of one size may take where it is timed by itself."""
 DEVICE_PARTS = 4

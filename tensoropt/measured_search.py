@@ -146,9 +146,8 @@ class MeasuredSearch:
         least_us = _least_worth_us(frontier, self._pairs(plan))
         of_plan = self._of_plan(plan)
         if is_first:
-            batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
             known = {work.key for work in self._works.values()}
-            others = self._unmeasured(frontier, batch.items(), least_us)
+            others = self._unmeasured(frontier, _of_data_parallelism(frontier), least_us)
             of_plan += [each for each in others if self._works[each[:2]].key not in known]
         if of_plan:
             return of_plan
@@ -201,6 +200,17 @@ class MeasuredSearch:
             "measured_time_percent": round(100 * measured_ns / total_ns, 1) if total_ns else 100.0,
             "environment": self.store.environment,
         }
+
+
+def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
+    """What of data parallelism is in the space that is searched; what is forced may keep it out."""
+    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    return [
+        (op.name, batch[op.name])
+        for node, states in frontier.built.nodes
+        for op, possible in zip(node.operators, states.configs, strict=True)
+        if op.name in batch and batch[op.name] in possible
+    ]
 
 
 def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:

@@ -15,7 +15,7 @@ from tensoropt.baselines import data_parallel
 from tensoropt.baselines.task import Task
 from tensoropt.errors import InputError
 from tensoropt.frontier import ModelFrontier
-from tensoropt.measured_search import NEGLIGIBLE, MeasuredSearch, _work, find_measured, parse_budget
+from tensoropt.measured_search import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, _work, find_measured, parse_budget
 from tensoropt.measuring import OperatorTimer, Timed, Trial
 from tensoropt.options import Request, mini_time
 from tensoropt.processes import Processes
@@ -145,22 +145,23 @@ def test_a_budget_ends_it_and_the_largest_of_the_plan_come_first(model):
 
 def test_a_spent_budget_ends_with_a_cautious_search(model):
     """Products are slow and nobody knows: by predictions the search would settle for some that it hasn't measured."""
-    searched = []
 
-    def search(known):
-        searched.append(known.is_cautious)
-        return mini_time(Request(model, here(), None, known=known), DEVICES)
+    def watched(budget_s: float):
+        """The plan, and whether each search was cautious."""
+        cautious = []
+        each = searching(model, Machine("MatMul", seconds_each=1.0), Store(None, "here"), budget_s)
+        search = each.search
 
-    def within(budget_s: float) -> MeasuredSearch:
-        machine = Machine("MatMul", seconds_each=1.0)
-        store = Store(None, "here")
-        return MeasuredSearch(ALONE, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
+        def noted(known):
+            cautious.append(known.is_cautious)
+            return search(known)
 
-    found(within(1e9))
-    assert not any(searched)
-    searched.clear()
-    plan = found(within(2.5))
-    assert searched == [False] * (len(searched) - 1) + [True]
+        each.search = noted
+        return found(each), cautious
+
+    assert not any(watched(1e9)[1])
+    plan, cautious = watched(2.5)
+    assert cautious == [False] * (len(cautious) - 1) + [True]
     assert plan.frontier.costing.compute.is_cautious
 
 
@@ -174,6 +175,12 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
+    # What is forced keeps out of the space what contradicts it.
+    forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
+    assert isinstance(forced, ModelFrontier)
+    products = {op.name for op in model.graph.step_operators if op.type == "MatMul"}
+    assert products & {name for name, _ in _of_data_parallelism(frontier)}
+    assert not products & {name for name, _ in _of_data_parallelism(forced)}
 
 
 def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):
