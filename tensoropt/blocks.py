@@ -4,13 +4,17 @@ All that is recomputed between two kept tensors is there at once when the backwa
 recomputed all of it would be there at once, and nothing won. So the program is cut into *blocks*, at tensors through which
 all goes that gradients come back to: the residual stream of a Transformer between its layers, the activations of a chain.
 What is cut through is kept, and so is what is still taken many operators later (what the encoder made, by all layers of a
-decoder); within blocks a search chooses. One block's recomputed tensors are there at a time.
+decoder); within blocks a search chooses. One block's recomputed tensors are there at a time, and the parameters that its
+operators read: where they are gathered they are there from when the first operator is computed again until the gradients of
+all have read theirs.
 
-Where to cut is decided by sizes of whole tensors: of all divisions the one whose cut tensors and largest block are smallest
-together (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at every
-square root of their number).
+Where to cut is decided by sizes: cut tensors, largest block and most parameters of a block should be small together (Chen et
+al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at every square root of their
+number). Results count by what a device has of them, parameters whole. Of divisions that are about as good the finest is
+taken: the smaller a block, the less there is at once of gradients and of what is there for a moment, too, and searches are
+faster and closer to their bounds.
 
-Complexity: O(operators + cuts x LIMITS).
+Complexity: O(operators + cuts x LIMITS^2).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -29,7 +34,9 @@ from .rules.registry import rule_of
 from .views import viewed_operand
 
 LIMITS = 24
-"""Sizes of the largest block that are tried."""
+"""Sizes of the largest block that are tried, and as many of a block's parameters."""
+SLACK, SLACK_OF_RESULTS = 1 / 6, 0.6
+"""By how much a division may be worse than the best, for being finer, and by cut tensors and the largest block alone."""
 LEAST_SHARE = 0.0025
 """Of all that is kept, what a node must keep for it to have a choice."""
 LONG = 0.125
@@ -55,7 +62,7 @@ class Recomputable:
 class Blocks:
     """Attributes:
     nodes: by number of the node.
-    large: the numbers of the blocks that are about as large as the largest.
+    large: the numbers of the blocks whose results are about as large as the largest's.
     """
 
     nodes: dict[int, Recomputable]
@@ -74,16 +81,17 @@ class _Cut:
     n_bytes: int
 
 
-def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting) -> Blocks:
-    """The division of a program's operators; no nodes where there are no two blocks."""
+def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting, n_devices: int) -> Blocks:
+    """The division of a program's operators, for a number of devices; no nodes where there are no two blocks."""
     graph, program = costing.graph, [op for op in costing.graph.step_operators if op.updates is None]
     path = _path(graph, program, costing)
     kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
+    gathered = {op.name: n_devices * _gathered_bytes(op, costing) if op.name in path else 0 for op in program}
     last = _last_takers(program)
     far = LONG * len(program)
     lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > far for t in op.outputs)}
     cuts = _cuts(program, path - lasting, last)
-    chosen = _chosen(cuts, [kept[op.name] for op in program])
+    chosen = _chosen(cuts, [kept[op.name] for op in program], [gathered[op.name] for op in program])
     if not chosen:
         return NO_BLOCKS
     bounds = np.array([cut.after for cut in chosen])
@@ -151,6 +159,14 @@ def _kept_bytes(op: Operator, costing: OperatorCosting) -> int:
     return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
 
 
+def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
+    """The parameters that the operator's gradient reads."""
+    graph, read = costing.graph, costing.backward.kept_operands
+    return sum(
+        tensor.mem_bytes for i, tensor in op.operands if tensor.name in graph.made_of_variables and (op.name, i) in read
+    )
+
+
 def _last_takers(program: Sequence[Operator]) -> dict[str, int]:
     """By tensor, the place of the last operator that takes it."""
     return {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}
@@ -185,33 +201,48 @@ def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
     return found
 
 
-def _chosen(cuts: Sequence[_Cut], kept: Sequence[int]) -> list[_Cut]:
-    """The cuts of the division with the least cut tensors and largest block together."""
-    before = np.concatenate([[0], np.cumsum(kept)])
-    total = int(before[-1])
-    ends = [*(int(before[cut.after + 1]) for cut in cuts), total]
-    segments = np.diff([0, *ends])
-    if len(segments) < 2 or not total:
+def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
+    """The cuts of the finest division for which cut tensors, largest block and most parameters are about least together.
+
+    Args:
+        kept, gathered: by operator of the program.
+    """
+    sums = np.cumsum([kept, gathered], axis=1)
+    ends = np.concatenate([sums[:, [cut.after for cut in cuts]], sums[:, -1:]], axis=1)
+    if ends.shape[1] < 2 or not ends[0, -1]:
         return []
-    best, least = [], total
-    for limit in np.unique(np.geomspace(max(1, segments.max()), total, LIMITS).astype(np.int64)):
-        taken = _within([cut.n_bytes for cut in cuts], ends, int(limit))
-        bounds = [0, *(ends[i] for i in taken), total]
-        cost = int(np.diff(bounds).max()) + sum(cuts[i].n_bytes for i in taken)
-        if cost < least:
-            best, least = [cuts[i] for i in taken], cost
-    return best
+    n_bytes = [cut.n_bytes for cut in cuts]
+    smallest = np.diff(ends, prepend=0).max(axis=1)
+    divisions = {(), tuple(range(len(cuts)))}
+    for limits in product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True))):
+        divisions.add(_within(n_bytes, ends, limits))
+    of_results, of_all = ({taken: _cost(taken, n_bytes, of) for taken in divisions} for of in (ends[:1], ends))
+    good = [taken for taken in divisions if of_results[taken] <= (1 + SLACK_OF_RESULTS) * min(of_results.values())]
+    most = (1 + SLACK) * min(of_all[taken] for taken in good)
+    finest = max((taken for taken in good if of_all[taken] <= most), key=lambda taken: (len(taken), -of_all[taken], taken))
+    return [cuts[i] for i in finest]
 
 
-def _within(n_bytes: Sequence[int], ends: Sequence[int], limit: int) -> list[int]:
-    """Of cuts, the places of those of the least bytes that leave no block above a limit; blocks end at ``ends``.
+def _cost(taken: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> int:
+    """The cut tensors, and of the blocks between them the most by each row of ``ends``."""
+    return int(np.diff(ends[:, [*taken, -1]], prepend=0).max(axis=1).sum()) + sum(n_bytes[i] for i in taken)
 
-    Whatever ends last takes the cheapest cut within the limit before it: a queue holds the candidates, ascending.
+
+def _limits(low: int, high: int) -> list[int]:
+    return np.unique(np.geomspace(max(1, low), max(1, high), LIMITS).astype(np.int64)).tolist()
+
+
+def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: Sequence[int]) -> tuple[int, ...]:
+    """Of cuts, the places of those of the least bytes that leave no block above the limits.
+
+    Blocks end at ``ends``, int64[limits, cuts + 1], by what is before: a limit for each of its rows. Whatever ends last
+    takes the cheapest cut within the limits before it: a queue holds the candidates, ascending.
     """
     cost, origin = [0], [-1]  # of the division up to the start, and up to each cut
-    starts, queue = [0, *ends[:-1]], deque([0])
-    for i, end in enumerate(ends):
-        while queue and end - starts[queue[0]] > limit:
+    rows = ends.T.tolist()
+    starts, queue = [[0] * len(limits), *rows[:-1]], deque([0])
+    for i, end in enumerate(rows):
+        while queue and any(e - s > limit for e, s, limit in zip(end, starts[queue[0]], limits, strict=True)):
             queue.popleft()
         place = queue[0] if queue else i
         cost.append(cost[place] + (n_bytes[i] if i < len(n_bytes) else 0))
@@ -223,4 +254,4 @@ def _within(n_bytes: Sequence[int], ends: Sequence[int], limit: int) -> list[int
     while place > 0:
         found.append(place - 1)
         place = origin[place]
-    return found[::-1]
+    return tuple(found[::-1])

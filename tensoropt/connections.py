@@ -23,7 +23,7 @@ from .beside import Beside
 from .blocks import Blocks
 from .choices import Choices
 from .costing import Keeping, OperatorCosting, piece_bytes
-from .delivery_arrays import ANEW, FIXED, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
+from .delivery_arrays import ANEW, FIXED, HELD, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
 from .evaluation import Choice, States
 from .following import Followers
 from .ft.problem import Edge, Node
@@ -117,10 +117,9 @@ class Connections:
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
         self.transients = Transients(blocks)
-        self.nodes = [
-            Node(_name(node), self.transients.charged(i, s.mem_bytes, s.transient_bytes), s.compute_ns + s.network_ns)
-            for i, (node, s) in enumerate(of_node)
-        ]
+        self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
+        for i, (_, states) in enumerate(of_node):
+            self.transients.begin(i, states.transient_bytes)
         self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
         self.beside = Beside(steps.costing.deliveries, self._program_places(), [states for _, states in of_node])
         self.edges: list[Edge] = []
@@ -176,7 +175,7 @@ class Connections:
             way[:] = READ if is_own else FIXED
             way[self._exchanged(taker)] = FIXED
         if i in states.recomputed and not taker.is_update:
-            way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, READ)
+            way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, HELD)
         return _Taker(n, End(demands, way))
 
     def _exchanged(self, taker: Taker) -> np.ndarray:
@@ -226,7 +225,7 @@ class Connections:
 
     def _of_taker(self, tensor: Tensor, taker: _Taker) -> Copy | None:
         """The copy of a single taker, if it may be made again in some state."""
-        if not np.isin(taker.end.way, (READ, PASSED)).any():
+        if not np.isin(taker.end.way, (READ, PASSED, HELD)).any():
             return None
         (only,) = self.takers[tensor.name]
         return Copy(tensor.name, only.name)
@@ -239,7 +238,7 @@ class Connections:
             outside = any((taker.end.way != UNREAD).all() for taker in takers if taker.node != made.node)
             is_read = np.logical_or.reduce(inside) | outside
             way[is_read & (way == LEFT)] = PAID
-            by_gradient = [np.isin(taker.end.way, (READ, FIXED)) for taker in takers if taker.node == made.node]
+            by_gradient = [np.isin(taker.end.way, (READ, FIXED, HELD)) for taker in takers if taker.node == made.node]
             self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == ANEW))
         for taker in takers:
             self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
@@ -328,9 +327,11 @@ class Connections:
             for t in takers
         ]
         fixed = ((ways != UNREAD) & ((ways == FIXED) | np.array(has_its_own, bool))).any(axis=0)
-        is_read, is_passed = np.isin(ways, (READ, FIXED)).any(axis=0), (ways == PASSED).any(axis=0)
-        way = np.where(fixed, FIXED, np.where(is_read, READ, np.where(is_passed, PASSED, UNREAD)))
-        copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED)).any() else None
+        way = np.full(n_states, UNREAD)
+        for each in (PASSED, READ, HELD):
+            way[(ways == each).any(axis=0)] = each
+        way[fixed] = FIXED
+        copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED, HELD)).any() else None
         self._add(made, _Taker(node, End(shared, way)), self._keeping(tensor), copy_made)
         for k, (_, others) in enumerate(options):
             for other in others:
@@ -364,8 +365,8 @@ class Connections:
         number = len(self.edges)
         if costs.trailing_ns is not None:
             self.beside.add_edge(number, to_node, costs.trailing_ns)
-        mem = self.transients.of_edge(number, from_node if producer is None else producer, costs)
-        self.edges.append(Edge(from_node, to_node, mem, costs.time_ns))
+        self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
+        self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
 
     def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_anew: np.ndarray) -> None:
         """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
@@ -374,9 +375,9 @@ class Connections:
         self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_anew))
 
     def _charge(self, node: int, costs: Costs, where: np.ndarray | bool = True) -> None:
-        before, where = self.nodes[node], np.asarray(where)
-        mem = np.where(where, self.transients.of_node(node, costs, where), 0)
-        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + np.where(where, costs.time_ns, 0))
+        before, mem, time_ns = self.nodes[node], np.where(where, costs.mem, 0), np.where(where, costs.time_ns, 0)
+        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + time_ns)
+        self.transients.add(node, costs, where)
         if costs.trailing_ns is not None:
             self.beside.add(node, np.where(where, costs.trailing_ns, 0))
 
@@ -387,9 +388,9 @@ _NOTHING = Keeping.NOTHING
 def _direct(keeping: Keeping) -> Table:
     """What a copy keeps that a single taker has."""
     return (
-        (_NOTHING, keeping, keeping, keeping),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
-        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
+        (_NOTHING, keeping, keeping, keeping, keeping),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
     )
 
 
@@ -397,7 +398,9 @@ def _direct_again(keeping: Keeping) -> Table:
     """The same where it is made again, if it may be."""
     kept = _direct(keeping)
     ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
-    return tuple((unread, again, fixed, again) for (unread, _, fixed, _), again in zip(kept, ways, strict=True))
+    return tuple(
+        (unread, again, fixed, again, again) for (unread, _, fixed, *_), again in zip(kept, ways, strict=True)
+    )
 
 
 def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
@@ -416,9 +419,9 @@ def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table
 def _of_shared(of_taker: Keeping) -> Table:
     """What a taker's copy of a shared copy keeps, in the same order."""
     return (
-        (_NOTHING, of_taker, of_taker, of_taker),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN),
-        (_NOTHING, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD, Keeping.FROM_SHARED_UNREAD),
+        (_NOTHING, *(of_taker,) * 4),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
     )
 
 

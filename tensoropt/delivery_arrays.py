@@ -14,6 +14,7 @@ is read*. So each end has a way by state beside its layout or demand, and a tabl
 | ``UNREAD`` | the backward pass doesn't read it |
 | ``READ`` | it does, and the copy may be made again |
 | ``FIXED`` | it does, by way of a view or of exchanged windows: such a copy isn't made again by itself |
+| ``HELD`` | as ``READ``, and before that to compute the operator that takes it again: it is there from then on |
 | ``PASSED`` | no gradient does; it is read to compute the operator that takes it again, and not needed longer |
 """
 
@@ -33,7 +34,7 @@ from .ir import VARIABLE, Graph, Tensor
 from .rules.rule import Demand
 
 LEFT, ANEW, PAID = range(3)
-UNREAD, READ, FIXED, PASSED = range(4)
+UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
 """By the way of the source, and by that of the copy."""
 
@@ -44,16 +45,18 @@ class Costs:
     mem, time_ns: int64[K of source, K of target].
     trailing_ns: of the time what only updates of variables wait for; None where that is nothing.
     transient: what is there for a while in the backward pass, where the source is computed again; None where nothing is.
+    held: the copies that are made again and are there while what takes them is computed again; None where none are.
     """
 
     mem: np.ndarray
     time_ns: np.ndarray
     trailing_ns: np.ndarray | None = None
     transient: np.ndarray | None = None
+    held: np.ndarray | None = None
 
     def at(self, *index: object) -> Costs:
         """The same at some places of each array."""
-        arrays = (self.mem, self.time_ns, self.trailing_ns, self.transient)
+        arrays = (self.mem, self.time_ns, self.trailing_ns, self.transient, self.held)
         return Costs(*(None if array is None else array[index] for array in arrays))  # type: ignore[arg-type, index]
 
 
@@ -164,7 +167,7 @@ class DeliveryArrays:
         """Between the distinct (place, way) of both ends."""
         (left, of_left, _), (wanted, of_wanted, _) = source.pairs, target.pairs
         mem, time_ns = np.zeros((2, len(left), len(wanted)), np.int64)
-        transient = np.zeros_like(mem)
+        transient, held = np.zeros((2, *mem.shape), np.int64)
         for way in np.unique(of_left):
             for taken in np.unique(of_wanted):
                 part = np.ix_(of_left == way, of_wanted == taken)
@@ -175,12 +178,15 @@ class DeliveryArrays:
                     kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
                     allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)
+                if taken == HELD and table[way][taken] in (Keeping.AGAIN, Keeping.AGAIN_OF_KEPT):
+                    held[part] = self._matrix(tensor, source, target, Keeping.COPY_OF_KEPT)[0][places]
         if self._stays(tensor):
             gathered = self._matrix(tensor, source, target, Keeping.LOCAL_OF_AGAIN)[1] >= INFEASIBLE
             time_ns[gathered[np.ix_(left, wanted)]] = INFEASIBLE
         trailing_ns = self._trailing_ns(tensor, source, target)
         trailing_ns = None if trailing_ns is None else trailing_ns[np.ix_(left, wanted)]
-        return Costs(mem, time_ns, trailing_ns, transient if transient.any() else None)
+        there = [each if each.any() else None for each in (transient, held)]
+        return Costs(mem, time_ns, trailing_ns, *there)
 
     def _matrix(self, tensor: Tensor, source: End, target: End, keeping: Keeping) -> tuple[np.ndarray, np.ndarray]:
         left, wanted = source.choice.values, target.choice.values
@@ -217,21 +223,24 @@ class DeliveryArrays:
             of_kept, of_again = (self._by_pair(tensor, source, target, table) for table in tables)
             mem = np.stack([of_kept.mem, of_again.mem], axis=2)
             time_ns = np.stack([of_kept.time_ns, of_again.time_ns], axis=2)
-            by_ways = [each.transient for each in (of_kept, of_again)]
-            transient = np.stack([np.zeros_like(of_kept.mem) if each is None else each for each in by_ways], axis=2)
-            beside = [each for each in (of_kept.trailing_ns, transient.sum(axis=2)) if each is not None]
+            nothing = np.zeros_like(of_kept.mem)
+            there = [
+                np.stack([nothing if each is None else each for each in by_choice], axis=2)
+                for by_choice in ((of_kept.transient, of_again.transient), (of_kept.held, of_again.held))
+            ]
+            told_apart = of_kept.trailing_ns, *(each.sum(axis=2) for each in there)
+            beside = [each for each in told_apart if each is not None]
             class_of, of_class, choice = choice_states(mem, time_ns, np.concatenate(beside, axis=1))
             self._choosing[key] = None
             if choice.any():
                 member = np.unique(class_of, return_index=True)[1][of_class]
                 (*_, of_source), (*_, of_target) = source.pairs, target.pairs
                 to_choice = np.where(class_of[of_source][:, None] == of_class[None, :], 0, INFEASIBLE)
-                chosen = [cost[member, :, choice][:, of_target] for cost in (mem, time_ns, transient)]
+                mem, time_ns, *there = (cost[member, :, choice][:, of_target] for cost in (mem, time_ns, *there))
                 trailing_ns = None if of_kept.trailing_ns is None else of_kept.trailing_ns[member][:, of_target]
-                of_choice = Costs(chosen[0], chosen[1], trailing_ns, chosen[2] if transient.any() else None)
-                nothing = np.zeros(len(choice), np.int64)
+                of_choice = Costs(mem, time_ns, trailing_ns, *(each if each.any() else None for each in there))
                 self._choosing[key] = Choosing(
-                    choice == 1, nothing, Costs(np.zeros_like(to_choice), to_choice), of_choice
+                    choice == 1, np.zeros(len(choice), np.int64), Costs(np.zeros_like(to_choice), to_choice), of_choice
                 )
         return self._choosing[key]
 

@@ -21,7 +21,7 @@ from .errors import InputError
 from .forcing import Force
 from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_times, search, search_overlapping
 from .ft.overlap import Overlap
-from .ft.transient import at_true_memory, joined, restricted
+from .ft.transient import joined, restricted
 from .ir import Graph
 from .liveness import Instruction, Peak, peak_of_program
 from .micro_batches import of_slices
@@ -251,10 +251,10 @@ def _searched(
     states = [transient.plain.get(i, np.arange(node.n_states)) for i, node in enumerate(problem.nodes)]
     kept = found(restricted(problem, states), overlap and overlap.restricted(problem, states), half)
     at = np.stack([of[kept.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
-    left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
     gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
-    again = found(problem, overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
-    return joined(replace(kept, strategies=at), at_true_memory(problem, transient, again))
+    left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
+    again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
+    return joined(replace(kept, strategies=at), transient.at_true_memory(problem, again))
 
 
 def costing_of(

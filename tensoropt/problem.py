@@ -86,7 +86,7 @@ class ProblemBuilder:
                 continue
             degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
-        blocks = blocks_of(groups, self.costing) if self.choices.remat else NO_BLOCKS
+        blocks = blocks_of(groups, self.costing, self.mesh.n_devices) if self.choices.remat else NO_BLOCKS
         for i, each in blocks.nodes.items():
             node, states = found[i]
             found[i] = node, evaluation.recomputing(node, states, each.places)

@@ -49,8 +49,8 @@ class StrategyProblem:
     shared: the tensors with a shared copy.
     overlap: what may run beside what; None where all times add up.
     choices: the copies that may be made again.
-    transient: what is there for a while where operators are computed again; None where none may be. The problem's memory
-        has a part of it.
+    transient: what is there for a while where operators are computed again; None where none may be. It isn't in the
+        problem's memory.
     """
 
     problem: Problem
@@ -158,7 +158,7 @@ class StrategyProblem:
         """What strategies take more than their memory adds up to. int[P, nodes] to int64[P]."""
         if self.transient is None:
             return np.zeros(len(chosen), np.int64)
-        return self.transient.missing_bytes(self.problem, chosen)
+        return self.transient.most_bytes(self.problem, chosen)
 
     def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
         """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""

@@ -14,50 +14,32 @@ Ints = np.ndarray
 
 
 class Transients:
-    """By block what its nodes, and the edges from them, don't keep since it is computed again.
-
-    The problem's memory has a share of what the large blocks have: one divided by their number.
-    """
+    """By block what its nodes, and the edges from them, don't keep since it is computed again."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._block = {node: each.block for node, each in blocks.nodes.items()}
-        self._large = blocks.large & set(self._block.values())
+        self._large = blocks.large
         self._nodes: dict[int, Ints] = {}
-        self._edges: dict[int, tuple[int, Ints]] = {}
-        self._charged: dict[tuple[int, int], tuple[Costs, Ints]] = {}
+        self._edges: dict[int, dict[int, Ints]] = {}
 
-    def charged(self, node: int, mem: Ints, transient: Ints) -> Ints:
-        """A node's memory with its share of what is there for a while."""
-        if node not in self._block:
-            return mem
-        self._nodes[node] = transient
-        return mem + self._part(node, transient)
+    def begin(self, node: int, transient: Ints) -> None:
+        """What a node doesn't keep of its own, by state."""
+        if node in self._block:
+            self._nodes[node] = transient
 
-    def of_node(self, node: int, costs: Costs, where: Ints) -> Ints:
-        """The memory of more that a node is charged for, in some states."""
-        if costs.transient is None or node not in self._block:
-            return costs.mem
-        before = self._nodes[node]
-        after = self._nodes[node] = before + np.where(where, costs.transient, 0)
-        # Rounded down once for the node.
-        return costs.mem + self._part(node, after) - self._part(node, before)
+    def add(self, node: int, costs: Costs, where: Ints | bool) -> None:
+        """What it doesn't keep beside that, in some states."""
+        if costs.transient is not None and node in self._block:
+            self._nodes[node] = self._nodes[node] + np.where(where, costs.transient, 0)
 
-    def of_edge(self, edge: int, producer: int, costs: Costs) -> Ints:
-        """An edge's memory with its share; equal arrays stay equal by identity, by which a search knows equal layers."""
-        if costs.transient is None or producer not in self._block:
-            return costs.mem
-        self._edges[edge] = self._block[producer], costs.transient
-        key = id(costs), self._share(self._block[producer])
-        if key not in self._charged:
-            self._charged[key] = costs, costs.mem + self._part(producer, costs.transient)
-        return self._charged[key][1]
-
-    def _share(self, block: int) -> int:
-        return len(self._large) if block in self._large else 0
-
-    def _part(self, node: int, transient: Ints) -> Ints:
-        share = self._share(self._block[node])
-        return transient // share if share else np.zeros_like(transient)
+    def add_edge(self, edge: int, producer: int, taker: int, costs: Costs) -> None:
+        """What isn't kept since the producer is computed again is there in the producer's block; copies that are there
+        while the taker is computed again, in the taker's."""
+        for node, n_bytes in ((producer, costs.transient), (taker, costs.held)):
+            if n_bytes is not None and node in self._block:
+                of_edge = self._edges.setdefault(edge, {})
+                before = of_edge.get(self._block[node])
+                of_edge[self._block[node]] = n_bytes if before is None else before + n_bytes
 
     def transient(self, recomputes: Mapping[int, Ints]) -> Transient | None:
         """All of it; None where nothing is computed again.
@@ -67,9 +49,11 @@ class Transients:
         """
         if not self._block:
             return None
+        numbers = sorted(set(self._block.values()))
         blocks = []
-        for block in sorted(set(self._block.values())):
-            nodes = {node: n_bytes for node, n_bytes in self._nodes.items() if self._block[node] == block}
-            edges = {edge: n_bytes for edge, (of, n_bytes) in self._edges.items() if of == block}
-            blocks.append(Block(nodes, edges, self._share(block)))
-        return Transient(tuple(blocks), {node: np.flatnonzero(~each) for node, each in recomputes.items()})
+        for number in numbers:
+            nodes = {node: n_bytes for node, n_bytes in self._nodes.items() if self._block[node] == number}
+            blocks.append(Block(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
+        large = frozenset(place for place, number in enumerate(numbers) if number in self._large)
+        plain = {node: np.flatnonzero(~each) for node, each in recomputes.items()}
+        return Transient(tuple(blocks), plain, large or frozenset(range(len(blocks))))

@@ -11,6 +11,8 @@ below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
                      else                all-to-all of chunks, add, all-gather in place
     reduce-scatter                       all-to-all, add
 
+What is received to be added is received in rounds, so that it takes no more than ``ROUND_BYTES``.
+
 A communicator may give way to another one, whose collectives go on at the same time in another thread: the trailing chain
 to the urgent one. It has its own groups, so that no message of one meets a message of the other, and its own workspace. All
 that it exchanges travels in parts, since what is urgent comes out of the link behind those under way; and it naps longer.
@@ -29,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from ..reschedule.execute import ROUND_BYTES
 from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
@@ -203,10 +206,17 @@ class MpiCommunicator:
         """The sum of what the members send to this rank, in group order."""
         group = self._group(axes)
         self._begin()
-        dtype, n_members = sends[0].dtype, len(sends)
-        received = self.scratch("reduce", n_members * prod(own_shape), dtype)
-        self._exchange(group, sends, received, [prod(own_shape)] * n_members, joined)
-        return reduce_in_order(_split(received, [own_shape] * n_members), out=self.empty(own_shape, dtype))
+        own = self.empty(own_shape, sends[0].dtype)
+        # What goes to a member has the same size on all ranks.
+        most_bytes = max(piece.nbytes for piece in sends) * len(sends)
+        n_rounds = max(1, -(-most_bytes // ROUND_BYTES))
+        for number in range(n_rounds):
+            parts = [slice(*block_bounds(piece.size, n_rounds, number)) for piece in sends]
+            summed = own.reshape(-1)[parts[group.rank]]
+            received = self.scratch("reduce", summed.size * len(sends), own.dtype)
+            self._exchange(group, sends, received, [summed.size] * len(sends), joined, parts)
+            reduce_in_order(_split(received, [summed.shape] * len(sends)), out=summed)
+        return own
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
@@ -215,13 +225,15 @@ class MpiCommunicator:
         array = np.ascontiguousarray(array).reshape(array.shape)
         result = self.empty(array.shape, array.dtype)
         if group.size == 2:
-            self._reduce_halves(group, array.reshape(-1), op, result.reshape(-1))
+            for part in _parts(array.reshape(-1), 2 * ROUND_BYTES):
+                self._reduce_halves(group, array.reshape(-1)[part], op, result.reshape(-1)[part])
         elif array.nbytes * group.size <= GATHER_AND_ADD_BYTES:
             received = self.scratch("reduce", array.size * group.size, array.dtype)
             self._call(group, "Allgather", _opaque(array), _opaque(received))
             reduce_in_order(_split(received, [array.shape] * group.size), op, result)
         else:
-            self._reduce_chunks(group, array.reshape(-1), op, result.reshape(-1))
+            for part in _parts(array.reshape(-1), ROUND_BYTES):
+                self._reduce_chunks(group, array.reshape(-1)[part], op, result.reshape(-1)[part])
         return result
 
     def _reduce_halves(self, group: Comm, flat: Array, op: str, result: Array) -> None:
@@ -298,19 +310,32 @@ class MpiCommunicator:
         self._call(group, "Allgatherv", MPI.IN_PLACE, (_opaque(result), counts))
 
     def _exchange(
-        self, group: Comm, sends: Sequence[Array], received: Array, counts: Sequence[int], joined: Array | None
+        self,
+        group: Comm,
+        sends: Sequence[Array],
+        received: Array,
+        counts: Sequence[int],
+        joined: Array | None,
+        parts: Sequence[slice] | None = None,
     ) -> None:
-        """Send ``sends[i]`` to member i; what arrives fills ``received``. ``joined`` is all that is sent, if known."""
-        send_counts = [piece.size for piece in sends]
+        """Send ``sends[i]``, or of its elements a part, to member i; what arrives fills ``received``.
+
+        ``joined`` is all that ``sends`` are consecutive parts of, if known.
+        """
+        flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
+        parts = parts or [slice(0, piece.size) for piece in sends]
         if self._gives_way:
-            flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
-            self._exchange_by_parts(group, flat, _split(received, [(count,) for count in counts]))
+            pieces = [piece[part] for piece, part in zip(flat, parts, strict=True)]
+            self._exchange_by_parts(group, pieces, _split(received, [(count,) for count in counts]))
             return
         if joined is None:
-            joined = self.scratch("joined", sum(send_counts), sends[0].dtype)
-            for part, piece in zip(_split(joined, [piece.shape for piece in sends]), sends, strict=True):
-                part[...] = piece
-        self._call(group, "Alltoallv", (_opaque(joined), send_counts), (_opaque(received), counts))
+            joined = self.scratch("joined", sum(piece.size for piece in flat), sends[0].dtype)
+            for place, piece in zip(_split(joined, [piece.shape for piece in flat]), flat, strict=True):
+                place[...] = piece
+        starts = accumulate((piece.size for piece in flat[:-1]), initial=0)
+        places = [start + part.start for start, part in zip(starts, parts, strict=True)]
+        send_counts = [part.stop - part.start for part in parts]
+        self._call(group, "Alltoallv", (_opaque(joined), (send_counts, places)), (_opaque(received), counts))
 
     def _call(self, group: Comm, name: str, *buffers: Any) -> None:
         """A collective of MPI's by its name."""
@@ -342,7 +367,7 @@ class MpiCommunicator:
 
 def _parts(flat: Array, n_bytes: int) -> list[slice]:
     """Consecutive parts of an array, of so many bytes but for the last; one at least."""
-    step = n_bytes // flat.dtype.itemsize
+    step = max(1, n_bytes // flat.dtype.itemsize)
     return [slice(start, min(start + step, flat.size)) for start in range(0, max(1, flat.size), step)]
 
 

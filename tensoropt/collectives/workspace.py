@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from ..reschedule.execute import RankStep
+from ..reschedule.execute import ROUND_BYTES, RankStep, slab
+from ..reschedule.layout import Shape
 
 GATHER_AND_ADD_BYTES = 1 << 18
 """An all-reduce that would receive at most so many bytes by an all-gather does; one message less pays up to about here."""
 
 
 def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
-    """What a step takes of each, on the rank that sees it so."""
-    local, result = (math.prod(shape) * item_bytes for shape in (step.local_shape, step.result_shape))
-    n_members = len(step.recv_shapes)
+    """What a step takes of each, on the rank that sees it so; of rounds, what the largest takes."""
+    n_members, n_local = len(step.recv_shapes), math.prod(step.local_shape)
     if step.kind == "all_reduce":
-        if n_members > 2 and local * n_members <= GATHER_AND_ADD_BYTES:
-            return {"reduce": local * n_members}
-        chunk = -(-math.prod(step.local_shape) // n_members)
+        if n_members > 2 and n_local * item_bytes * n_members <= GATHER_AND_ADD_BYTES:
+            return {"reduce": n_local * n_members * item_bytes}
+        most = max(1, ROUND_BYTES // item_bytes) * (2 if n_members == 2 else 1)
+        chunk = -(-min(n_local, most) // n_members)
         return {"reduce": chunk * (n_members if n_members > 2 else 1) * item_bytes}
+    n_rounds = step.n_rounds(item_bytes)
     found = {}
-    if step.send_slices and not step.send_in_place:
-        found["send"] = local
+    if step.send_slices:
+        sent = [tuple(part.stop - part.start for part in tile) for tile in step.send_slices]
+        if not step.send_in_place or n_rounds > 1:
+            found["send"] = _in_rounds(sent, n_rounds) * item_bytes
+    elif n_rounds > 1 and len(slab(step.local_shape, n_rounds, 0)) > 1:
+        found["send"] = _in_rounds([step.local_shape], n_rounds) * item_bytes
     if step.kind == "reduce_scatter":
-        found["reduce"] = result * n_members
-    elif n_members and not step.recv_in_place:
-        found["receive"] = result
+        most = max(_in_rounds([tile], n_rounds) for tile in sent)
+        rounds_within = max(1, -(-most * n_members * item_bytes // ROUND_BYTES))
+        own = _in_rounds([step.result_shape], n_rounds)
+        found["reduce"] = -(-own // rounds_within) * n_members * item_bytes
+    elif n_members and (not step.recv_in_place or n_rounds > 1):
+        found["receive"] = _in_rounds(step.recv_shapes, n_rounds) * item_bytes
     return found
+
+
+def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:
+    """Elements of the largest slabs of each."""
+    return sum(_largest_slab(tile, n_rounds) if n_rounds > 1 else math.prod(tile) for tile in tiles)
+
+
+def _largest_slab(shape: Shape, n_slabs: int) -> int:
+    along = len(slab(shape, n_slabs, 0)) - 1
+    return math.prod(shape) // max(1, shape[along]) * -(-shape[along] // n_slabs)

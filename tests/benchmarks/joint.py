@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,10 +91,14 @@ def second_stage(
     searched = [allowed]
     if transient is not None:
         searched.append([np.intersect1d(states, transient.plain.get(i, states)) for i, states in enumerate(allowed)])
+    charged = pinned if transient is None else transient.charged(pinned)
     for states in searched:
-        found = search(restricted(pinned, states), budget=Budget(seconds=seconds / len(searched)))
+        found = search(restricted(charged, states), budget=Budget(seconds=seconds / len(searched)))
         at = np.stack([of[found.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
-        yield found.mem_bytes + (0 if transient is None else transient.missing_bytes(pinned, at)), found.time_ns
+        found = replace(found, strategies=at)
+        if transient is not None:
+            found = transient.at_true_memory(pinned, found)
+        yield found.mem_bytes, found.time_ns
 
 
 def _configs(frontier: ModelFrontier, point: int) -> Mapping[str, Config]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import sys
@@ -18,9 +19,10 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from tensoropt.collectives import mpi
+from tensoropt.collectives import mpi, workspace
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.collectives.workspace import workspace_bytes
+from tensoropt.reschedule import execute
 from tensoropt.reschedule.execute import rank_step, run_path
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
@@ -79,7 +81,9 @@ def check_workspace(mesh, shape):
                 for name, n_bytes in workspace_bytes(seen, item_bytes).items():
                     foretold[name] = max(foretold[name], n_bytes)
             spare = foretold.total() - communicator.workspace_bytes
-            assert 0 <= spare <= item_bytes * COMM.size, (step, foretold, communicator.workspace_bytes)
+            # Slabs of tiles that are not alike needn't be the largest in the same round.
+            allowed = item_bytes * COMM.size * (1 if seen.n_rounds(item_bytes) == 1 else 4 * math.prod(shape[1:]))
+            assert 0 <= spare <= allowed, (step, foretold, communicator.workspace_bytes)
     assert foretold.total() > 0
     communicator.free()
 
@@ -175,6 +179,23 @@ def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     communicator.free()
 
 
+def check_rounds(mesh: Mesh, gives_way: bool) -> None:
+    """In rounds of a few bytes each what comes out is the same, and what is kept between collectives is little."""
+    whole = execute.ROUND_BYTES
+    communicator = MpiCommunicator(COMM, mesh, gives_way=gives_way)
+    communicator.prepare(all_subsets(mesh))
+    for round_bytes, shapes in ((32, [(7,), (3, 4, 6)]), (1 << 12, [(6, 700), (9001,)])):
+        execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = round_bytes
+        for shape in shapes:
+            check_every_step(mesh, communicator, shape)
+            if not gives_way:
+                check_workspace(mesh, shape)
+    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = 1 << 16
+    check_all_reduce(mesh, communicator)
+    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = whole
+    communicator.free()
+
+
 def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
     """Two threads of each rank, each with its own order of small sums and large ones; pauses differ from rank to rank."""
     mpi.PART_BYTES = 1 << 12
@@ -251,6 +272,8 @@ if __name__ == "__main__":
             for naps in (False, True):
                 check(mesh, naps)
             check(mesh, True, gives_way=True)
+            for gives_way in (False, True):
+                check_rounds(mesh, gives_way)
             check_two_chains(mesh, 300)
         # Only rank 0's word, after all ranks are through.
         COMM.Barrier()

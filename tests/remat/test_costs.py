@@ -12,6 +12,7 @@ from tensoropt import zoo as models
 from tensoropt.deliveries import Router
 from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.ft import INFEASIBLE, Budget
+from tensoropt.ir import VARIABLE
 from tensoropt.offline import record
 from tensoropt.planning import charges
 from tensoropt.profiling.hardware import named
@@ -83,3 +84,44 @@ def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> 
                 return None
             states[node] = rng.choice(np.flatnonzero(allowed))
     return states
+
+
+@pytest.mark.parametrize("name", ["attention", "vgg16"])
+def test_a_parameter_gathered_again_is_there_while_its_block_is_computed_again(name: str) -> None:
+    """Whether its copy is kept or made again then makes no difference to the block that has most at once."""
+    found = frontier(name, "full", ())
+    built, rng, n_seen = found.built, np.random.default_rng(1), 0
+    assert built.transient is not None
+    variables = {op.result.name for op in found.model.graph.step_operators if op.type == VARIABLE}
+    nodes = {op.name: n for n, (node, _) in enumerate(built.nodes) for op in node.operators}
+    of_variables = [c for c in built.choices if c.copy.tensor in variables and c.copy.taker in nodes]
+    for _ in range(60):
+        states = random_states(found, rng, 2)
+        if states is None:
+            continue
+        for choice in of_variables:
+            taker = nodes[str(choice.copy.taker)]
+            if not built.nodes[taker][1].recomputes[states[taker]] or not choice.is_remade[states[choice.node]]:
+                continue
+            for other in np.flatnonzero(~choice.is_remade):
+                kept = states.copy()
+                kept[choice.node] = other
+                (remade_bytes, again_ns), (kept_bytes, time_ns) = (costs(found, each) for each in (states, kept))
+                if time_ns < again_ns and most_at_once(found, states, kept):
+                    assert remade_bytes == kept_bytes
+                    n_seen += 1
+    assert n_seen > 5
+
+
+def costs(found: ModelFrontier, states: np.ndarray) -> tuple[int, int]:
+    """What a strategy takes, with what is there for a while, and its time."""
+    mem_bytes, time_ns = found.built.problem.cost(states.tolist())
+    return mem_bytes + int(found.built.missing_bytes(states[None])[0]), time_ns
+
+
+def most_at_once(found: ModelFrontier, *strategies: np.ndarray) -> bool:
+    """Whether strategies differ in the block that has most at once, in each of them."""
+    assert found.built.transient is not None
+    amounts = [found.built.transient.by_block(found.built.problem, states[None])[:, 0] for states in strategies]
+    (differing,) = np.nonzero(amounts[0] != amounts[1])
+    return len(differing) == 1 and all(each.argmax() == differing[0] for each in amounts)
