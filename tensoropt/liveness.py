@@ -2,8 +2,9 @@
 
 A *buffer* is memory that some instruction writes and others read; it lives from the first to the last of them. An
 instruction may write its result over an operand that nobody reads afterwards, as TensorFlow's elementwise operators do. A
-buffer that Python made, as collectives do, is never written over, and lives on until TensorFlow has called Python the next
-time: it can't be given back without the interpreter's lock. What follows a call and doesn't wait for it runs meanwhile.
+buffer that Python made, as collectives do, is written over only by way of a view of a part of it, and lives on until
+TensorFlow has called Python the next time: it can't be given back without the interpreter's lock. What follows a call and
+doesn't wait for it runs meanwhile.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
     written = {buffer for each in program for buffer in each.writes}
     alive: Counter[str] = Counter()
     size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
+    python_s = {id(buffer) for each in program for buffer in each.writes if buffer.is_python_s}
     there: dict[int, Buffer] = {}
     for buffer in {buffer for each in program for buffer in each.reads} - written:
         alive[buffer.use] += buffer.n_bytes
@@ -83,7 +85,12 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
         if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
             give_back(leaving)
             leaving = []
-        free = [(b, seen) for b, seen in dict.fromkeys(each.overwrites) if b in dying[i] and not b.is_python_s]
+        # Python's memory isn't written over by itself, but by way of a view of a part.
+        free = [
+            (b, seen)
+            for b, seen in dict.fromkeys(each.overwrites)
+            if b in dying[i] and (seen < size[id(b)] or id(b) not in python_s)
+        ]
         for buffer in each.writes:
             over = next((other for other, seen in free if seen == buffer.n_bytes), None)
             if over is not None:
@@ -91,14 +98,16 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
                 dying[i].remove(over)
                 give_back([over])
                 size[id(buffer)] = size[id(over)]
+                if id(over) in python_s:
+                    python_s.add(id(buffer))
             alive[buffer.use] += size[id(buffer)]
             there[id(buffer)] = buffer
         total = alive.total() + each.scratch_bytes
         if total > peak.n_bytes:
             peak, at_peak = Peak(total, +(alive + Counter({SCRATCH: each.scratch_bytes})), i), dict(there)
         give_back(leaving)
-        give_back(buffer for buffer in dying[i] if not buffer.is_python_s)
-        died = [buffer for buffer in dying[i] if buffer.is_python_s]
+        give_back(buffer for buffer in dying[i] if id(buffer) not in python_s)
+        died = [buffer for buffer in dying[i] if id(buffer) in python_s]
         leaving, held = (held, died) if each.calls_python else ([], held + died)
     for key, buffer in at_peak.items():
         if buffer.of:

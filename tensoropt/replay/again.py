@@ -31,6 +31,11 @@ class Again:
         for made in (self._shared, self._taken, self._values):
             made.clear()
 
+    @property
+    def n_made(self) -> int:
+        """How many tensors have been made again so far."""
+        return len(self._values)
+
     def make(self, op: Operator, gradient: Buffer) -> None:
         """What an operator's gradient reads and wasn't kept."""
         exchanged = self.view.rules[op.name].exchanged(self.view.strategy.configs[op.name])

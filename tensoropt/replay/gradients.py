@@ -41,6 +41,8 @@ class Gradients:
         self._updates: list[Buffer] = []
         # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
         self._sums: dict[tuple[Place, str], Buffer] = {}
+        # What the gradients read that were last made for parameters.
+        self._for_parameters: list[Buffer] = []
         # By lookup, those of what was found in a table that is updated by rows.
         self._rows: dict[str, list[Buffer]] = {}
 
@@ -123,6 +125,7 @@ class Gradients:
             for place, tensor in coming
             if place in self._coming
         ]
+        n_made = self.again.n_made
         if arriving:
             self.again.make(op, arriving[0][0])
         operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
@@ -132,6 +135,10 @@ class Gradients:
             *((taken[op.name, position], program.operand_bytes(op, position)) for position in operands),
             *((self.again.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
         ]
+        if self.again.n_made > n_made:
+            # It has no place in the order, so that these gradients may come after it.
+            program.add(self._for_parameters)
+        self._for_parameters = []
         inside = [self.forward.kept[op.name]] if op.name in self.forward.kept else []
         for position, tensor in op.operands:
             if (op.name, position) not in self.view.gradients:
@@ -143,6 +150,8 @@ class Gradients:
                 own = taken[op.name, position] if op.type in _PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
                 program.add(reads, [gradient], program.scratch_bytes(op), known if op.type in OVERWRITE else ())
+                if tensor.name in self.view.graph.made_of_variables:
+                    self._for_parameters += reads
             if self.places.accumulates(op, position):
                 self._accumulate(op, position, gradient)
             elif (place := self.places.goes_to(op, position)).kind == OPERAND:

@@ -104,6 +104,15 @@ def test_what_python_made_stays_until_the_next_call_and_is_not_written_over() ->
     assert peak_of_program([*chain, call, Instruction((result,), (more,))]).n_bytes == 12
 
 
+def test_what_python_made_is_written_over_by_way_of_a_view_of_a_part_and_is_python_s_still() -> None:
+    received, result, more = Buffer(4, "received", is_python_s=True), Buffer(2, "result"), Buffer(2, "more")
+    chain = [Instruction((), (received,), calls_python=True), Instruction((received,), (result,), 0, ((received, 2),))]
+    assert peak_of_program(chain).n_bytes == 4
+    # All of it stays with the result, and is given back after the next call.
+    after = Instruction((result,), (more,)), Instruction((more,), (Buffer(3, "last"),))
+    assert peak_of_program([*chain, *after]).n_bytes == 9
+
+
 def two_layers() -> zoo.Built:
     api = tf.compat.v1
     x = api.placeholder(api.float32, [8, 16], name="x")
