@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -55,6 +56,10 @@ class Communicator(Protocol):
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """A flat array of ``count`` elements, valid until ``name`` is taken again."""
+        ...
+
+    def rounds(self) -> AbstractContextManager[object]:
+        """To be entered around the rounds of one collective."""
         ...
 
     def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
@@ -168,23 +173,28 @@ class RankStep:
         result = communicator.empty(self.result_shape, local.dtype)
         tiles = [local[tile] for tile in self.send_slices] or [local]
         own = [result[tile] for tile in self.recv_slices] or [result]
-        for number in range(n_rounds):
-            parts, places = ([tile[slab(tile.shape, n_rounds, number)] for tile in side] for side in (tiles, own))
-            shapes, sends, joined = [place.shape for place in places], parts, parts[0]
-            if self.send_slices or not parts[0].flags.c_contiguous:
-                joined = communicator.scratch("send", sum(part.size for part in parts), local.dtype)
-                sends = _packed(parts, joined)
-            if self.kind == "reduce_scatter":
-                places[0][...] = communicator.reduce_scatter(self.axes, sends, shapes[0], joined)
-                continue
-            out = communicator.scratch("receive", sum(place.size for place in places), local.dtype)
-            if self.kind == "all_gather":
-                received = communicator.all_gather(self.axes, sends[0], shapes, out)
-            else:
-                received = communicator.all_to_all(self.axes, sends, shapes, out, joined)
-            for place, piece in zip(places, received, strict=True):
-                place[...] = piece
+        with communicator.rounds():
+            for number in range(n_rounds):
+                parts, places = ([tile[slab(tile.shape, n_rounds, number)] for tile in side] for side in (tiles, own))
+                self._run_round(parts, places, communicator)
         return result
+
+    def _run_round(self, parts: Sequence[Array], places: Sequence[Array], communicator: Communicator) -> None:
+        """Send parts of the local piece, and receive into places of the result."""
+        dtype, shapes, sends, joined = parts[0].dtype, [place.shape for place in places], parts, parts[0]
+        if self.send_slices or not parts[0].flags.c_contiguous:
+            joined = communicator.scratch("send", sum(part.size for part in parts), dtype)
+            sends = _packed(parts, joined)
+        if self.kind == "reduce_scatter":
+            places[0][...] = communicator.reduce_scatter(self.axes, sends, shapes[0], joined)
+            return
+        out = communicator.scratch("receive", sum(place.size for place in places), dtype)
+        if self.kind == "all_gather":
+            received = communicator.all_gather(self.axes, sends[0], shapes, out)
+        else:
+            received = communicator.all_to_all(self.axes, sends, shapes, out, joined)
+        for place, piece in zip(places, received, strict=True):
+            place[...] = piece
 
 
 def slab(shape: Shape, n_slabs: int, number: int) -> Slices:

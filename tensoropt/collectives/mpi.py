@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,10 @@ class MpiCommunicator:
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """A flat array that is valid until ``name`` is taken again."""
         return self._scratch.take(name, count, dtype)
+
+    def rounds(self) -> AbstractContextManager[object]:
+        """Rounds are collectives like others."""
+        return nullcontext()
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None

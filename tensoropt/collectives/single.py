@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy.typing as npt
@@ -31,6 +32,10 @@ class SingleCommunicator:
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         return self._scratch.take(name, count, dtype)
+
+    def rounds(self) -> AbstractContextManager[object]:
+        """Rounds are collectives like others."""
+        return nullcontext()
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,15 @@ class TimedCommunicator:
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         return self.inner.scratch(name, count, dtype)
+
+    @contextmanager
+    def rounds(self) -> Iterator[None]:
+        """The calls of the rounds are one, of their bytes and seconds together."""
+        before = len(self.calls)
+        yield
+        calls, self.calls[before:] = self.calls[before:], []
+        n_bytes, seconds = sum(call.n_bytes for call in calls), sum(call.seconds for call in calls)
+        self.calls.append(replace(calls[0], n_bytes=n_bytes, seconds=seconds))
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None

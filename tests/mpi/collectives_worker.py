@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 from tensoropt.collectives import mpi, workspace
 from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.collectives.timed import TimedCommunicator
 from tensoropt.collectives.workspace import workspace_bytes
 from tensoropt.reschedule import execute
 from tensoropt.reschedule.execute import rank_step, run_path
@@ -179,6 +180,17 @@ def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     communicator.free()
 
 
+def check_calls(mesh: Mesh, communicator: MpiCommunicator, shape: tuple[int, ...]) -> None:
+    """However many rounds a step takes, it is one call of as many bytes as in one round."""
+    layout = Layout(mesh, (*[()] * (len(shape) - 1), mesh.axes))
+    (local,) = scatter(np.ones(shape, np.float32), layout)[RANK : RANK + 1]
+    for step in legal_steps(layout, shape):
+        timed = TimedCommunicator(communicator)
+        result = rank_step(step, shape, RANK).run(local, timed)
+        moved = {"all_gather": result.nbytes, "all_to_all": local.nbytes, "all_reduce": local.nbytes}
+        assert [call.n_bytes for call in timed.take()] == ([moved[step.kind]] if step.communicates else []), step
+
+
 def check_rounds(mesh: Mesh, gives_way: bool) -> None:
     """In rounds of a few bytes each what comes out is the same, and what is kept between collectives is little."""
     whole = execute.ROUND_BYTES
@@ -188,6 +200,7 @@ def check_rounds(mesh: Mesh, gives_way: bool) -> None:
         execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = round_bytes
         for shape in shapes:
             check_every_step(mesh, communicator, shape)
+            check_calls(mesh, communicator, shape)
             if not gives_way:
                 check_workspace(mesh, shape)
     execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = 1 << 16

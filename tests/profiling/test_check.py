@@ -103,6 +103,17 @@ def test_a_timed_communicator_writes_down_kind_axes_bytes_and_seconds():
     assert timed.take() == ()
 
 
+def test_rounds_of_one_collective_are_one_call():
+    now = iter(range(100))
+    timed = TimedCommunicator(SingleCommunicator(), lambda: float(next(now)))
+    timed.all_reduce((0,), np.ones(3, np.float32))
+    with timed.rounds():
+        for _ in range(3):
+            timed.all_gather((0,), np.ones((4, 2), np.float32), [(4, 2)])
+    calls = [(call.kind, call.n_bytes, call.seconds) for call in timed.take()]
+    assert calls == [("all_reduce", 12, 1.0), ("all_gather", 96, 3.0)]
+
+
 def test_a_timed_communicator_follows_its_results_until_nothing_refers_to_them():
     timed = TimedCommunicator(SingleCommunicator(), follows_memory=True)
     piece = np.ones((4, 2), np.float32)
