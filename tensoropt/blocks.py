@@ -204,6 +204,8 @@ def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
 def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
     """The cuts of the finest division for which cut tensors, largest block and most parameters are about least together.
 
+    None where all divisions keep as many results at once as no division does.
+
     Args:
         kept, gathered: by operator of the program.
     """
@@ -217,7 +219,10 @@ def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) 
     for limits in product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True))):
         divisions.add(_within(n_bytes, ends, limits))
     of_results, of_all = ({taken: _cost(taken, n_bytes, of) for taken in divisions} for of in (ends[:1], ends))
-    good = [taken for taken in divisions if of_results[taken] <= (1 + SLACK_OF_RESULTS) * min(of_results.values())]
+    most_of_results = (1 + SLACK_OF_RESULTS) * min(of_results.values())
+    good = [taken for taken in divisions if of_results[taken] <= most_of_results and of_results[taken] < of_results[()]]
+    if not good:
+        return []
     most = (1 + SLACK) * min(of_all[taken] for taken in good)
     finest = max((taken for taken in good if of_all[taken] <= most), key=lambda taken: (len(taken), -of_all[taken], taken))
     return [cuts[i] for i in finest]

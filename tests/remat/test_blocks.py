@@ -56,6 +56,11 @@ def test_of_divisions_that_are_about_the_best_the_finest_is_taken(program: Progr
     ratio = (segments.sum(axis=1) / segments.max(axis=1)).max() ** (1 / (LIMITS - 1))
     assert of_results <= max(least_of_results * ratio, least_of_results + 2) * (1 + SLACK_OF_RESULTS)
     least = min(cost + int(sizes.sum()) for cost, sizes in divisions(n_bytes, segments))
+    if least_of_results >= segments[0].sum():
+        assert not taken
+        return
+    assert of_results < segments[0].sum() or not taken
     everywhere = sum(n_bytes) + segments[0].max(), sum(n_bytes) + segments.max(axis=1).sum()
-    if everywhere[0] <= least_of_results * (1 + SLACK_OF_RESULTS) and everywhere[1] <= least * (1 + SLACK):
+    is_good = everywhere[0] < segments[0].sum() and everywhere[0] <= least_of_results * (1 + SLACK_OF_RESULTS)
+    if is_good and everywhere[1] <= least * (1 + SLACK):
         assert len(taken) == len(cuts)
