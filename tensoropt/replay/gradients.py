@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from ..backward import Backward
@@ -11,7 +10,6 @@ from ..deliveries import Delivery
 from ..ir import SOURCES, VARIABLE, Operator, Tensor
 from ..liveness import Buffer
 from ..optimizers.rows import row_deliveries
-from ..reschedule.layout import Layout
 from ..reverse_order import reverse_order
 from ..takers import LOSS, Taker, step_demand
 from .again import Again
@@ -35,8 +33,8 @@ class Gradients:
         self.program, self.places, self.forward, self.backward = program, places, forward, backward
         self.view, self.router = program.view, program.router
         self.again = Again(program, places, forward, backward)
-        # The gradients that have come to a delivery, or to a result.
-        self._coming: defaultdict[Place, list[Buffer]] = defaultdict(list)
+        # The sum of the gradients that have come to a delivery, or to a result, so far.
+        self._coming: dict[Place, Buffer] = {}
         # Updates that wait for what is added up over all gradients.
         self._updates: list[Buffer] = []
         # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
@@ -53,7 +51,7 @@ class Gradients:
         for loss in losses:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
             self.program.add([self.forward.operand(loss, whole)])
-            self._coming[Place(RESULT, loss.name)].append(Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
+            self._come(Place(RESULT, loss.name), Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
         starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for place in reverse_order(starts, self.places.sources, self.forward.collectives):
             self._back_at(place)
@@ -65,7 +63,7 @@ class Gradients:
         for (place, name), total in self._sums.items():
             tensor = self.view.graph.tensors[name]
             if place.kind == OPERAND:
-                self._coming[place].append(total)
+                self._come(place, total)
             else:
                 self._leave(tensor, total)
             starts.append(place)
@@ -88,14 +86,13 @@ class Gradients:
             tensor = graph.tensors[place.name]
             to_shared = self.places.to_shared(tensor)
             assert to_shared is not None
-            gradient = self._returned(tensor, to_shared, self._arrived(place, to_shared.demand.layout, tensor))
-            self._coming[Place(RESULT, tensor.name)].append(gradient)
+            self._come(Place(RESULT, tensor.name), self._returned(tensor, to_shared, self._coming.pop(place)))
             return
         op = graph.operators[place.name]
         if place.kind == OPERAND:
             operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
             delivery = self.view.delivery(operand, demand)
-            self._leave(operand, self._returned(operand, delivery, self._arrived(place, demand.layout, operand)))
+            self._leave(operand, self._returned(operand, delivery, self._coming.pop(place)))
         elif op.type == VARIABLE:
             self._update(op)
         elif op.type not in SOURCES and op.updates is None:
@@ -104,15 +101,17 @@ class Gradients:
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
         """A gradient has come to where takers of a tensor take it."""
         place = self.places.left_at(tensor)
-        self._coming[place if place.kind == SHARED else Place(RESULT, tensor.name)].append(gradient)
+        self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
 
-    def _arrived(self, at: Place, layout: Layout, tensor: Tensor) -> Buffer:
-        """The sum of the gradients that have come."""
-        coming, n_bytes = self._coming.pop(at), piece_bytes(tensor, layout)
-        if len(coming) == 1:
-            return coming[0]
-        total = Buffer(n_bytes, GRADIENTS, of=tensor.name)
-        self.program.add(coming, [total], overwrites=[(summand, n_bytes) for summand in coming])
+    def _come(self, place: Place, gradient: Buffer) -> None:
+        """A gradient comes to where others may have come before: two at a time are added, as soon as both are there."""
+        before = self._coming.get(place)
+        self._coming[place] = gradient if before is None else self._sum(before, gradient)
+
+    def _sum(self, *summands: Buffer) -> Buffer:
+        n_bytes = max(each.n_bytes for each in summands)
+        total = Buffer(n_bytes, GRADIENTS, of=summands[0].of)
+        self.program.add(summands, [total], overwrites=[(each, n_bytes) for each in summands])
         return total
 
     def _back_through(self, op: Operator) -> None:
@@ -121,7 +120,7 @@ class Gradients:
             program.catch_up()  # its statistics' gradients are communicated
         coming = [(Place(RESULT, tensor.name), tensor) for tensor in op.outputs]
         arriving = [
-            (self._arrived(place, self.view.layout(tensor), tensor), program.result_bytes(op, tensor))
+            (self._coming.pop(place), program.result_bytes(op, tensor))
             for place, tensor in coming
             if place in self._coming
         ]
@@ -155,7 +154,7 @@ class Gradients:
             if self.places.accumulates(op, position):
                 self._accumulate(op, position, gradient)
             elif (place := self.places.goes_to(op, position)).kind == OPERAND:
-                self._coming[place].append(gradient)
+                self._come(place, gradient)
             else:
                 self._leave(tensor, gradient)
         if op.name in self.view.graph.lookup_operators and arriving:
@@ -165,12 +164,7 @@ class Gradients:
         """Add a gradient to those of the slices before, where its operand was delivered for all slices."""
         key = self.places.goes_to(op, position), operand_of(op, position).name
         known = self._sums.get(key)
-        if known is not None:
-            total = Buffer(known.n_bytes, GRADIENTS)
-            overwrites = [(each, known.n_bytes) for each in (known, gradient)]
-            self.program.add([known, gradient], [total], overwrites=overwrites)
-            gradient = total
-        self._sums[key] = gradient
+        self._sums[key] = gradient if known is None else self._sum(known, gradient)
 
     def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
         path = self.router.route(delivery).backward
@@ -184,7 +178,7 @@ class Gradients:
         return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
 
     def _update(self, op: Operator) -> None:
-        gradient = self._arrived(Place(RESULT, op.result.name), self.view.layout(op.result), op.result)
+        gradient = self._coming.pop(Place(RESULT, op.result.name))
         if self._waits_for_sums:
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)

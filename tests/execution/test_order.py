@@ -167,9 +167,21 @@ def deep() -> zoo.Built:
     return zoo.Built(api.reduce_mean(api.square(values)), {x: tuple(drawn)}, ())
 
 
-def trace_of(in_order: bool) -> StepTrace:
+def taken_by_all() -> zoo.Built:
+    """The same, where each layer takes what was made first, too, as a decoder's layers take what the encoder made."""
+    api = tf.compat.v1
+    x = api.placeholder(api.float32, [BATCH, WIDTH], name="x")
+    first = values = api.nn.relu(api.matmul(x, api.get_variable("w", [WIDTH, WIDTH], api.float32)))
+    for layer in range(DEPTH):
+        weights = [api.get_variable(f"{name}{layer}", [WIDTH, WIDTH], api.float32) for name in "uv"]
+        values = api.nn.relu(api.matmul(values, weights[0]) + api.matmul(first, weights[1]))
+    drawn = np.random.default_rng(0).normal(size=(zoo.N_BATCHES, BATCH, WIDTH)).astype(np.float32)
+    return zoo.Built(api.reduce_mean(api.square(values)), {x: tuple(drawn)}, ())
+
+
+def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTrace:
     """Of one rank alone, which computes whole operators; several may run at once."""
-    model = zoo.record(deep, "momentum")
+    model = zoo.record(function, "momentum")
     mesh = Mesh.of(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
     view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
@@ -191,3 +203,10 @@ def test_in_order_no_more_gradients_are_there_than_are_needed() -> None:
     assert DEPTH * megabyte <= peak <= (DEPTH + 5) * megabyte
     # TensorFlow takes the batch from NumPy without an allocation where it happens to be aligned.
     assert peak <= trace_of(in_order=False).peak_bytes + megabyte
+
+
+def test_in_order_gradients_of_what_many_take_are_added_two_at_a_time() -> None:
+    """Not once all are there: they would be as many as there are layers."""
+    megabyte = 4 * BATCH * WIDTH
+    peak = trace_of(in_order=True, function=taken_by_all).peak_bytes
+    assert peak <= (DEPTH + 8) * megabyte

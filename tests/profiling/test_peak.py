@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import zoo
 from execution.strategies import random_strategy
-from execution.test_order import deep, trace_of
+from execution.test_order import deep, taken_by_all, trace_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,11 +155,12 @@ def test_random_strategies_take_what_their_variables_take_and_more(function: Cal
         assert peak.by_use[STATE] == state < peak.n_bytes == peak.by_use.total()
 
 
-def test_a_step_on_one_device_against_the_profiler() -> None:
+@pytest.mark.parametrize("function", [deep, taken_by_all])
+def test_a_step_on_one_device_against_the_profiler(function: Callable[[], zoo.Built]) -> None:
     """In order: TensorFlow's allocations are what was foretold, of a model whose tensors the profiler sees."""
-    model = zoo.record(deep, "momentum")
+    model = zoo.record(function, "momentum")
     foretold = peak_on(model, whole(model))
-    measured = trace_of(in_order=True).peak_bytes
+    measured = trace_of(in_order=True, function=function).peak_bytes
     allocated = foretold.n_bytes - foretold.by_use[STATE]
     # TensorFlow takes the batch from NumPy without an allocation where it happens to be aligned.
     assert measured == pytest.approx(allocated, rel=0.02) or measured == pytest.approx(
