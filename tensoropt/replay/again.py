@@ -108,7 +108,8 @@ class Again:
                 place = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
                 self._values[tensor.name] = operands[place][0]
         if made:
-            program.add([buffer for buffer, _ in operands], made, 0, operands if op.type in OVERWRITE else ())
+            overwrites = operands if op.type in OVERWRITE else ()
+            program.add([buffer for buffer, _ in operands], made, program.scratch_bytes(op), overwrites)
 
     def _delivered(self, delivery: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
         path = self.program.router.route(delivery).forward

@@ -148,7 +148,7 @@ class Gradients:
                 gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
                 own = taken[op.name, position] if op.type in _PRODUCTS else None
                 reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
-                program.add(reads, [gradient], program.scratch_bytes(op), known if op.type in OVERWRITE else ())
+                program.add(reads, [gradient], program.scratch_bytes(op, position), known if op.type in OVERWRITE else ())
                 if tensor.name in self.view.graph.made_of_variables:
                     self._for_parameters += reads
             if self.places.accumulates(op, position):

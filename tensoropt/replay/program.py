@@ -17,6 +17,7 @@ from ..reschedule.halo import HaloStep
 from ..reschedule.path import Path
 from ..reschedule.steps import Step
 from ..strategy import StrategyView
+from .einsum import einsum_scratch_bytes, equation_of_gradient
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
@@ -126,11 +127,26 @@ class StepProgram:
         config = self.view.strategy.configs[op.name]
         return any(config.axes_of(name) for name in self.view.rules[op.name].inner)
 
-    def scratch_bytes(self, op: Operator) -> int:
-        """Over split classes softmax and its like are made of several operators, whose results are there for a moment."""
+    def scratch_bytes(self, op: Operator, of_gradient: int | None = None) -> int:
+        """What an operator, or its gradient for the operand at a position, takes beside what it writes.
+
+        Over split classes softmax and its like are made of several operators, whose results are there for a moment.
+        """
+        if op.type == "Einsum":
+            return self._einsum_scratch_bytes(op, of_gradient)
         if op.type.startswith("FusedBatchNorm") or not self.splits_inner(op):
             return 0
         return 2 * self.operand_bytes(op, op.operands[0][0])
+
+    def _einsum_scratch_bytes(self, op: Operator, of_gradient: int | None) -> int:
+        equation, result = op.attrs["equation"], self.result_bytes(op, op.result)
+        operands = [self.operand_bytes(op, position) for position, _ in op.operands]
+        if of_gradient is None:
+            return einsum_scratch_bytes(equation, operands, result)
+        if len(operands) != 2:
+            return 0
+        own, other = operands[of_gradient], operands[1 - of_gradient]
+        return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
 
 
 def operand_of(op: Operator, position: int) -> Tensor:
