@@ -127,8 +127,9 @@ class _Rewiring:
         if op.type in ("Identity", "IdentityN"):
             self.copies[op.name] = inputs
             return
-        is_first = all(now is then for now, then in zip(inputs, op.inputs, strict=True))
-        with tf.control_dependencies(gates if is_first else []):
+        # What was made again for a reader before is there already, and nothing to wait for.
+        follows = any(tensor.op is each for tensor in inputs for each in new)
+        with tf.control_dependencies([] if follows else gates):
             dtypes = [output.dtype for output in op.outputs]
             copy = op.graph.create_op(
                 op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=f"{AGAIN}/{op.name}"

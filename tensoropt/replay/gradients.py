@@ -50,7 +50,8 @@ class Gradients:
         losses = [step.loss for step in graph.train_steps.values()]
         for loss in losses:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
-            self.program.add([self.forward.operand(loss, whole)])
+            with self.program.perhaps_later():
+                self.program.add([self.forward.operand(loss, whole)])
             self._come(Place(RESULT, loss.name), Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
         starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         for place in reverse_order(starts, self.places.sources, self.forward.collectives):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 from ..collectives.workspace import workspace_bytes
 from ..costing import OperatorCosting, piece_bytes
@@ -108,6 +110,13 @@ class StepProgram:
                     key = name, trails and self.overlaps
                     self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
+
+    @contextmanager
+    def perhaps_later(self) -> Iterator[None]:
+        """What is added may be run later, as nothing waits for it: Python's memory isn't sure to be given back by it."""
+        n_before = len(self._program)
+        yield
+        self._program[n_before:] = [replace(each, calls_python=False) for each in self._program[n_before:]]
 
     def finished(self) -> list[Instruction]:
         """All instructions; at the end is read what stays."""
