@@ -58,7 +58,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
     for op in schedule(operators, n_forward):
-        if op.name in ahead or op.name in constant or _is_idle(op):
+        if op.name in ahead or op.name in constant or is_idle(op):
             continue
         if op.type in COLLECTIVES or (
             (not _is_backward(op) or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
@@ -187,7 +187,7 @@ def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
     return found
 
 
-def _is_idle(op: tf.Operation) -> bool:
+def is_idle(op: tf.Operation) -> bool:
     """Zeros that nobody takes, as gradients of what a delivery only passes through.
 
     Without a place in the order TensorFlow drops them. With one they were filled, and to know their shape a step kept the

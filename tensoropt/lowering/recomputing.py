@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from .order import AGAIN, CALLBACK, SHAPES, VIEWS, constant_operators, needed_ahead
+from .order import AGAIN, CALLBACK, SHAPES, VIEWS, constant_operators, is_idle, needed_ahead
 
 Replaced = Callable[[tf.Tensor], tf.Tensor | None]
 
@@ -82,7 +82,7 @@ class _Rewiring:
         found = list(self.operators[: self.n_forward])
         ahead = needed_ahead(self.operators, self.n_forward)
         for i, op in enumerate(self.operators[self.n_forward :], self.n_forward):
-            if op.name not in ahead and op.type not in SHAPES:
+            if op.name not in ahead and op.type not in SHAPES and not is_idle(op):
                 gates: list[tf.Operation] | None = None
                 for position, tensor in enumerate(op.inputs):
                     if tensor.op.name in self.again and self.place[tensor.op.name] < self.n_forward:
