@@ -17,12 +17,12 @@ _CONTRACTED_FIRST = {_BATCH: 0, _CONTRACTED: 1, _FREE: 2}
 def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_bytes: int) -> int:
     """Of an equation such as ``bqhd,bkhd->bhqk``, and the bytes of its operands and its result.
 
-    An ellipsis isn't followed: 0. So is what is transposed of an operand to be summed over dimensions that no other has,
-    which is gone before the product.
+    0 with an ellipsis, and of anything but two operands. What is transposed of an operand to be summed over dimensions that
+    no other has doesn't count: it is gone before the product.
     """
     taken, made = equation.replace(" ", "").split("->")
     operands = taken.split(",")
-    if len(operands) != 2 or "..." in equation:
+    if len(operands) != 2 or len(operand_bytes) != 2 or "..." in equation:
         return 0
     place = {label: i for i, label in enumerate(dict.fromkeys("".join(operands)))}
     kind = {label: _kind(label, operands, made) for label in place}

@@ -11,6 +11,10 @@ the space to the frontier: of the i-th of n a share of i/n of the operators has 
 frontier's point. The noise is that of the fastest plan, run again and again between the others: how far one of its runs is
 from their median. Errors are |predicted - measured| / measured.
 
+Of many plans whose times are all a few percent off the one that was measured fastest had luck. So the few that were, data
+parallelism and the plan of ``mini_time`` take steps in turn in the end, and how they compare is told by the medians of
+these: *mini_time / best* by the fastest of them.
+
 A shared machine's speed drifts by a third within minutes. So a product of matrices and an elementwise operator are timed on
 all ranks when the operators are measured and before and after each plan's run; *at one speed* is the step's error with what
 was measured brought to the speed at which the operators were, and *speeds* are the slowest and the fastest run's.
@@ -45,6 +49,7 @@ from tensoropt.offline import Recorded, record
 from tensoropt.options import Request, assumptions, mini_time
 from tensoropt.plan import Plan, PlannedOperator
 from tensoropt.plan_check import PlanCheck, check_plan
+from tensoropt.plan_trial import PlanTrial
 from tensoropt.planning import planned_operator
 from tensoropt.processes import Processes
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
@@ -71,6 +76,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SPEED_REPEATS = 15
 REPEATS = 5
 """Of the plan whose noise is measured."""
+CONTENDERS, ROUNDS = 3, 24
+"""How many of the plans that were measured fastest take steps in turn with mini_time's, and how many steps."""
 TIMES = ("step", "searched", "compute", "network")
 PARTS = ("steady", *TIMES, "memory")
 TITLES = {"steady": "step at one speed"}
@@ -219,8 +226,32 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
     )
 
 
-def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> tuple[list[Run], float]:
-    """Every plan's run, and the noise: the mean distance of the repeated plan's runs from their median, over it."""
+@dataclass(frozen=True)
+class Measured:
+    """Attributes:
+    noise: the mean distance of the repeated plan's runs from their median, over it.
+    compared: ``COMPARED``, by steps in turn.
+    """
+
+    runs: list[Run]
+    noise: float
+    compared: tuple[float, float]
+
+
+def in_turn(plans: Sequence[Plan], recorded: Recorded, processes: Processes) -> list[float]:
+    """Seconds of a step of each plan, the slowest rank's: medians of steps that alternate."""
+    trials = [PlanTrial.of(plan, recorded.model, recorded.first_values(), processes) for plan in plans]
+    seconds = []
+    for _ in range(ROUNDS):
+        seconds.append([])
+        for trial in trials:
+            processes.barrier()
+            seconds[-1].append(processes.gather_max(time_s(trial.step)))
+    return np.median(seconds, axis=0).tolist()
+
+
+def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> Measured:
+    """Every plan's run, the noise, and the fastest beside each other."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     speed = Speed(processes)
@@ -242,12 +273,17 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
             parts = [f"{part} {p / 1e3:.1f} / {m / 1e3:.1f}" for part in TIMES for p, m in [getattr(runs[-1], part)]]
             told = f"predicted / measured ms: {', '.join(parts)}; speed {runs[-1].speed:.2f}"
             print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
+    fastest = processes.broadcast(np.argsort([run.step[1] for run in runs])[:CONTENDERS].tolist())
+    compared = [0, len(plans) - 1, *(place for place in fastest if 0 < place < len(plans) - 1)]
+    mini_s, *others_s = in_turn([plans[place][-1] for place in compared], recorded, processes)
     middle = float(np.median(repeats))
-    return runs, float(np.mean(np.abs(np.array(repeats) / middle - 1)))
+    noise = float(np.mean(np.abs(np.array(repeats) / middle - 1)))
+    return Measured(runs, noise, (mini_s / min(mini_s, *others_s), others_s[0] / mini_s))
 
 
-def row(name: str, runs: Sequence[Run], noise: float) -> list[str]:
+def row(name: str, measured: Measured) -> list[str]:
     """One line of the table."""
+    runs = measured.runs
     cells = [name, str(len(runs))]
     for part in PARTS:
         predicted, measured = np.array([getattr(run, part) for run in runs]).T
@@ -259,10 +295,9 @@ def row(name: str, runs: Sequence[Run], noise: float) -> list[str]:
     cells.append(f"{min(0.0, float((memory[:, 0] / memory[:, 1]).min() - 1)):.1%}")
     steps = np.array([run.step for run in runs])
     speeds = [run.speed for run in runs]
-    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}", f"{noise:.1%}"]
+    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}", f"{measured.noise:.1%}"]
     cells += [f"{min(speeds):.2f} to {max(speeds):.2f}"]
-    cells += [f"{steps[0, 1] / steps[:, 1].min():.2f}", f"{steps[-1, 1] / steps[0, 1]:.2f}"]
-    return cells
+    return cells + [f"{ratio:.2f}" for ratio in measured.compared]
 
 
 def main() -> None:
@@ -279,9 +314,9 @@ def main() -> None:
     hardware = Hardware.load(arguments.hardware) if arguments.hardware else hardware_here(processes)
     rows, everything = [], {}
     for name in arguments.models.split(","):
-        runs, noise = runs_of(name, hardware, processes, arguments)
-        rows.append(row(name, runs, noise))
-        everything[name] = {"noise": noise, "runs": [asdict(run) for run in runs]}
+        measured = runs_of(name, hardware, processes, arguments)
+        rows.append(row(name, measured))
+        everything[name] = asdict(measured)
         if processes.rank == 0 and arguments.json:
             arguments.json.write_text(json.dumps(everything, indent=1))
     if processes.rank == 0:
