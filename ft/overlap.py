@@ -112,25 +112,6 @@ class Overlap:
         """No strategy hides more."""
         return sum(int(part.ns.max()) for part in (*self.hideable.values(), *self.hideable_edges.values()))
 
-    def restricted(self, problem: Problem, states: Sequence[Ints]) -> Overlap:
-        """The same of a problem with these states only: for each node indices. What was equal by identity stays so."""
-        known: dict[tuple[object, ...], Ints] = {}
-
-        def of(part: Part, *kept: Ints) -> Part:
-            key = identity(part.ns), tuple(each.tobytes() for each in kept)
-            if key not in known:
-                known[key] = part.ns[np.ix_(*kept)]
-            return Part(part.place, known[key])
-
-        hideable, hiding = (
-            {i: of(part, states[i]) for i, part in parts.items()} for parts in (self.hideable, self.hiding)
-        )
-        edges = {
-            i: of(part, states[problem.edges[i].source], states[problem.edges[i].target])
-            for i, part in self.hideable_edges.items()
-        }
-        return Overlap(hideable, edges, hiding)
-
     def weighted(self, problem: Problem, share: int) -> Problem:
         """The problem whose times are  share A + (UNITS - share) B;  what was equal by identity stays so, ends apart.
 

@@ -21,7 +21,7 @@ Complexity: O(points x parts).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ import numpy.typing as npt
 from .bound import LowerBound
 from .frontier import Frontier
 from .pareto import reduce_unsorted
-from .problem import Edge, Ints, Node, Problem, identity
+from .problem import Ints, Problem, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +58,13 @@ class Transient:
 
     Attributes:
         plain: by node the states that compute nothing again, int64[]; of nodes that aren't named, all.
+        others: by node, of each state the one that differs only in what is computed again, int64[K]; -1 without one.
         large: the places of the blocks that are likely to be the largest; at least one.
     """
 
     blocks: tuple[Block, ...]
     plain: Mapping[int, Ints]
+    others: Mapping[int, Ints]
     large: frozenset[int]
 
     def by_block(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
@@ -109,33 +111,18 @@ class Transient:
 
 def joined(one: Frontier, other: Frontier) -> Frontier:
     """The points of two searches of one problem; bounded by the second, which had all strategies of the first."""
-    mem, time_ns = (np.concatenate(pair) for pair in ((one.mem_bytes, other.mem_bytes), (one.time_ns, other.time_ns)))
-    kept = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([one.strategies, other.strategies])[kept]
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
     bound = other.bound or LowerBound(other.mem_bytes, other.time_ns, "weighted sums of blocks")
-    return settled(Frontier(mem[kept], time_ns[kept], strategies, counts, other.algorithm, bound))
+    more = one.mem_bytes, one.time_ns, one.strategies
+    return with_more(replace(other, eliminations=counts, bound=bound), *more)
 
 
-def restricted(problem: Problem, states: Sequence[Ints]) -> Problem:
-    """:meth:`.Problem.restricted`, where what was equal by identity stays so."""
-    known: dict[tuple[object, ...], Ints] = {}
-
-    def of(costs: Ints, *kept: Ints) -> Ints:
-        key = identity(costs), tuple(each.tobytes() for each in kept)
-        if key not in known:
-            known[key] = costs[np.ix_(*kept)]
-        return known[key]
-
-    nodes = [
-        Node(node.name, of(node.mem_bytes, kept), of(node.time_ns, kept))
-        for node, kept in zip(problem.nodes, states, strict=True)
-    ]
-    edges = []
-    for edge in problem.edges:
-        kept = states[edge.source], states[edge.target]
-        edges.append(Edge(edge.source, edge.target, of(edge.mem_bytes, *kept), of(edge.time_ns, *kept)))
-    return Problem(tuple(nodes), tuple(edges))
+def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
+    """A frontier with what else is known of strategies of its problem; bounded as it is."""
+    mem, time_ns = np.concatenate([found.mem_bytes, mem]), np.concatenate([found.time_ns, time_ns])
+    kept = reduce_unsorted(mem, time_ns)
+    all_strategies = np.concatenate([found.strategies, strategies])[kept]
+    return settled(replace(found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=all_strategies))
 
 
 def settled(found: Frontier) -> Frontier:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ import numpy as np
 from .python_calls import keep_thread_state
 
 Action = Callable[[], Any]
+Call = tuple[int, Callable[[np.ndarray], np.ndarray]]
+"""How many numbers of float32 it takes, and what does it."""
 
 STREAM_BYTES = 1 << 24
 """Of the array that bandwidth is measured with: beyond the second level of cache, as a layer's tensors are."""
@@ -60,14 +63,20 @@ class Engine(Protocol):
         """Chains of operators that do next to nothing."""
         ...
 
-    def callbacks(self, call: Action | None = None) -> Chain | None:
+    def callbacks(self) -> Chain | None:
         """Chains without and with calls from the engine into Python, where collectives run; None where they need no call.
 
         Between calls other memory is gone through, as in a step: a call of which nothing is in the caches takes two to three
         times as long as one after the other.
+        """
+        ...
+
+    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
+        """A function that makes an array for each call and hands it over in Python, one after the other; before each call
+        there is a product of matrices, and memory that is gone through. What they give back stays until the function ends.
 
         Args:
-            call: what is done there; nothing without.
+            is_early: make all arrays before the first call, else each just before its own.
         """
         ...
 
@@ -115,8 +124,21 @@ class NumpyEngine:
 
         return Chain(chain(1), chain(_CHAIN + 1), _CHAIN)
 
-    def callbacks(self, call: Action | None = None) -> Chain | None:
+    def callbacks(self) -> Chain | None:
         return None
+
+    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
+        multiply, other = self.gemm("float32"), np.ones(EVICTING_BYTES // 4, np.float32)
+
+        def run() -> None:
+            arrays = [np.ones(count, np.float32) for count, _ in calls] if is_early else []
+            kept = []
+            for number, (count, call) in enumerate(calls):
+                multiply()
+                other.sum()
+                kept.append(call(arrays[number] if is_early else np.ones(count, np.float32)))
+
+        return run
 
     def beside(self, call: Action | None, n_products: int) -> Action | None:
         return None
@@ -196,13 +218,11 @@ class TensorFlowEngine:
         with self._tf.device(self._device):
             return self._chain(lambda x: self._tf.matmul(x, x), (1, _CHAIN + 1))
 
-    def callbacks(self, call: Action | None = None) -> Chain | None:
+    def callbacks(self) -> Chain | None:
         tf = self._tf
 
         def called(x: np.ndarray) -> list[np.ndarray]:
             keep_thread_state()
-            if call is not None:
-                call()
             return [x, x]
 
         def build(calls: bool) -> Action:
@@ -221,6 +241,34 @@ class TensorFlowEngine:
         with tf.device("/CPU:0"):
             start, other = tf.fill((4, 4), 0.25), tf.ones(EVICTING_BYTES // 4)
             return Chain(build(False), build(True), _CALLBACKS)
+
+    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
+        tf = self._tf
+
+        def called(number: int, array: np.ndarray, _: np.ndarray) -> np.ndarray:
+            keep_thread_state()
+            return calls[number][1](array)
+
+        with tf.device(self._device):
+            start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)
+            other = tf.ones(EVICTING_BYTES // 4)
+
+        def body(start: Any, other: Any) -> Any:
+            # What isn't told to wait for something is made at once, or long after.
+            x, nothing, results = start, start[0, 0] * 1e-30, []
+            early = [tf.fill([count], 1.0) * (1 + nothing) for count, _ in calls] if is_early else []
+            with tf.control_dependencies(early):
+                x = tf.identity(x)
+            for number, (count, _) in enumerate(calls):
+                x = tf.matmul(x, start)
+                nothing = tf.reduce_sum(other * (1 + x[0, 0] * 1e-30)) * 1e-30
+                array = early[number] if is_early else tf.fill([count], 1.0) * (1 + nothing)
+                results.append(tf.numpy_function(partial(called, number), [array, nothing], tf.float32))
+                x = x + results[-1][0] * 1e-30
+            return x[0, 0] + tf.add_n([result[0] for result in results])
+
+        function = tf.function(body, autograph=False).get_concrete_function(start, other)
+        return lambda: function(start, other).numpy()
 
     def beside(self, call: Action | None, n_products: int) -> Action | None:
         tf = self._tf

@@ -6,7 +6,7 @@ ranks at once too. Of each quantity a rank takes the lower quartile of its repea
 ever adds time, and on a busy one to most repeats), and the slowest rank counts.
 
 All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
-clock: what is measured, how often, and when to stop follow from times that were first agreed on (:class:`_Ranks`), the
+clock: what is measured, how often, and when to stop follow from times that were first agreed on (:class:`Ranks`), the
 largest over all ranks. An agreement is a barrier too.
 
 The budget is a wish: half is for compute, half for collectives, each part of equal shares. Each part makes its fewest
@@ -20,45 +20,27 @@ alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, throug
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, combinations
-from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator, RankPath, RankStep, rank_step
-from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
+from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
-from ..reschedule.steps import Move, State, make_step
-from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, spin, time_s
+from .collective_tables import CollectiveTables, Tables, axes_of_level, collective, device_partitions
+from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
 from .costs import Curve
 from .exposed import exposed_share
-from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
+from .hardware import COMMUNICATING_KINDS, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
 from .memory import available_memory_bytes
+from .ranks import REPEATS, Place, Ranks
 
-SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
-"""Bytes, the most telling first."""
-FEWEST_SIZES = 2
-REPEATS = (3, 15)
-"""Fewest and most."""
-SHORTEST_PAUSE_S = 0.005
-LONGEST_PAUSE_S = {"all_reduce": 0.1, "reduce_scatter": 0.1, "all_gather": 0.02, "all_to_all": 0.02}
-"""Before a repeat. An all-reduce of 4 MiB took 0.6 ms after 2 ms, 0.8 after 10, 1.1 after 30 and 1.2 after 100 ms, whatever
-was computed in between. In steps it took 1.0 to 1.3: a gradient's sum is taken once a step. What is gathered or exchanged
-has just been made, and there are more of these, so that their memory is taken again soon: in steps they took what they take
-after 20 ms."""
-PAUSED_SIZES = 8
-"""For so many sizes, in their fewest repeats, the pauses may take all of a table's budget."""
 COPIED = (4096, 256)
 """Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
 STREAMS = 2
 """Before copies, so many elementwise operators: what is copied has just been made. After one copies were a seventh faster
 than in steps, after four a seventh slower, and after a pause of 20 ms between a seventh and a third."""
-SIZE_S = 0.2
-"""What the repeats of one collective of one size may take where it is timed by itself."""
 DEVICE_PARTS = 4
 """Of a device's share of the budget: products in two types, memory, copies."""
 EXPOSED_PARTS = 8
@@ -67,25 +49,6 @@ QUICK_S = 30.0
 """What is measured in less is called quick."""
 UNEQUAL = 1.5
 """Ranks that differ by more are said to be different machines."""
-
-Tables = dict[str, dict[str, CollectiveTable]]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this process is among the ranks that measure together.
-
-    Attributes:
-        communicator: of all ranks, prepared for :func:`device_partitions`; None for one alone.
-        rank: this one's number in the mesh.
-        local_ranks: how many ranks share this machine's memory.
-        broadcast: gives rank 0's value to every rank.
-    """
-
-    communicator: Communicator | None = None
-    rank: int = 0
-    local_ranks: int = 1
-    broadcast: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +92,11 @@ def measure(
     if place.communicator is None and mesh.n_devices > 1:
         raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
     computing: Engine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
-    ranks = _Ranks(place.communicator, mesh)
+    ranks = Ranks(place.communicator, mesh)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
     call_us = _overhead_us(computing.callbacks(), ranks)
-    path_us = 0.0
-    if place.communicator is not None and mesh.axes:
-        path_us = max(0.0, _overhead_us(computing.callbacks(_local_path(mesh, place)), ranks) - call_us)
-    provenance["collectives"] = (
-        f"{when}, all groups at once, with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
-    )
+    measuring = CollectiveTables(computing, mesh, place, call_us)
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
         f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
@@ -148,13 +106,18 @@ def measure(
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
         origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
+        path_us = measuring.path_us
+        provenance["collectives"] = (
+            f"{when}, all groups at once, among operators, with {call_us:.1f} us for the engine's call into Python and "
+            f"{path_us:.1f} us there"
+        )
         return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
 
     watching = watching or Watching()
     tables: Tables = {}
     exposed = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
-    for done, (kind, axes, table) in enumerate(collective_tables(mesh, place, budget_s / 2, call_us + path_us), start=1):
+    for done, (kind, axes, table) in enumerate(measuring.each(budget_s / 2), start=1):
         tables.setdefault(kind, {})[axes_text(axes)] = table
         watching.progress(done, n_tables)
         if done >= sum(level.count > 1 for level in mesh.levels):
@@ -167,55 +130,7 @@ def measure(
     return result
 
 
-class _Ranks:
-    """Numbers on which all ranks agree.
-
-    Attributes:
-        unequal: the most by which the slowest rank took longer than the fastest for the same action.
-    """
-
-    def __init__(self, communicator: Communicator | None, mesh: Mesh) -> None:
-        self._communicator = communicator
-        self._axes = mesh.axes
-        self.count = mesh.n_devices
-        self.unequal = 1.0
-
-    def largest(self, value: float) -> float:
-        if self._communicator is None or not self._axes:
-            return value
-        return float(self._communicator.all_reduce(self._axes, np.array([value], np.float64), "max")[0])
-
-    def smallest(self, value: float) -> float:
-        return -self.largest(-value)
-
-    def after_s(self, before: Action, action: Action) -> float:
-        """What an action takes this rank after another; all start together, by a collective that fetches the code again."""
-        before()
-        self.largest(0.0)
-        return time_s(action)
-
-    def typical_s(self, action: Action, budget_s: float) -> float:
-        """The slowest rank's lower quartile over repeats of ``action``, which all ranks start together."""
-        action()
-        self.largest(0.0)
-        repeats = _repeats(budget_s, self.largest(time_s(action)))
-        mine_s = lower_quartile([time_s(action) for _ in range(repeats)])
-        slowest_s = self.largest(mine_s)
-        self.unequal = max(self.unequal, slowest_s / self.smallest(mine_s))
-        return slowest_s
-
-
-def lower_quartile(times: Sequence[float]) -> float:
-    """The time that a quarter of the repeats do not exceed; of three, the least."""
-    return sorted(times)[len(times) // 4]
-
-
-def _repeats(budget_s: float, once_s: float) -> int:
-    fewest, most = REPEATS
-    return max(fewest, min(most, int(budget_s / once_s)))
-
-
-def _overhead_us(timed: Chain | None, ranks: _Ranks) -> float:
+def _overhead_us(timed: Chain | None, ranks: Ranks) -> float:
     """What one of the chain's operators costs. A difference of medians would be mostly noise, so the fastest count."""
     if timed is None:
         return 0.0
@@ -229,7 +144,7 @@ def _overhead_us(timed: Chain | None, ranks: _Ranks) -> float:
 
 
 def _measure_device(
-    engine: Engine, place: Place, ranks: _Ranks, budget_s: float, when: str
+    engine: Engine, place: Place, ranks: Ranks, budget_s: float, when: str
 ) -> tuple[Device, dict[str, str]]:
     """The device as all ranks see it, and where its numbers come from."""
     share_s = budget_s / DEVICE_PARTS
@@ -239,7 +154,7 @@ def _measure_device(
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     # Measured on GPUs too, for all ranks must make the same calls; but NumPy's copies say nothing of those.
-    copied_s = _repeated(ranks, share_s, _streams(engine), _copying())[0]
+    copied_s = ranks.repeated(share_s, _streams(engine), _copying())
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
     device = Device(
@@ -265,130 +180,23 @@ def _measure_device(
 
 
 def _exposed(
-    engine: Engine, mesh: Mesh, place: Place, ranks: _Ranks, tables: Tables, device: Device, budget_s: float
+    engine: Engine, mesh: Mesh, place: Place, ranks: Ranks, tables: Tables, device: Device, budget_s: float
 ) -> float:
     curve = Curve.of(tables["all_reduce"][axes_text(mesh.axes)])
+
+    def all_reduce(n_bytes: int) -> Action:
+        count, run = collective("all_reduce", mesh, mesh.axes, place.rank, place.communicator, n_bytes)
+        whole = np.ones(count, np.float32)
+        return lambda: run(whole)
+
     return exposed_share(
         engine,
-        partial(_collective, "all_reduce", mesh, mesh.axes, place),
+        all_reduce,
         lambda size: curve.time_ns(size) / 1e9,
         2 * engine.gemm_extent**3 / device.flops_per_s["float32"],
         ranks.largest,
         budget_s,
     )
-
-
-def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
-    """Every set of axes that makes groups of more than one device: what a communicator must be prepared for."""
-    return tuple(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
-
-
-def measure_collectives(mesh: Mesh, place: Place, budget_s: float, beside_us: float = 0.0) -> Tables:
-    """The times of all kinds over all device partitions of ``mesh``; every rank must call it, and gets equal tables.
-
-    Args:
-        budget_s: about how long it may take.
-        beside_us: what a collective costs beyond the communicator's own time: the engine's call, and what is done there.
-    """
-    tables: Tables = {}
-    for kind, axes, table in collective_tables(mesh, place, budget_s, beside_us):
-        tables.setdefault(kind, {})[axes_text(axes)] = table
-    return tables
-
-
-def collective_tables(
-    mesh: Mesh, place: Place, budget_s: float, beside_us: float
-) -> Iterator[tuple[str, Axes, CollectiveTable]]:
-    """The same, each table as soon as it is measured; first the all-gathers of single levels, which links are fitted to."""
-    subsets = device_partitions(mesh)
-    if place.communicator is None or not subsets:
-        return
-    ranks = _Ranks(place.communicator, mesh)
-    pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
-    of_levels = [("all_gather", _axes_of(mesh, index)) for index in range(len(mesh.levels)) if _axes_of(mesh, index)]
-    share_s = budget_s / len(pairs)
-    for kind, axes in dict.fromkeys([*of_levels, *pairs]):
-        times, spreads = _series(ranks, share_s, LONGEST_PAUSE_S[kind], partial(_collective, kind, mesh, axes, place))
-        sizes = tuple(sorted(times))
-        time_us = tuple(times[size] * 1e6 + beside_us for size in sizes)
-        yield kind, axes, CollectiveTable(sizes, time_us, tuple(spreads[size] for size in sizes))
-
-
-def time_sizes(mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of one collective at each of some sizes, after the longest pauses; all ranks call it, and get the same."""
-    ranks, pause = _Ranks(place.communicator, mesh), partial(spin, LONGEST_PAUSE_S[kind])
-    return {size: _repeated(ranks, SIZE_S, pause, _collective(kind, mesh, axes, place, size))[0] for size in sizes}
-
-
-def _axes_of(mesh: Mesh, level: int) -> Axes:
-    return tuple(axis for axis in mesh.axes if mesh.level_of_axis[axis] == level)
-
-
-def _pause_s(share_s: float, longest_s: float) -> float:
-    """How long to wait before each repeat, where a table may take so long."""
-    return max(SHORTEST_PAUSE_S, min(longest_s, share_s / (PAUSED_SIZES * (REPEATS[0] + 2))))
-
-
-def _series(
-    ranks: _Ranks, share_s: float, longest_pause_s: float, of_size: Callable[[int], Action]
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Seconds and relative spread by size; a size's time is predicted from the next larger known one, else in proportion."""
-    times: dict[int, float] = {}
-    spreads: dict[int, float] = {}
-    spent_s, pause_s = 0.0, _pause_s(share_s, longest_pause_s)
-    for size in SIZES:
-        if len(times) >= FEWEST_SIZES:
-            larger = [times[known] for known in sorted(times) if known > size]
-            predicted_s = larger[0] if larger else times[max(times)] * size / max(times)
-            if spent_s + REPEATS[0] * (predicted_s + pause_s) > share_s:
-                continue
-        times[size], spreads[size], took_s = _repeated(ranks, share_s / len(SIZES), partial(spin, pause_s), of_size(size))
-        spent_s += took_s
-    return times, spreads
-
-
-def _repeated(ranks: _Ranks, budget_s: float, before: Action, action: Action) -> tuple[float, float, float]:
-    """Of an action after another the slowest rank's seconds, their relative spread, and about what measuring it took."""
-    action()
-    once_s = ranks.largest(time_s(lambda: ranks.after_s(before, action)))
-    repeats = _repeats(budget_s, once_s)
-    mine_s = sorted(ranks.after_s(before, action) for _ in range(repeats))
-    low_s = lower_quartile(mine_s)
-    return ranks.largest(low_s), ranks.largest(mine_s[3 * repeats // 4] / low_s - 1), (repeats + 2) * once_s
-
-
-def _collective(kind: str, mesh: Mesh, axes: Axes, place: Place, n_bytes: int) -> Action:
-    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``."""
-    communicator = place.communicator
-    assert communicator is not None
-    n_members, mine = mesh.size_of(axes), mesh.index_along(axes, place.rank)
-    n_numbers = n_bytes // np.dtype(np.float32).itemsize
-    whole = np.ones(n_numbers, np.float32)
-    bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
-    shapes = [(end - start,) for start, end in bounds]
-    blocks = [whole[start:end] for start, end in bounds]
-    if kind != "all_to_all":
-        step = _alone(kind, mesh, axes, n_numbers, place.rank)
-
-    def run() -> object:
-        if kind == "all_to_all":
-            # There is none without copies, which are charged by themselves.
-            result = communicator.empty((shapes[mine][0] * n_members,), whole.dtype)
-            return communicator.all_to_all(axes, blocks, [shapes[mine]] * n_members, result, whole)
-        return step.run(blocks[mine] if kind == "all_gather" else whole, communicator)
-
-    return run
-
-
-def _alone(kind: str, mesh: Mesh, axes: Axes, n_numbers: int, rank: int) -> RankStep:
-    """One step of a tensor of one dimension, as paths carry it out."""
-    whole, split, summands = State(((),), ()), State((axes,), ()), State(((),), axes)
-    source, target = {
-        "all_gather": (split, whole), "reduce_scatter": (summands, split), "all_reduce": (summands, whole)
-    }[kind]
-    dim = None if kind == "all_reduce" else 0
-    step = make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))
-    return rank_step(step, (n_numbers,), rank)
 
 
 def _streams(engine: Engine) -> Action:
@@ -399,17 +207,6 @@ def _streams(engine: Engine) -> Action:
             stream()
 
     return run
-
-
-def _local_path(mesh: Mesh, place: Place) -> Action:
-    """What a path does in Python, without a collective: one local step of some numbers."""
-    communicator = place.communicator
-    assert communicator is not None
-    whole, split = State(((),), ()), State((mesh.axes,), ())
-    step = make_step(Layout(mesh, *whole), Move("slice", mesh.axes, 0, None, split))
-    path = RankPath((rank_step(step, (mesh.n_devices,), place.rank),))
-    piece = np.ones(mesh.n_devices, np.float32)
-    return lambda: path.run(piece, communicator)
 
 
 def _copying() -> Action:
@@ -427,7 +224,7 @@ def _copying() -> Action:
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
     """The link of a level, from the all-gathers among its units alone: see the module docstring."""
-    axes = _axes_of(mesh, index)
+    axes = axes_of_level(mesh, index)
     if not axes:
         return LinkLevel(level.name, level.count, 0.0, device.memory_bytes_per_s)
     table = tables["all_gather"][axes_text(axes)]

@@ -23,8 +23,8 @@ from .processes import Processes
 from .profiling.compute import spin, time_s
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
-from .profiling.measure import lower_quartile
 from .profiling.operator_model import fit_all
+from .profiling.ranks import lower_quartile
 from .profiling.store import Store
 from .profiling.work import Measured, Work
 from .rules.registry import rule_of

@@ -20,10 +20,9 @@ CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Which of them the strategies of a space have."""
+    """Which of them a Problem has by itself; what may be computed again is :meth:`.ProblemBuilder.build_recomputing`'s."""
 
     reuse: bool = False
-    remat: bool = False
     zero: bool = True
 
 

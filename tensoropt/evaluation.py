@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -76,6 +77,17 @@ class States:
     @property
     def n_states(self) -> int:
         return len(self.mem_bytes)
+
+    @cached_property
+    def others(self) -> Ints:
+        """Of each state the one that differs only in whether it computes again, int64[K]; -1 without one."""
+        found = np.full(self.n_states, -1, np.int64)
+        by_configs: dict[tuple[int, ...], int] = {}
+        for state, configs in enumerate(zip(*(place.tolist() for place in self.place), strict=True)):
+            other = by_configs.setdefault(configs, state)
+            if other != state:
+                found[[other, state]] = state, other
+        return found
 
     def layouts(self, operator: int, result: int) -> Choice[Layout]:
         """The layout in which an operator of the node leaves a result, by state."""

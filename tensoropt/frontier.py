@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .adopting import adopted
 from .backward import Backward
 from .baselines import BASELINES, search_baseline
 from .baselines.task import Task
@@ -20,8 +21,9 @@ from .deliveries import Router
 from .errors import InputError
 from .forcing import Force
 from .ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_times, search, search_overlapping
+from .ft.descent import Descent
 from .ft.overlap import Overlap
-from .ft.transient import joined, restricted
+from .ft.transient import joined, with_more
 from .ir import Graph
 from .liveness import Instruction, Peak, peak_of_program
 from .micro_batches import of_slices
@@ -212,49 +214,55 @@ def find_frontier(
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
     of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
-    choices = Choices(REUSE not in without, is_remat, ZERO not in without)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices).build()
+    choices = Choices(REUSE not in without, ZERO not in without)
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
+    plain, recomputing = builder.build_recomputing() if is_remat else (builder.build(), None)
     if micro_batches > 1:
         whole = {op.name: rule_of(op) for op in model.graph.whole.step_operators}
-        built = built.allowing(lambda op, config: not why_invalid(whole[op.name], config))
+        plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
-        found = _searched(built, objectives, algorithm, of_search, budget)
+        found = _searched(plain, recomputing, objectives, algorithm, of_search, budget or Budget())
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, built, costing, found, stages, objectives=objectives)
+    return ModelFrontier(model, hardware, recomputing or plain, costing, found, stages, objectives=objectives)
 
 
 def _searched(
-    built: StrategyProblem,
+    plain: StrategyProblem,
+    recomputing: StrategyProblem | None,
     objectives: Objectives,
     algorithm: str,
     progress: Callable[[int, int], None] | None,
-    budget: Budget | None,
+    budget: Budget,
 ) -> Frontier:
-    """The frontier of a problem; where operators may be computed again no point is above the one where none are."""
-    problem, overlap, transient = problem_for(built, objectives), built.overlap, built.transient
-    overlap = overlap if objectives == MEMORY_TIME else None
+    """The frontier of a problem in which nothing is computed again; and, where there is one in which operators may be, of
+    that one: no point is above one of the first."""
 
     def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
-        if overlap is None:
+        if overlap is None or objectives != MEMORY_TIME:
             return search(problem, algorithm, progress, budget)
         return search_overlapping(problem, overlap, algorithm, progress, budget)
 
-    budget = budget or Budget()
-    if transient is None:
-        return found(problem, overlap, budget)
-    started, half = time.monotonic(), replace(budget, seconds=budget.seconds / 2)
-    states = [transient.plain.get(i, np.arange(node.n_states)) for i, node in enumerate(problem.nodes)]
-    kept = found(restricted(problem, states), overlap and overlap.restricted(problem, states), half)
-    at = np.stack([of[kept.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
+    started = time.monotonic()
+    kept = found(problem_for(plain, objectives), plain.overlap, budget)
+    if recomputing is None or recomputing.transient is None:
+        return kept
+    problem, overlap, transient = problem_for(recomputing, objectives), recomputing.overlap, recomputing.transient
     gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
-    left_s = max(half.seconds, budget.seconds - (time.monotonic() - started))
+    left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
     again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
-    return joined(replace(kept, strategies=at), transient.at_true_memory(problem, again))
+    both = joined(
+        replace(kept, strategies=adopted(recomputing, plain, kept.strategies)), transient.at_true_memory(problem, again)
+    )
+    descent = Descent(problem, transient, time.monotonic() + budget.seconds)
+    mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
+    if overlap is not None and objectives == MEMORY_TIME:
+        time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+    return with_more(both, mem, time_ns, strategies)
 
 
 def costing_of(

@@ -14,10 +14,12 @@ import tensorflow as tf
 from .errors import InputError
 from .processes import Processes, cores_of_a_rank, current_processes, install_error_handling
 from .profiling.cache import cache_folder
+from .profiling.collective_tables import device_partitions
 from .profiling.compute import TensorFlowEngine
 from .profiling.hardware import Hardware, HardwareError
-from .profiling.measure import Place, Watching, device_partitions, measure
+from .profiling.measure import Watching, measure
 from .profiling.memory import available_memory_bytes
+from .profiling.ranks import Place
 from .reschedule.mesh import Level, Mesh
 
 logger = logging.getLogger("tensoropt")

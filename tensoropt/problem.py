@@ -49,16 +49,35 @@ class ProblemBuilder:
     choices: Choices = field(default_factory=Choices)
 
     def build(self) -> StrategyProblem:
-        """The Problem of all operators that a training step runs.
+        """The Problem of all operators that a training step runs, none of which is computed again.
 
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
-        check_force(self.graph, self.force)
-        self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
-        nodes, blocks = self._evaluated()
+        return self._connected(self._evaluated(), NO_BLOCKS)
+
+    def build_recomputing(self) -> tuple[StrategyProblem, StrategyProblem | None]:
+        """The same, and the Problem in which operators may be computed again; None where that can't save anything.
+
+        Raises:
+            InputError: as :meth:`build`.
+        """
+        nodes = self._evaluated()
+        blocks = blocks_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
+        if not blocks.nodes:
+            return self._connected(nodes, NO_BLOCKS), None
+        recomputing = list(nodes)
+        for i, each in blocks.nodes.items():
+            node, states = nodes[i]
+            recomputing[i] = node, self._evaluation.recomputing(node, states, each.places)
+        return self._connected(nodes, NO_BLOCKS, is_told=False), self._connected(recomputing, blocks)
+
+    def _connected(
+        self, nodes: list[tuple[Followers, States]], blocks: Blocks, is_told: bool = True
+    ) -> StrategyProblem:
+        tell = self.tell if is_told else lambda done, total: None
         steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, self.tell)
+        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, tell)
         connections.connect()
         problem = Problem(tuple(connections.nodes), tuple(connections.edges))
         return StrategyProblem(
@@ -69,11 +88,16 @@ class ProblemBuilder:
             tuple(connections.shared),
             connections.beside.overlap(),
             tuple(connections.choices),
-            connections.transients.transient({i: states.recomputes for i, (_, states) in enumerate(nodes)}),
+            connections.transients.transient(
+                {i: states.recomputes for i, (_, states) in enumerate(nodes)},
+                {i: states.others for i, (_, states) in enumerate(nodes) if states.recomputed},
+            ),
         )
 
-    def _evaluated(self) -> tuple[list[tuple[Followers, States]], Blocks]:
-        evaluation = Evaluation(self.costing, self.rules, self.mesh)
+    def _evaluated(self) -> list[tuple[Followers, States]]:
+        check_force(self.graph, self.force)
+        self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
+        self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
         operators = self.graph.step_operators
         forced = frozenset(op.name for op in operators if pinned(self.force, op))
         found = []
@@ -86,11 +110,7 @@ class ProblemBuilder:
                 continue
             degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
-        blocks = blocks_of(groups, self.costing, self.mesh.n_devices) if self.choices.remat else NO_BLOCKS
-        for i, each in blocks.nodes.items():
-            node, states = found[i]
-            found[i] = node, evaluation.recomputing(node, states, each.places)
-        return found, blocks
+        return found
 
     def tell(self, done: int, total: int) -> None:
         if self.progress is not None:

@@ -41,11 +41,12 @@ class Transients:
                 before = of_edge.get(self._block[node])
                 of_edge[self._block[node]] = n_bytes if before is None else before + n_bytes
 
-    def transient(self, recomputes: Mapping[int, Ints]) -> Transient | None:
+    def transient(self, recomputes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
         """All of it; None where nothing is computed again.
 
         Args:
             recomputes: by node, whether its states compute something again, bool[K].
+            others: as of :class:`.ft.transient.Transient`.
         """
         if not self._block:
             return None
@@ -56,4 +57,4 @@ class Transients:
             blocks.append(Block(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
         large = frozenset(place for place, number in enumerate(numbers) if number in self._large)
         plain = {node: np.flatnonzero(~each) for node, each in recomputes.items()}
-        return Transient(tuple(blocks), plain, large or frozenset(range(len(blocks))))
+        return Transient(tuple(blocks), plain, others, large or frozenset(range(len(blocks))))

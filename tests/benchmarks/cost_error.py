@@ -54,7 +54,7 @@ from tensoropt.planning import planned_operator
 from tensoropt.processes import Processes
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.hardware import Hardware
-from tensoropt.profiling.measure import lower_quartile
+from tensoropt.profiling.ranks import lower_quartile
 from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
@@ -286,9 +286,9 @@ def row(name: str, measured: Measured) -> list[str]:
     runs = measured.runs
     cells = [name, str(len(runs))]
     for part in PARTS:
-        predicted, measured = np.array([getattr(run, part) for run in runs]).T
-        there = measured > 0
-        errors = np.abs(predicted[there] / measured[there] - 1)
+        predicted, found = np.array([getattr(run, part) for run in runs]).T
+        there = found > 0
+        errors = np.abs(predicted[there] / found[there] - 1)
         values = [errors.mean(), *np.percentile(errors, list(PERCENTILES.values()))] if there.any() else []
         cells.append(" / ".join(f"{value:.1%}" for value in values))
     memory = np.array([run.memory for run in runs])

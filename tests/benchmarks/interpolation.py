@@ -18,8 +18,10 @@ from tabulate import tabulate
 
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.here import prepared_processes
+from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions, time_sizes
+from tensoropt.profiling.compute import TensorFlowEngine
 from tensoropt.profiling.costs import Curve
-from tensoropt.profiling.measure import Place, collective_tables, device_partitions, time_sizes
+from tensoropt.profiling.ranks import Place
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
 
@@ -35,11 +37,11 @@ def main() -> None:
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
-    rows = []
-    for kind, axes, table in collective_tables(mesh, place, arguments.seconds / 2, 0.0):
+    engine, rows = TensorFlowEngine(), []
+    for kind, axes, table in CollectiveTables(engine, mesh, place).each(arguments.seconds / 2):
         sizes = [size for size in table.n_bytes if size <= LARGEST]
         between = [(low + high) // 8 * 4 for low, high in pairwise(sizes)]
-        fresh, again = (time_sizes(mesh, place, kind, axes, of) for of in (between, sizes))
+        fresh, again = (time_sizes(engine, mesh, place, kind, axes, of) for of in (between, sizes))
         curve = Curve.of(table)
         per_byte_ns = table.time_us[-1] * 1e3 / table.n_bytes[-1]
         rows.append([

@@ -8,7 +8,7 @@ stages* the frontier without these choices is found first; then for the plan of 
 operators held fixed, the choices are searched (and which copies takers share, which is chosen anew and in favour of two
 stages). The best of all second stages counts at each memory: a system that shards first and saves memory afterwards, and
 knows which of all minimal shardings to save it with, would do no better. Second stages are searched as a frontier is: with
-what is computed again, and without; exact or nearly so without.
+what is computed again, and without; exact or nearly so without; and then changed for the better, one node at a time.
 
 At equal memory, from the least that two stages can do with to the most that the joint frontier has, in steps of equal
 ratio: the time that two stages take over the joint time, geometric mean and largest. ``least`` is the least memory of both,
@@ -31,8 +31,8 @@ from tqdm import tqdm
 from tensoropt.choices import ACCUMULATE, REMAT, REUSE
 from tensoropt.files import write_json
 from tensoropt.ft import Budget, search
-from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.ft.transient import restricted
+from tensoropt.ft.descent import Descent
+from tensoropt.ft.problem import INFEASIBLE, Edge, Node, Problem, identity
 from tensoropt.memory_limit import memory_text
 from tensoropt.quiet import import_tensorflow
 
@@ -97,8 +97,31 @@ def second_stage(
         at = np.stack([of[found.strategies[:, i]] for i, of in enumerate(states)], axis=1).astype(np.int32)
         found = replace(found, strategies=at)
         if transient is not None:
-            found = transient.at_true_memory(pinned, found)
-        yield found.mem_bytes, found.time_ns
+            mem_bytes, time_ns, _ = Descent(pinned, transient, time.monotonic() + seconds).improved(found.strategies)
+            yield mem_bytes, time_ns
+        else:
+            yield found.mem_bytes, found.time_ns
+
+
+def restricted(problem: Problem, states: Sequence[np.ndarray]) -> Problem:
+    """:meth:`Problem.restricted`, where what was equal by identity stays so."""
+    known: dict[tuple[object, ...], np.ndarray] = {}
+
+    def of(costs: np.ndarray, *kept: np.ndarray) -> np.ndarray:
+        key = identity(costs), tuple(each.tobytes() for each in kept)
+        if key not in known:
+            known[key] = costs[np.ix_(*kept)]
+        return known[key]
+
+    nodes = [
+        Node(node.name, of(node.mem_bytes, kept), of(node.time_ns, kept))
+        for node, kept in zip(problem.nodes, states, strict=True)
+    ]
+    edges = []
+    for edge in problem.edges:
+        kept = states[edge.source], states[edge.target]
+        edges.append(Edge(edge.source, edge.target, of(edge.mem_bytes, *kept), of(edge.time_ns, *kept)))
+    return Problem(tuple(nodes), tuple(edges))
 
 
 def _configs(frontier: ModelFrontier, point: int) -> Mapping[str, Config]:

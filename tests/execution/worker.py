@@ -33,7 +33,7 @@ from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.lowering.deliver import Backend, Collective
 from tensoropt.lowering.in_graph import GraphBackend
 from tensoropt.planning import charges
-from tensoropt.profiling.measure import device_partitions
+from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.strategy import StrategyView
 

@@ -23,7 +23,7 @@ from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.engine import Fetch
 from tensoropt.lowering.backends import CommunicatingBackend
 from tensoropt.lowering.deliver import Collective
-from tensoropt.profiling.measure import device_partitions
+from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config

@@ -8,7 +8,9 @@ import sys
 from mpi4py import MPI
 
 from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.profiling.measure import Place, device_partitions, measure
+from tensoropt.profiling.collective_tables import device_partitions
+from tensoropt.profiling.measure import measure
+from tensoropt.profiling.ranks import Place
 from tensoropt.reschedule.mesh import Level, Mesh
 
 
