@@ -210,3 +210,38 @@ def test_in_order_gradients_of_what_many_take_are_added_two_at_a_time() -> None:
     megabyte = 4 * BATCH * WIDTH
     peak = trace_of(in_order=True, function=taken_by_all).peak_bytes
     assert peak <= (DEPTH + 8) * megabyte
+
+
+def test_the_gradients_of_a_filter_and_a_bias_become_one_with_no_cycle() -> None:
+    """What the filter's gradient reads is cut out again after the bias's: TensorFlow makes one operator of the two."""
+
+    def step(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        loss = tf.reduce_sum(gradient)
+        n_forward = len(graph.get_operations())
+        with tf.name_scope(BACKWARD):
+            gradient = gradient * loss
+            of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+            again = tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3])
+            of_filter = tf.raw_ops.Conv2DBackpropFilter(
+                input=again, filter_sizes=[3, 3, 3, 8], out_backprop=gradient, strides=[1, 1, 1, 1], padding="SAME"
+            )
+        put_in_order(graph.get_operations(), n_forward)
+        return of_bias, of_filter
+
+    rng = np.random.default_rng(0)
+    images, gradient = (tf.constant(rng.standard_normal((8, 16, 16, n)), tf.float32) for n in (3, 8))
+    given = images, gradient[:4]
+    found = tf.function(step, autograph=False)(*given)
+    for value, expected in zip(found, step_by_itself(*given), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-3)
+
+
+def step_by_itself(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    gradient = gradient * tf.reduce_sum(gradient)
+    with tf.GradientTape() as tape:
+        weights, bias = tf.zeros([3, 3, 3, 8]), tf.zeros([8])
+        tape.watch((weights, bias))
+        result = tf.nn.bias_add(tf.nn.conv2d(images[:4], weights, 1, "SAME"), bias)
+    of_filter, of_bias = tape.gradient(result, (weights, bias), gradient)
+    return of_bias, of_filter
