@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.fitting import ALL_AT_ONCE, GRID, first_that_fits, grid, least_of
+from tensoropt.fitting import ALL_AT_ONCE, FINE_GRID, GRID, first_that_fits, grid, least_of
 
 few = st.lists(st.integers(0, 20), min_size=1, max_size=ALL_AT_ONCE)
 many = st.lists(st.integers(0, 50), min_size=ALL_AT_ONCE + 1, max_size=2000)
@@ -40,7 +40,7 @@ def test_of_many_points_none_that_was_looked_at_is_better(needs: list[int], limi
     asked: set[int] = set()
     least = least_of(range(len(needs)), lambda point: asked.add(point) or needs[point])
     assert needs[least] == min(needs[point] for point in asked)
-    assert len(asked) <= 2 * ALL_AT_ONCE + 2 * GRID
+    assert len(asked) <= 2 * ALL_AT_ONCE + 2 * FINE_GRID
 
 
 @given(st.integers(1, 5000))
