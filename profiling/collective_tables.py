@@ -86,13 +86,24 @@ class CollectiveTables:
             times = _thinned(measuring, share_s)
             if number == 0:
                 self.path_us = 1e6 * measuring.path_s
-            # There is no exchange without copies, which are charged by themselves: what is timed is no path.
-            beside_us = self.call_us + (self.path_us if kind == "all_to_all" else 0.0)
+            beside_us = self._beside_us(kind)
             sizes = tuple(sorted(times))
             low, middle, high = zip(*(np.quantile(times[size], (0.25, 0.5, 0.75)).tolist() for size in sizes), strict=True)
             time_us = tuple(seconds * 1e6 + beside_us for seconds in middle)
             spread = tuple(last / start - 1 for start, last in zip(low, high, strict=True))
             yield kind, axes, CollectiveTable(sizes, time_us, spread)
+
+    def _beside_us(self, kind: str) -> float:
+        """What is on top of what is timed: there is no exchange without copies, which are charged by themselves, so what is
+        timed of that is no path."""
+        return self.call_us + (self.path_us if kind == "all_to_all" else 0.0)
+
+    def afresh(self, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
+        """Microseconds of one collective at each of some sizes, measured once more, as in tables: large by small ones."""
+        rising = sorted(sizes)
+        by_turns = [size for pair in zip(rising, reversed(rising), strict=True) for size in pair]
+        times = _Measuring(self.engine, self.mesh, self.place, kind, axes).times(list(dict.fromkeys(by_turns)), SIZES_S)
+        return {size: 1e6 * float(np.median(of_size)) + self._beside_us(kind) for size, of_size in times.items()}
 
     def measured(self, budget_s: float) -> Tables:
         """All of them."""
@@ -100,14 +111,6 @@ class CollectiveTables:
         for kind, axes, table in self.each(budget_s):
             tables.setdefault(kind, {})[axes_text(axes)] = table
         return tables
-
-
-def time_sizes(
-    engine: Engine, mesh: Mesh, place: Place, kind: str, axes: Axes, sizes: Sequence[int]
-) -> dict[int, float]:
-    """Seconds of one collective at each of some sizes; all ranks call it, and get the same."""
-    times = _Measuring(engine, mesh, place, kind, axes).times(sizes, SIZES_S)
-    return {size: float(np.median(of_size)) for size, of_size in times.items()}
 
 
 def axes_of_level(mesh: Mesh, level: int) -> Axes:

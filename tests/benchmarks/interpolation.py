@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.here import prepared_processes
-from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions, time_sizes
+from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions
 from tensoropt.profiling.compute import TensorFlowEngine
 from tensoropt.profiling.costs import Curve
 from tensoropt.profiling.ranks import Place
@@ -37,19 +37,20 @@ def main() -> None:
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
-    engine, rows = TensorFlowEngine(), []
-    for kind, axes, table in CollectiveTables(engine, mesh, place).each(arguments.seconds / 2):
+    measuring, rows = CollectiveTables(TensorFlowEngine(), mesh, place), []
+    for kind, axes, table in measuring.each(arguments.seconds / 2):
         sizes = [size for size in table.n_bytes if size <= LARGEST]
         between = [(low + high) // 8 * 4 for low, high in pairwise(sizes)]
-        fresh, again = (time_sizes(engine, mesh, place, kind, axes, of) for of in (between, sizes))
+        # Together with all of the table's, among which these were measured.
+        fresh = measuring.afresh(kind, axes, [*table.n_bytes, *between])
         curve = Curve.of(table)
         per_byte_ns = table.time_us[-1] * 1e3 / table.n_bytes[-1]
         rows.append([
             kind,
             axes_text(axes),
-            _error([(curve.time_ns(size), fresh[size] * 1e9) for size in between]),
-            _error([(per_byte_ns * size, fresh[size] * 1e9) for size in between]),
-            _error([(table.time_us[table.n_bytes.index(size)] * 1e3, again[size] * 1e9) for size in sizes]),
+            _error([(curve.time_ns(size), fresh[size] * 1e3) for size in between]),
+            _error([(per_byte_ns * size, fresh[size] * 1e3) for size in between]),
+            _error([(table.time_us[table.n_bytes.index(size)] * 1e3, fresh[size] * 1e3) for size in sizes]),
         ])
     if processes.rank == 0:
         print(tabulate(rows, ["collective", "axes", "interpolated", "bytes / bandwidth", "noise"]))
