@@ -79,7 +79,7 @@ class CollectiveTables:
             return
         pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
         of_levels = (axes_of_level(self.mesh, index) for index in range(len(self.mesh.levels)))
-        first = [("all_gather", axes) for axes in of_levels if axes] or [("all_gather", subsets[0])]
+        first = [("all_gather", axes) for axes in of_levels if axes]
         share_s = budget_s / len(pairs)
         for number, (kind, axes) in enumerate(dict.fromkeys([*first, *pairs])):
             measuring = _Measuring(self.engine, self.mesh, self.place, kind, axes)

@@ -39,7 +39,7 @@ class SlowOneCommunicator:
 
     def _collective(self, *called):
         self.log.append(called)
-        time.sleep(0.002 * (1 + self.rank))
+        time.sleep(0.002 * (1 + 9 * self.rank))
 
     def all_gather(self, axes, send, recv_shapes, out=None):
         assert send.shape == recv_shapes[self.rank]
@@ -72,7 +72,7 @@ def test_ranks_call_alike_though_their_clocks_differ():
     assert tables[0] == tables[1]
     assert set(tables[0]) == set(COMMUNICATING_KINDS)
     # What the slow rank takes longer the other waits; the engine's call is on top.
-    assert all(2005 < time_us < 4005 for time_us in tables[0]["all_gather"]["a"].time_us)
+    assert all(2005 < time_us < 20005 for time_us in tables[0]["all_gather"]["a"].time_us)
     sizes = {size for kind, _, size in (entry[:3] for entry in communicators[0].log) if kind == "all_gather"}
     assert {SIZES[0], SIZES[1]} <= sizes <= set(SIZES)
 
