@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import zoo
+from remat.small import HARDWARE, SMALL
 
-from tensoropt import zoo as models
 from tensoropt.adopting import adopted
 from tensoropt.choices import Choices
 from tensoropt.frontier import Model, costing_of, find_frontier
 from tensoropt.ft import Budget, search
 from tensoropt.offline import record
 from tensoropt.problem import ProblemBuilder
-from tensoropt.profiling.hardware import named
 from tensoropt.strategy_problem import StrategyProblem
-
-HARDWARE = named("v100-1x4")
-MODELS = {
-    "vgg16": lambda: models.vgg16(batch=8, image=32),
-    "mlp": lambda: zoo.mlp().loss,
-    "attention": lambda: zoo.attention().loss,
-    "cnn": lambda: zoo.cnn().loss,
-}
 
 
 def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProblem, StrategyProblem | None]:
@@ -33,10 +23,10 @@ def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProble
 
 @pytest.mark.parametrize("is_from_plain", [True, False])
 @pytest.mark.parametrize("space", ["full", "compact"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SMALL)
 def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain: bool) -> None:
     """Of a problem in which nothing is computed again; of one in which no copy is made again, either."""
-    model = record(MODELS[name], name).model
+    model = record(SMALL[name], name).model
     plain, built = problems(model, space, Choices(reuse=True))
     built = built or plain
     other = plain if is_from_plain else problems(model, space, Choices(reuse=False))[0]
@@ -52,7 +42,7 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
 
 @pytest.mark.parametrize("name", ["vgg16", "attention"])
 def test_no_point_is_above_one_of_a_search_in_which_nothing_is_computed_again(name: str) -> None:
-    model = record(MODELS[name], name).model
+    model = record(SMALL[name], name).model
     with_all, without = (
         find_frontier(model, HARDWARE, 4, budget=Budget(seconds=2.0), without=each).found for each in ((), ("remat",))
     )

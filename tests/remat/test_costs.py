@@ -6,24 +6,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-import zoo
+from remat.small import HARDWARE, SMALL
 
-from tensoropt import zoo as models
 from tensoropt.deliveries import Router
 from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ir import VARIABLE
 from tensoropt.offline import record
 from tensoropt.planning import charges
-from tensoropt.profiling.hardware import named
-
-HARDWARE = named("v100-1x4")
-SMALL = {
-    "vgg16": lambda: models.vgg16(batch=8, image=32),
-    "mlp": lambda: zoo.mlp().loss,
-    "attention": lambda: zoo.attention().loss,
-    "cnn": lambda: zoo.cnn().loss,
-}
 
 
 @cache
