@@ -19,6 +19,7 @@ from .deliveries import Delivery, Router, delivery_of
 from .errors import InputError
 from .ir import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from .lowering.accumulating import Accumulation, Asked
+from .lowering.apart import keep_apart
 from .lowering.deliver import Backend, Collective, Deliverer
 from .lowering.local import opaque, piece_of, uniform_shape
 from .lowering.model import LocalModel, gradients_of
@@ -207,7 +208,9 @@ class Engine:
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
             with deliverer.building():
-                return self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
+                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
+                keep_apart(tf.compat.v1.get_default_graph().get_operations())
+                return results
 
         slices = self._slices(fetch)
         for feed in feeds:

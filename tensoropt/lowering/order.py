@@ -34,7 +34,6 @@ LAG = 32
 """By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
 FUSED = 4
 """So many operators one after the other may become one."""
-BIAS_GRADIENT, FILTER_GRADIENT = "BiasAddGrad", "Conv2DBackpropFilter"
 CALLBACK = "PyFunc"
 """The first operand of a callback is its turn."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
@@ -68,25 +67,12 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
             if not op.outputs:
                 behind.append((len(row), op))
         elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(AGAIN):
-            place = len(row) - (bool(row) and _feeds_what_takes_in(op, row[-1]))
-            waits_for = row[place - 1 : place] if place else _last_of_loss(operators, n_forward)
+            waits_for = row[-1:] or _last_of_loss(operators, n_forward)
             while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])
             for earlier in waits_for:
                 op._add_control_input(earlier)
-            row.insert(place, op)
-
-
-def _feeds_what_takes_in(op: tf.Operation, earlier: tf.Operation) -> bool:
-    """Whether something that follows from an operator may become one with an earlier one.
-
-    Of the gradients of a convolution's filter and of the bias behind it TensorFlow makes one, where the former waits for
-    nothing but its operands. One of these that waited for the bias's gradient, such as a copy that is made again, would then
-    wait for its own taker.
-    """
-    return earlier.type == BIAS_GRADIENT and any(
-        each.type == FILTER_GRADIENT and each.inputs[2].name == earlier.inputs[0].name for each in _within([op], _takers)
-    )
+            row.append(op)
 
 
 def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> None:

@@ -15,6 +15,7 @@ from tensoropt.collectives.single import SingleCommunicator
 from tensoropt.deliveries import PlainCosts, Router
 from tensoropt.engine import Engine, Feed, Fetch
 from tensoropt.lowering import order
+from tensoropt.lowering.apart import keep_apart
 from tensoropt.lowering.backends import CommunicatingBackend, EmulatedBackend
 from tensoropt.lowering.order import BACKWARD, LAG, put_in_order, schedule
 from tensoropt.profiling.trace import StepTrace, traced_step
@@ -212,29 +213,58 @@ def test_in_order_gradients_of_what_many_take_are_added_two_at_a_time() -> None:
     assert peak <= (DEPTH + 8) * megabyte
 
 
-def test_the_gradients_of_a_filter_and_a_bias_become_one_with_no_cycle() -> None:
-    """What the filter's gradient reads is cut out again after the bias's: TensorFlow makes one operator of the two."""
+def in_order_with_a_slice(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What the filter's gradient reads is cut out again after the bias's."""
+    graph = tf.compat.v1.get_default_graph()
+    loss = tf.reduce_sum(gradient)
+    n_forward = len(graph.get_operations())
+    with tf.name_scope(BACKWARD):
+        gradient = gradient * loss
+        of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+        of_filter = filter_gradient(tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3]), gradient)
+    put_in_order(graph.get_operations(), n_forward)
+    return of_bias, of_filter
 
-    def step(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        graph = tf.compat.v1.get_default_graph()
-        loss = tf.reduce_sum(gradient)
-        n_forward = len(graph.get_operations())
-        with tf.name_scope(BACKWARD):
-            gradient = gradient * loss
-            of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
-            again = tf.slice(images, [0, 0, 0, 0], [4, 16, 16, 3])
-            of_filter = tf.raw_ops.Conv2DBackpropFilter(
-                input=again, filter_sizes=[3, 3, 3, 8], out_backprop=gradient, strides=[1, 1, 1, 1], padding="SAME"
-            )
-        put_in_order(graph.get_operations(), n_forward)
-        return of_bias, of_filter
+
+def behind_a_collective(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What the filter's gradient reads is brought again by a collective that comes after the bias's."""
+    gradient = gradient * tf.reduce_sum(gradient)
+    of_bias = tf.numpy_function(np.copy, [tf.raw_ops.BiasAddGrad(out_backprop=gradient)], tf.float32)
+    with tf.control_dependencies([of_bias]):
+        again = tf.numpy_function(np.copy, [images[:4]], tf.float32)
+    return of_bias, filter_gradient(tf.ensure_shape(again, [4, 16, 16, 3]), gradient)
+
+
+def filter_gradient(images: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Conv2DBackpropFilter(
+        input=images, filter_sizes=[3, 3, 3, 8], out_backprop=gradient, strides=[1, 1, 1, 1], padding="SAME"
+    )
+
+
+@pytest.mark.parametrize("step", [in_order_with_a_slice, behind_a_collective])
+def test_the_gradients_of_a_filter_and_a_bias_make_no_cycle(step: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> None:
+    """TensorFlow would make one operator of the two."""
+
+    def kept_apart(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        results = step(images, gradient)
+        keep_apart(tf.compat.v1.get_default_graph().get_operations())
+        return results
 
     rng = np.random.default_rng(0)
     images, gradient = (tf.constant(rng.standard_normal((8, 16, 16, n)), tf.float32) for n in (3, 8))
     given = images, gradient[:4]
-    found = tf.function(step, autograph=False)(*given)
+    found = tf.function(kept_apart, autograph=False)(*given)
     for value, expected in zip(found, step_by_itself(*given), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-3)
+
+
+def test_only_gradients_that_wait_for_each_other_are_kept_apart() -> None:
+    with tf.Graph().as_default() as graph:
+        images, gradient = tf.ones([4, 16, 16, 3]), tf.ones([4, 16, 16, 8])
+        of_bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+        filter_gradient(images, gradient)
+        keep_apart(graph.get_operations())
+        assert of_bias.op.inputs[0] is gradient
 
 
 def step_by_itself(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
