@@ -41,6 +41,18 @@ class Backward:
     kept_operands: frozenset[tuple[str, int]]
     kept_results: frozenset[str]
 
+    def reached(self, graph: Graph) -> frozenset[str]:
+        """Names of the tensors that get a gradient: losses, and what operands with one are."""
+        losses = (step.loss.name for step in graph.train_steps.values())
+        operators = graph.operators
+        taken = (
+            tensor.name
+            for name in dict.fromkeys(name for name, _ in self.gradients)
+            for position, tensor in operators[name].operands
+            if (name, position) in self.gradients
+        )
+        return frozenset((*losses, *taken))
+
 
 NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
 

@@ -122,12 +122,9 @@ class MeasuredSearch:
                 self.progress("operators", number + 1, len(wanted))
 
     def _measure(self, name: str, config: Config, predicted_us: float) -> None:
-        op = self.model.graph.operators[name]
-        rule = rule_of(op)
-        seen = interface(rule, config)
-        gradients = self.model.backward.gradients
-        places = tuple(place for place, (position, _) in enumerate(op.operands) if (name, position) in gradients)
-        timed = self.processes.gather(self.timer.time(Trial(op, rule, config, seen, places, predicted_us)))
+        graph = self.model.graph
+        trial = Trial.of(graph.operators[name], config, graph, self.model.backward, predicted_us)
+        timed = self.processes.gather(self.timer.time(trial))
         if self.processes.rank == 0:
             work = self._works[name, config]
             if any(each is None for each in timed):

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from .ir import Operator, Tensor
+from .backward import Backward
+from .ir import Graph, Operator, Tensor
 from .lowering.operators import Job, Values, emit
 from .profiling.compute import spin
-from .rules.rule import Config, Interface, Rule
+from .rules.registry import rule_of
+from .rules.rule import Config, Interface, Rule, interface
 from .works import local_shapes
 
 logger = logging.getLogger("tensoropt")
@@ -44,6 +46,8 @@ class Trial:
 
     Attributes:
         places: among its operands, those to which a gradient comes back.
+        given: among its results, those that get one. What nobody differentiates gets none: a loss by labels has a second
+            result, of which TensorFlow would derive a second derivative.
         predicted_us: about what it takes.
     """
 
@@ -52,7 +56,17 @@ class Trial:
     config: Config
     interface: Interface
     places: tuple[int, ...]
+    given: tuple[int, ...]
     predicted_us: float
+
+    @classmethod
+    def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> Trial:
+        """As a graph's training steps run it."""
+        rule = rule_of(op)
+        places = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
+        reached = backward.reached(graph)
+        given = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in reached)
+        return cls(op, rule, config, interface(rule, config), places, given, predicted_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +167,8 @@ def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., 
                 results = [values[0] for values in emit(job, [[operand] for operand in operands])]
                 done = list(results)
                 if with_gradients:
-                    floats = [value for value in results if value.dtype.is_floating]
-                    found = tf.gradients(floats, [operands[place] for place in trial.places], list(gradients))
+                    ends = [results[place] for place in trial.given]
+                    found = tf.gradients(ends, [operands[place] for place in trial.places], list(gradients))
                     done += [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
         with tf.control_dependencies(done):
             return tf.constant(0.0)
@@ -178,8 +192,8 @@ def _operands(trial: Trial) -> list[tf.Tensor]:
 
 
 def _gradients(trial: Trial) -> list[tf.Tensor]:
-    results = zip(trial.op.outputs, trial.interface.results, strict=True)
-    return [_made_up(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results if tensor.is_float]
+    results = [(trial.op.outputs[place], trial.interface.results[place]) for place in trial.given]
+    return [_made_up(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
 
 
 def _made_up(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:

@@ -23,7 +23,7 @@ from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface
+from tensoropt.rules.rule import Config
 from tensoropt.works import local_shapes
 
 ALONE = Processes(0, 1, ("here",))
@@ -99,9 +99,7 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     for name, config in machine.timed:
         if str(configs[name]) == config:
             op = model.graph.operators[name]
-            seen = interface(rule_of(op), configs[name])
-            places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
-            timed = Machine().time(Trial(op, rule_of(op), configs[name], seen, places, 0.0))
+            timed = Machine().time(Trial.of(op, configs[name], model.graph, model.backward, 0.0))
             assert times[name] == pytest.approx(timed.forward_us + timed.backward_us, abs=1e-3)
     # The next run knows it all.
     again = Machine()
@@ -237,9 +235,7 @@ def test_what_cannot_be_measured_here(model):
 
 def trial_of(model, name: str, text: str) -> Trial:
     op = model.graph.operators[name]
-    rule, config = rule_of(op), Config.parse(here().mesh(), text)
-    places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
-    return Trial(op, rule, config, interface(rule, config), places, 1e4)
+    return Trial.of(op, Config.parse(here().mesh(), text), model.graph, model.backward, 1e4)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +255,21 @@ def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
     op, rule = model.graph.operators[name], rule_of(model.graph.operators[name])
     chosen = Config.parse(here(4).mesh(), config)
     assert rule.exchanged(chosen)
-    seen = interface(rule, chosen)
-    places = tuple(i for i, (position, _) in enumerate(op.operands) if (name, position) in model.backward.gradients)
-    assert places
-    shapes = local_shapes(op, rule, chosen, seen)
+    trial = Trial.of(op, chosen, model.graph, model.backward, 50.0)
+    assert trial.places
+    shapes = local_shapes(op, rule, chosen, trial.interface)
     (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
     assert shapes[0][1] in (own // split + 1, own // split + 2)  # rows above or below, and in the middle both
-    timed = OperatorTimer().time(Trial(op, rule, chosen, seen, places, 50.0))
+    timed = OperatorTimer().time(trial)
     assert timed is not None and timed.forward_us > 0 and timed.backward_us > 0
+
+
+def test_only_results_that_get_gradients_are_given_them():
+    model = zoo.record(zoo.cnn, "sgd").model
+    (loss,) = (op for op in model.graph.step_operators if "SoftmaxCrossEntropy" in op.type)
+    trial = trial_of(model, loss.name, "-")
+    assert len(loss.outputs) == 2 and trial.given == (0,) and trial.places == (0,)
+    assert OperatorTimer().time(trial) is not None
 
 
 def test_real_operators_are_timed_whole_and_split():
