@@ -6,9 +6,10 @@ contention is included) at sizes 2^i.
 A collective by itself, again and again, finds its code and its memory in the caches, and its partners in the same place.
 In a step it is called in between operators, and its ranks come to it one after the other. So what is timed are *passes*: a
 function of the engine that makes an array for each size, and hands one after the other to Python, where a collective takes
-it, with a product of matrices and memory that is gone through between any two. What is gathered or exchanged has just been
-made. A gradient's sum finds its operand as it was left by an operator long before: these arrays are all made first. Results
-stay until the pass ends.
+it, with an operator of the array's size before each. What is gathered or exchanged has just been made. A gradient's sum
+finds its operand as it was left by an operator long before: these arrays are all made first. A small collective may follow
+a small one, and find its code in the caches, or a large one: a pass has every size twice, after a larger one of nearly its
+size, and after one from the other end. The mean of the two counts.
 
 Of a group's members the one that came last tells what a collective took, as when a plan is checked, and of the passes the
 median counts.
@@ -99,10 +100,8 @@ class CollectiveTables:
         return self.call_us + (self.path_us if kind == "all_to_all" else 0.0)
 
     def afresh(self, kind: str, axes: Axes, sizes: Sequence[int]) -> dict[int, float]:
-        """Microseconds of one collective at each of some sizes, measured once more, as in tables: large by small ones."""
-        rising = sorted(sizes)
-        by_turns = [size for pair in zip(rising, reversed(rising), strict=True) for size in pair]
-        times = _Measuring(self.engine, self.mesh, self.place, kind, axes).times(list(dict.fromkeys(by_turns)), SIZES_S)
+        """Microseconds of one collective at each of some sizes, measured once more, as in tables."""
+        times = _Measuring(self.engine, self.mesh, self.place, kind, axes).times(sizes, SIZES_S)
         return {size: 1e6 * float(np.median(of_size)) + self._beside_us(kind) for size, of_size in times.items()}
 
     def measured(self, budget_s: float) -> Tables:
@@ -122,12 +121,12 @@ def _thinned(measuring: _Measuring, share_s: float) -> dict[int, np.ndarray]:
     few = measuring.times(SIZES[:FEWEST_SIZES], 0.0)
     small, large = sorted(few)
     first_s, last_s = (float(np.median(few[size])) for size in (small, large))
-    beside_s = max(0.0, measuring.pass_s - first_s - last_s) / FEWEST_SIZES
+    beside_s = max(0.0, measuring.pass_s / 2 - first_s - last_s) / FEWEST_SIZES
     left_s = share_s - measuring.took_s
 
     def passes_s(sizes: Sequence[int]) -> float:
         per_byte_s = max(0.0, last_s - first_s) / (large - small)
-        return (PASSES[0] + 1) * sum(beside_s + first_s + per_byte_s * size for size in sizes)
+        return 2 * (PASSES[0] + 1) * sum(beside_s + first_s + per_byte_s * size for size in sizes)
 
     sizes = next((SIZES[:n] for n in range(len(SIZES), FEWEST_SIZES, -1) if passes_s(SIZES[:n]) <= left_s), None)
     return few if sizes is None else measuring.times(sizes, left_s)
@@ -152,10 +151,11 @@ class _Measuring:
     path_s: float = 0.0
 
     def times(self, sizes: Sequence[int], budget_s: float) -> dict[int, np.ndarray]:
-        """By size the seconds of each pass, on which all ranks agree."""
+        """By size the seconds in each pass, on which all ranks agree."""
         assert self.place.communicator is not None
         ranks, clocked = Ranks(self.place.communicator, self.mesh), _Clocked(self.place.communicator)
-        calls = [collective(self.kind, self.mesh, self.axes, self.place.rank, clocked, size) for size in sizes]
+        order = _twice(sizes)
+        calls = [collective(self.kind, self.mesh, self.axes, self.place.rank, clocked, size) for size in order]
         seconds: list[tuple[float, float]] = []
         run = self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], self.kind in SUMS)
 
@@ -172,9 +172,17 @@ class _Measuring:
         self.took_s = preparing_s + (n_passes + 1) * once_s
         inside_s, around_s = np.array(seconds).T
         self.path_s = ranks.largest(float(np.median(around_s)))
-        inside_s = ranks.without_waiting(self.axes, inside_s.reshape(n_passes, len(sizes)))
-        around_s = ranks.slowest(around_s.reshape(n_passes, len(sizes)))
-        return dict(zip(sizes, (inside_s + around_s).T, strict=True))
+        inside_s = ranks.without_waiting(self.axes, inside_s.reshape(n_passes, len(order)))
+        around_s = ranks.slowest(around_s.reshape(n_passes, len(order)))
+        found = (inside_s + around_s).T
+        return {size: found[[place for place, each in enumerate(order) if each == size]].mean(axis=0) for size in sizes}
+
+
+def _twice(sizes: Sequence[int]) -> list[int]:
+    """Sizes in the order of a pass: falling, and then from both ends by turns."""
+    falling = sorted(sizes, reverse=True)
+    by_turns = [size for pair in zip(reversed(falling), falling, strict=True) for size in pair]
+    return [*falling, *by_turns[: len(falling)]]
 
 
 @dataclass(slots=True)

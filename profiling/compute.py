@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Engine(Protocol):
 
     def among(self, calls: Sequence[Call], is_early: bool) -> Action:
         """A function that makes an array for each call and hands it over in Python, one after the other; before each call
-        there is a product of matrices, and memory that is gone through. What they give back stays until the function ends.
+        there is an operator of the array's own size: see :func:`extent_beside` and :func:`numbers_beside`.
 
         Args:
             is_early: make all arrays before the first call, else each just before its own.
@@ -128,15 +129,16 @@ class NumpyEngine:
         return None
 
     def among(self, calls: Sequence[Call], is_early: bool) -> Action:
-        multiply, other = self.gemm("float32"), np.ones(EVICTING_BYTES // 4, np.float32)
+        other = np.ones(EVICTING_BYTES // 4, np.float32)
+        extents = [extent_beside(count, self.gemm_extent) for count, _ in calls]
+        squares = {extent: np.full((extent, extent), 0.5, np.float32) for extent in extents}
 
         def run() -> None:
             arrays = [np.ones(count, np.float32) for count, _ in calls] if is_early else []
-            kept = []
-            for number, (count, call) in enumerate(calls):
-                multiply()
-                other.sum()
-                kept.append(call(arrays[number] if is_early else np.ones(count, np.float32)))
+            for number, ((count, call), extent) in enumerate(zip(calls, extents, strict=True)):
+                np.matmul(squares[extent], squares[extent])
+                other[: numbers_beside(count)].sum()
+                call(arrays[number] if is_early else np.ones(count, np.float32))
 
         return run
 
@@ -249,26 +251,27 @@ class TensorFlowEngine:
             keep_thread_state()
             return calls[number][1](array)
 
+        extents = [extent_beside(count, self.gemm_extent) for count, _ in calls]
         with tf.device(self._device):
-            start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)
+            squares = {extent: tf.fill((extent, extent), 1 / extent) for extent in extents}
             other = tf.ones(EVICTING_BYTES // 4)
 
-        def body(start: Any, other: Any) -> Any:
+        def body(other: Any) -> Any:
             # What isn't told to wait for something is made at once, or long after.
-            x, nothing, results = start, start[0, 0] * 1e-30, []
+            nothing = other[0] * 1e-30
             early = [tf.fill([count], 1.0) * (1 + nothing) for count, _ in calls] if is_early else []
             with tf.control_dependencies(early):
-                x = tf.identity(x)
-            for number, (count, _) in enumerate(calls):
-                x = tf.matmul(x, start)
-                nothing = tf.reduce_sum(other * (1 + x[0, 0] * 1e-30)) * 1e-30
+                nothing = tf.identity(nothing)
+            for number, ((count, _), extent) in enumerate(zip(calls, extents, strict=True)):
+                product = tf.matmul(squares[extent] * (1 + nothing), squares[extent])
+                nothing = tf.reduce_sum(other[: numbers_beside(count)] * (1 + product[0, 0] * 1e-30)) * 1e-30
                 array = early[number] if is_early else tf.fill([count], 1.0) * (1 + nothing)
-                results.append(tf.numpy_function(partial(called, number), [array, nothing], tf.float32))
-                x = x + results[-1][0] * 1e-30
-            return x[0, 0] + tf.add_n([result[0] for result in results])
+                result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
+                nothing = nothing + result[0] * 1e-30
+            return nothing
 
-        function = tf.function(body, autograph=False).get_concrete_function(start, other)
-        return lambda: function(start, other).numpy()
+        function = tf.function(body, autograph=False).get_concrete_function(other)
+        return lambda: function(other).numpy()
 
     def beside(self, call: Action | None, n_products: int) -> Action | None:
         tf = self._tf
@@ -290,6 +293,20 @@ class TensorFlowEngine:
 
         function = tf.function(body, autograph=False).get_concrete_function(start)
         return lambda: function(start).numpy()
+
+
+def extent_beside(count: int, most: int) -> int:
+    """Of the product of two square matrices that comes before what takes ``count`` numbers: each has as many.
+
+    In a step small collectives follow each other soon, of biases and statistics, and large ones come out of large operators.
+    After products of 512 rows, whatever the size, small ones took two to four times as long as in steps.
+    """
+    return max(1, min(most, math.isqrt(count)))
+
+
+def numbers_beside(count: int) -> int:
+    """How many numbers are gone through before what takes ``count``: those of an operator with four operands of the size."""
+    return max(1, min(EVICTING_BYTES // 4, 4 * count))
 
 
 def cpu_name() -> str:
