@@ -179,9 +179,9 @@ class _Measuring:
 
 
 def _twice(sizes: Sequence[int]) -> list[int]:
-    """Sizes in the order of a pass: falling, and then from both ends by turns."""
+    """Sizes in the order of a pass: falling, and then from both ends by turns, a large one before each small one."""
     falling = sorted(sizes, reverse=True)
-    by_turns = [size for pair in zip(reversed(falling), falling, strict=True) for size in pair]
+    by_turns = [size for pair in zip(falling, reversed(falling), strict=True) for size in pair]
     return [*falling, *by_turns[: len(falling)]]
 
 
