@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator, RankStep, rank_step
+from ..reschedule.execute import Communicator, rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
-from ..reschedule.steps import Move, State, make_step
+from ..reschedule.steps import Move, State, Step, make_step
 from .compute import Engine, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable
 from .ranks import Place, Ranks, repeats
@@ -155,9 +155,16 @@ class _Measuring:
         assert self.place.communicator is not None
         ranks, clocked = Ranks(self.place.communicator, self.mesh), _Clocked(self.place.communicator)
         order = _twice(sizes)
-        calls = [collective(self.kind, self.mesh, self.axes, self.place.rank, clocked, size) for size in order]
         seconds: list[tuple[float, float]] = []
-        run = self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], self.kind in SUMS)
+        if self.place.emitted is not None:
+            emitted = [self.place.emitted(self.kind, self.axes, size) for size in order]
+            stamped = self.engine.among_emitted(emitted, self.kind in SUMS)
+
+            def run() -> None:
+                seconds.extend((float(each_s), 0.0) for each_s in stamped())
+        else:
+            calls = [collective(self.kind, self.mesh, self.axes, self.place.rank, clocked, size) for size in order]
+            run = self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], self.kind in SUMS)
 
         def pass_() -> None:
             ranks.largest(0.0)
@@ -241,16 +248,15 @@ def collective(
             return result
 
         return n_numbers, exchange
-    step = _alone(kind, mesh, axes, n_numbers, rank)
+    step = rank_step(step_alone(kind, mesh, axes), (n_numbers,), rank)
     return (end - start if kind == "all_gather" else n_numbers), lambda piece: step.run(piece, communicator)
 
 
-def _alone(kind: str, mesh: Mesh, axes: Axes, n_numbers: int, rank: int) -> RankStep:
-    """One step of a tensor of one dimension, as paths carry it out."""
+def step_alone(kind: str, mesh: Mesh, axes: Axes) -> Step:
+    """One step of a tensor of one dimension, as paths carry it out: all kinds but the all-to-all."""
     whole, split, summands = State(((),), ()), State((axes,), ()), State(((),), axes)
     source, target = {
         "all_gather": (split, whole), "reduce_scatter": (summands, split), "all_reduce": (summands, whole)
     }[kind]
     dim = None if kind == "all_reduce" else 0
-    step = make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))
-    return rank_step(step, (n_numbers,), rank)
+    return make_step(Layout(mesh, *source), Move(kind, axes, dim, None, target))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ import numpy as np
 from .python_calls import keep_thread_state
 
 Action = Callable[[], Any]
-Call = tuple[int, Callable[[np.ndarray], np.ndarray]]
-"""How many numbers of float32 it takes, and what does it."""
+Call = tuple[int, Callable[[Any], Any]]
+"""How many numbers of float32 it takes, and what does it: with an array, or to a tensor of a graph that is being built."""
 
 STREAM_BYTES = 1 << 24
 """Of the array that bandwidth is measured with: beyond the second level of cache, as a layer's tensors are."""
@@ -81,9 +82,17 @@ class Engine(Protocol):
         """
         ...
 
-    def beside(self, call: Action | None, n_products: int) -> Action | None:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+        """The same for what is added to the graph of the function. It gives the seconds of each.
+
+        Raises:
+            ValueError: the engine has no graphs.
+        """
+        ...
+
+    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
         """A function of products of matrices of :meth:`gemm`'s size in float32, one after the other, and of a call into
-        Python that none of them waits for; None where there are no such functions.
+        Python, or of what is added to its graph, that none of them waits for; None where there are no such functions.
         """
         ...
 
@@ -142,7 +151,10 @@ class NumpyEngine:
 
         return run
 
-    def beside(self, call: Action | None, n_products: int) -> Action | None:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+        raise ValueError("collectives that are operators of a graph need an engine with graphs, got NumPy")
+
+    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
         return None
 
 
@@ -251,48 +263,104 @@ class TensorFlowEngine:
             keep_thread_state()
             return calls[number][1](array)
 
-        extents = [extent_beside(count, self.gemm_extent) for count, _ in calls]
+        def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
+            result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
+            return result[0], tf.constant(0.0, tf.float64)
+
+        return self._among([count for count, _ in calls], is_early, take)
+
+    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+        tf = self._tf
+
+        def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
+            with tf.control_dependencies([array, nothing]):
+                started = tf.timestamp()
+            with tf.control_dependencies([started]):
+                array = tf.identity(array)
+            result = calls[number][1](array)
+            with tf.control_dependencies([result]):
+                return result[0], tf.timestamp() - started
+
+        function = self._among([count for count, _ in calls], is_early, take)
+
+        def run() -> np.ndarray:
+            with unoptimized():  # else both clocks are read one after the other
+                return function()
+
+        return run
+
+    def _among(
+        self, counts: Sequence[int], is_early: bool, take: Callable[[int, Any, Any], tuple[Any, Any]]
+    ) -> Callable[[], np.ndarray]:
+        """A function of operators of some sizes, and of what takes each one's array, its number and a number that is there
+        when the operator is done, and gives a number of its result and another, which all together are the function's."""
+        tf = self._tf
+        extents = [extent_beside(count, self.gemm_extent) for count in counts]
         with tf.device(self._device):
             squares = {extent: tf.fill((extent, extent), 1 / extent) for extent in extents}
             other = tf.ones(EVICTING_BYTES // 4)
 
         def body(other: Any) -> Any:
             # What isn't told to wait for something is made at once, or long after.
-            nothing = other[0] * 1e-30
-            early = [tf.fill([count], 1.0) * (1 + nothing) for count, _ in calls] if is_early else []
+            nothing, told = other[0] * 1e-30, []
+            early = [tf.fill([count], 1.0) * (1 + nothing) for count in counts] if is_early else []
             with tf.control_dependencies(early):
                 nothing = tf.identity(nothing)
-            for number, ((count, _), extent) in enumerate(zip(calls, extents, strict=True)):
+            for number, (count, extent) in enumerate(zip(counts, extents, strict=True)):
                 product = tf.matmul(squares[extent] * (1 + nothing), squares[extent])
                 nothing = tf.reduce_sum(other[: numbers_beside(count)] * (1 + product[0, 0] * 1e-30)) * 1e-30
                 array = early[number] if is_early else tf.fill([count], 1.0) * (1 + nothing)
-                result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
-                nothing = nothing + result[0] * 1e-30
-            return nothing
+                result, number_told = take(number, array, nothing)
+                nothing = nothing + result * 1e-30
+                told.append(number_told)
+            with tf.control_dependencies([nothing]):
+                return tf.stack(told)
 
         function = tf.function(body, autograph=False).get_concrete_function(other)
         return lambda: function(other).numpy()
 
-    def beside(self, call: Action | None, n_products: int) -> Action | None:
+    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
         tf = self._tf
         with tf.device(self._device):
             start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)
 
         def called(x: np.ndarray) -> np.ndarray:
             keep_thread_state()
-            assert call is not None
+            assert callable(call)
             call()
             return x
 
+        def waited_for(first: Any) -> Any:
+            if call is None:
+                return first
+            if callable(call):
+                return tf.numpy_function(called, [first], tf.float32)
+            count, emit = call
+            return tf.reshape(emit(tf.fill([count], first)), [-1])[0]
+
         def body(x: Any) -> Any:
             first = x[0, 0]
-            waited = first if call is None else tf.numpy_function(called, [first], tf.float32)
+            waited = waited_for(first)
             for _ in range(n_products):
                 x = tf.matmul(x, start)
             return x[0, 0] + waited
 
         function = tf.function(body, autograph=False).get_concrete_function(start)
         return lambda: function(start).numpy()
+
+
+@contextmanager
+def unoptimized() -> Iterator[None]:
+    """Functions run as they were made: TensorFlow's graph optimizer is off."""
+    import tensorflow as tf
+
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})
 
 
 def extent_beside(count: int, most: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .compute import Action, Engine, time_s
+from .compute import Action, Call, Engine, time_s
 
 SIZES = (1 << 22, 1 << 21, 1 << 20, 1 << 19)
 """Bytes of the all-reduce; the largest that the budget allows."""
@@ -26,7 +26,7 @@ NOTHING = 0.8
 
 def exposed_share(
     engine: Engine,
-    all_reduce: Callable[[int], Action],
+    all_reduce: Callable[[int], Action | Call],
     seconds_of: Callable[[int], float],
     product_s: float,
     largest: Callable[[float], float],

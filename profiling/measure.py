@@ -28,7 +28,7 @@ import numpy as np
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
 from .collective_tables import CollectiveTables, Tables, axes_of_level, collective, device_partitions
-from .compute import STREAM_BYTES, Action, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
+from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
 from .costs import Curve
 from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, Device, Hardware, LinkLevel, Origin
@@ -95,7 +95,7 @@ def measure(
     ranks = Ranks(place.communicator, mesh)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
-    call_us = _overhead_us(computing.callbacks(), ranks)
+    call_us = _overhead_us(computing.callbacks(), ranks) if place.emitted is None else 0.0
     measuring = CollectiveTables(computing, mesh, place, call_us)
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
@@ -105,12 +105,11 @@ def measure(
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
-        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick)
+        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, place.collectives)
         path_us = measuring.path_us
-        provenance["collectives"] = (
-            f"{when}, all groups at once, among operators, with {call_us:.1f} us for the engine's call into Python and "
-            f"{path_us:.1f} us there"
-        )
+        python = f"with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
+        how = python if place.emitted is None else f"as operators of {place.collectives}"
+        provenance["collectives"] = f"{when}, all groups at once, among operators, {how}"
         return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
 
     watching = watching or Watching()
@@ -184,7 +183,9 @@ def _exposed(
 ) -> float:
     curve = Curve.of(tables["all_reduce"][axes_text(mesh.axes)])
 
-    def all_reduce(n_bytes: int) -> Action:
+    def all_reduce(n_bytes: int) -> Action | Call:
+        if place.emitted is not None:
+            return place.emitted("all_reduce", mesh.axes, n_bytes)
         count, run = collective("all_reduce", mesh, mesh.axes, place.rank, place.communicator, n_bytes)
         whole = np.ones(count, np.float32)
         return lambda: run(whole)

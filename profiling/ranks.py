@@ -16,7 +16,7 @@ import numpy as np
 from ..reschedule.execute import Communicator
 from ..reschedule.layout import Axes
 from ..reschedule.mesh import Mesh
-from .compute import Action, time_s
+from .compute import Action, Call, time_s
 
 REPEATS = (3, 15)
 """Fewest and most."""
@@ -31,12 +31,17 @@ class Place:
         rank: this one's number in the mesh.
         local_ranks: how many ranks share this machine's memory.
         broadcast: gives rank 0's value to every rank.
+        collectives: whose the collectives are that are measured.
+        emitted: of a kind over axes, of so many bytes, how many numbers a rank has for it, and what adds it to the graph
+            that is being built; None where collectives are calls from the graph into Python.
     """
 
     communicator: Communicator | None = None
     rank: int = 0
     local_ranks: int = 1
     broadcast: Callable[[Any], Any] = lambda value: value
+    collectives: str = "mpi"
+    emitted: Callable[[str, Axes, int], Call] | None = None
 
 
 class Ranks:

@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how_long.add_argument("--quick", action="store_true", help=f"in about {QUICK_SECONDS:g} s instead of {SECONDS:g}")
     how_long.add_argument("--seconds", metavar="S", help="in about so long")
     parser.add_argument(
+        "--collectives",
+        metavar="WHOSE",
+        help="mpi or horovod: by which plans will run; default: as TENSOROPT_COLLECTIVES says, else mpi",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE.json",
@@ -50,12 +55,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None:
         seconds = parse_seconds(arguments.seconds, "--seconds")
     import_tensorflow()
+    from .execution import EMULATED, checked_collectives
     from .here import calibrated_file, prepared_processes
 
     if arguments.output is not None:
         check_writable(arguments.output, "hardware file")
+    collectives = checked_collectives(arguments.collectives)
+    if collectives == EMULATED:
+        raise InputError("emulated collectives take no time that could be measured: --collectives takes mpi or horovod")
     processes = prepared_processes()
-    file = arguments.output or calibrated_file(processes)
+    file = arguments.output or calibrated_file(processes, collectives)
     if file is None:
         raise InputError("TENSOROPT_CACHE=off leaves no place for the hardware file; say --output FILE.json")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(file, hardware.to_json(), "hardware file")
 
     try:
-        hardware = _measured(processes, seconds, keep)
+        hardware = _measured(processes, seconds, keep, collectives)
     except KeyboardInterrupt:
         if is_first and file.exists():
             print(f"\ntensoropt: calibration interrupted; what was measured is in '{file}'", file=sys.stderr, flush=True)
@@ -80,14 +89,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], None]) -> Hardware:
+def _measured(
+    processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str
+) -> Hardware:
     from .calibration import Calibration
     from .here import measure_here
     from .measured_search import opened_store
     from .profiling.measure import Watching
 
     with _Bar("collectives", processes.rank == 0) as bar:
-        hardware = measure_here(processes, seconds * OF_COLLECTIVES, Watching(bar.update, keep))
+        hardware = measure_here(processes, seconds * OF_COLLECTIVES, Watching(bar.update, keep), collectives)
     unfinished = _marked(hardware, is_complete=False)
     store = opened_store(processes)
     with _Bar("operators", processes.rank == 0) as bar:

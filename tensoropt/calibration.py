@@ -41,6 +41,8 @@ KEPT_EACH = 10
 _UPDATES = 8
 """Of as many variables in one function; called by itself an update of 256 numbers took 300 us, nearly all of it TensorFlow's
 and Python's way there, which a step doesn't go."""
+LEAST_US = 0.1
+"""No operator takes less; on a busy machine a function of small ones may have been measured as fast as one of nothing."""
 _UPDATE_REPEATS = 9
 _UPDATE_PAUSE_S = 0.05
 """A step comes to a variable's update as long after the last one as it lasts. Without a pause updates came out at two fifths
@@ -161,7 +163,8 @@ class Calibration:
         found = []
         for side in SIDES[2:]:
             updates = [_update(side, dtype) for _ in range(_UPDATES)]
-            time_us = max(0.0, self._rested_s(_together(updates)) - nothing_s) / _UPDATES * 1e6
+            time_us = (self._rested_s(_together(updates)) - nothing_s) / _UPDATES * 1e6
+            time_us = max(LEAST_US, self.hardware.device.operator_overhead_us, time_us)
             piece = side * side * tf.as_dtype(dtype).size
             # Gradient and slot, each read and written, and the value: as a plan's costs count.
             found.append(Measured(Work("Variable", dtype, 0, 5 * piece), time_us, 0.0, 0.0))

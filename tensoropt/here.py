@@ -12,6 +12,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from .errors import InputError
+from .execution import EMULATED, HOROVOD, MPI, checked_collectives
 from .processes import Processes, cores_of_a_rank, current_processes, install_error_handling
 from .profiling.cache import cache_folder
 from .profiling.collective_tables import device_partitions
@@ -47,23 +48,36 @@ def _limit_threads(processes: Processes) -> None:
             logger.info("TensorFlow has started already; its threads stay as they are")
 
 
-def hardware_here(processes: Processes) -> Hardware:
-    """What the ranks run on: as it was calibrated, where that is fresh, else measured quickly; every rank must call it."""
-    return _calibrated(processes) or measure_here(processes, MEASUREMENT_BUDGET_S)
+def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
+    """What the ranks run on: as it was calibrated, where that is fresh, else measured quickly; every rank must call it.
+
+    Args:
+        collectives: ``mpi`` or ``horovod``; the emulated ones take no time of their own, and are taken for MPI's.
+    """
+    return _calibrated(processes, collectives) or measure_here(processes, MEASUREMENT_BUDGET_S, collectives=collectives)
 
 
-def measure_here(processes: Processes, budget_s: float, watching: Watching | None = None) -> Hardware:
-    """Measure the devices and links of all ranks; every rank must call it."""
+def measure_here(
+    processes: Processes, budget_s: float, watching: Watching | None = None, collectives: str = MPI
+) -> Hardware:
+    """Measure the devices and links of all ranks; every rank must call it.
+
+    Raises:
+        InputError: Horovod's collectives are asked for and can't be had.
+    """
     levels = _levels(processes)
     if processes.alone:
         return measure(levels, Place(), budget_s, watching=watching)
     from .collectives.mpi import MpiCommunicator
+    from .emitting import emitted_by_horovod
 
     mesh = Mesh(levels)
     naps = all(processes.gather(processes.naps))
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
+    if collectives == HOROVOD:
+        place = replace(place, collectives=HOROVOD, emitted=emitted_by_horovod(processes, mesh))
     measured = measure(levels, place, budget_s, watching=watching)
     communicator.free()
     return measured
@@ -73,17 +87,18 @@ def _levels(processes: Processes) -> tuple[Level, Level]:
     return Level("machine", processes.machines), Level("device", processes.devices_per_machine)
 
 
-def calibrated_file(processes: Processes) -> Path | None:
-    """Where these ranks' calibration is kept and looked for; None where nothing is kept."""
+def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None:
+    """Where these ranks' calibration is kept and looked for, by collectives; None where nothing is kept."""
     folder = cache_folder()
     if folder is None:
         return None
     hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
-    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}.json"
+    by = f"-{HOROVOD}" if collectives == HOROVOD else ""
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
 
 
-def _calibrated(processes: Processes) -> Hardware | None:
-    file, found = calibrated_file(processes), None
+def _calibrated(processes: Processes, collectives: str) -> Hardware | None:
+    file, found = calibrated_file(processes, collectives), None
     if processes.rank == 0 and file is not None and file.exists():
         try:
             found = Hardware.load(file)
@@ -132,6 +147,9 @@ def differences(hardware: Hardware, is_run_here: bool) -> str:
         elif origin.threads != engine.threads:
             then, now = (threads or "all" for threads in (origin.threads, engine.threads))
             found.append(f"it was measured with {then} threads, this process has {now}")
+        now = checked_collectives(None)
+        if now != EMULATED and origin.collectives != now:
+            found.append(f"its collectives are by {origin.collectives}, these by {now}")
     return "; ".join(found)
 
 

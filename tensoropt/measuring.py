@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +20,7 @@ import tensorflow as tf
 from .backward import Backward
 from .ir import Graph, Operator, Tensor
 from .lowering.operators import Job, Values, emit
-from .profiling.compute import spin
+from .profiling.compute import spin, unoptimized
 from .rules.registry import rule_of
 from .rules.rule import Config, Interface, Rule, interface
 from .works import local_shapes
@@ -90,7 +89,7 @@ class OperatorTimer:
         """How long an operator takes; None where it can't run by itself on made-up operands."""
         copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
         try:
-            with _unoptimized(), tf.device(self.device), warnings.catch_warnings():
+            with unoptimized(), tf.device(self.device), warnings.catch_warnings():
                 # Sparse gradients of lookups are made dense, as in a plan.
                 warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
                 if self._call_s is None:
@@ -131,17 +130,6 @@ class OperatorTimer:
 
 def _spread(quartiles: np.ndarray) -> float:
     return float(quartiles[1] / quartiles[0] - 1) if quartiles[0] > 0 else 0.0
-
-
-@contextmanager
-def _unoptimized() -> Iterator[None]:
-    name = "disable_meta_optimizer"
-    before = tf.config.optimizer.get_experimental_options().get(name, False)
-    tf.config.optimizer.set_experimental_options({name: True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({name: before})
 
 
 def _nothing() -> Callable[[], tf.Tensor]:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from .errors import InputError, TensorOptError, short
+from .execution import checked_collectives
 from .here import hardware_here, prepared_processes, warning_of
 from .plan import Plan
 from .profiling.hardware import Hardware, HardwareError, resolve
@@ -31,7 +32,7 @@ class Surroundings:
         if given is None:
             if self.processes.alone:
                 _say_alone()
-            return hardware_here(self.processes)
+            return hardware_here(self.processes, checked_collectives(None))
         hardware = resolve_cluster(given)
         told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if told and self.processes.rank == 0:

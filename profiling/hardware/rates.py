@@ -38,6 +38,9 @@ class OperatorRate:
         return self.overhead_us + (self.us_per_gflop * flops + self.us_per_gb * n_bytes) / 1e9
 
 
+MEASURED_COLLECTIVES = ("mpi", "horovod")
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a hardware was measured under.
@@ -48,6 +51,7 @@ class Origin:
         threads: of TensorFlow within an operator; 0 for as many as there are cores.
         is_complete: whether all of it was measured, and not only what an interruption left.
         is_quick: whether it was measured in seconds.
+        collectives: whose they were, ``mpi`` or ``horovod``.
     """
 
     date: str
@@ -55,6 +59,7 @@ class Origin:
     threads: int
     is_complete: bool = True
     is_quick: bool = False
+    collectives: str = "mpi"
 
     def __post_init__(self) -> None:
         checks.text(self.date, "measured.date")
@@ -68,6 +73,8 @@ class Origin:
         for name in ("is_complete", "is_quick"):
             if not isinstance(getattr(self, name), bool):
                 raise checks.fail(f"measured.{name}", getattr(self, name), "true or false")
+        if self.collectives not in MEASURED_COLLECTIVES:
+            raise checks.fail("measured.collectives", self.collectives, "'mpi' or 'horovod'")
 
     def age_days(self, today: datetime.date) -> int:
         return (today - datetime.date.fromisoformat(self.date)).days
@@ -122,4 +129,5 @@ def origin_from_json(value: object) -> Origin:
     Raises:
         HardwareError: a field is missing, unknown or impossible.
     """
-    return Origin(**checks.fields(value, "measured", ("date", "tensorflow", "threads"), ("is_complete", "is_quick")))
+    needed, others = ("date", "tensorflow", "threads"), ("is_complete", "is_quick", "collectives")
+    return Origin(**checks.fields(value, "measured", needed, others))

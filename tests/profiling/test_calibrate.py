@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import signal
@@ -100,7 +101,7 @@ def test_what_is_fresh():
 
 def test_init_takes_a_fresh_calibration_with_the_memory_of_now(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
-    monkeypatch.setattr(here, "measure_here", lambda processes, budget_s: "measured")
+    monkeypatch.setattr(here, "measure_here", lambda processes, budget_s, collectives: "measured")
     file = here.calibrated_file(ALONE)
     assert here.hardware_here(ALONE) == "measured"
     file.parent.mkdir()
@@ -163,6 +164,35 @@ def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
     assert "update" in hardware.operators
     done = run_ranks(2, SCRIPT, env=env)
     assert done.stdout == f"rates of {', '.join(hardware.operators)} complete True\n", done.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None and "CI" not in os.environ, reason="Horovod isn't installed: make horovod"
+)
+def test_collectives_are_measured_by_horovod_too(tmp_path):
+    env = {"TENSOROPT_CACHE": str(tmp_path), "TENSOROPT_COLLECTIVES": "horovod"}
+    done = run_ranks(2, "-m", "tensoropt", "calibrate", "--seconds", 3, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = (tmp_path / "hardware").glob("1x2-*-horovod.json")
+    hardware = Hardware.load(file)
+    assert hardware.measured is not None and hardware.measured.collectives == "horovod"
+    assert "as operators of horovod" in hardware.provenance["collectives"]
+    assert (hardware.collective_call_us, hardware.collective_path_us) == (0.0, 0.0)
+    assert set(hardware.collectives) == set(COMMUNICATING_KINDS)
+    # No collective of two processes is done in less than 10 us, as what waits for nothing would be.
+    assert all(time_us > 10 for tables in hardware.collectives.values() for time_us in tables["a"].time_us)
+    done = run_ranks(2, SCRIPT, env=env)
+    assert done.stdout == f"rates of {', '.join(hardware.operators)} complete True\n", done.stderr
+
+
+def test_a_file_of_other_collectives_is_told_of(monkeypatch):
+    hardware = measured_here()
+    assert here.differences(hardware, is_run_here=True) == ""
+    monkeypatch.setenv("TENSOROPT_COLLECTIVES", "horovod")
+    assert here.differences(hardware, is_run_here=True) == "its collectives are by mpi, these by horovod"
+    assert here.differences(hardware, is_run_here=False) == ""
+    assert main(["calibrate", "--collectives", "emulated"]) == 2
+    assert main(["calibrate", "--collectives", "carrier pigeons"]) == 2
 
 
 def test_an_interruption_leaves_a_file_of_what_was_measured(tmp_path):

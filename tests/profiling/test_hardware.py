@@ -45,7 +45,14 @@ GOOD = {
     "collective_call_us": 20.5,
     "collective_path_us": 10.5,
     "exposed_share": 0.4,
-    "measured": {"date": "2026-11-21", "tensorflow": "2.21.0", "threads": 1, "is_complete": False, "is_quick": False},
+    "measured": {
+        "date": "2026-11-21",
+        "tensorflow": "2.21.0",
+        "threads": 1,
+        "is_complete": False,
+        "is_quick": False,
+        "collectives": "horovod",
+    },
 }
 MISSING = object()
 RATE = ("operators", "matrix product", "float32", "forward")
@@ -116,6 +123,7 @@ FAULTS = [
     (("collectives", "all_reduce", "bc", "time_us"), [1, NAN], ["collectives.all_reduce.bc.time_us: got nan"]),
     (("collectives", "all_reduce", "bc", "time_us"), MISSING, ["collectives.all_reduce.bc.time_us: missing"]),
     (("collective_call_us",), -1, ["collective_call_us: got -1"]),
+    (("measured", "collectives"), "pigeons", ["measured.collectives: got 'pigeons'", "'mpi' or 'horovod'"]),
     (("collective_path_us",), "long", ["collective_path_us: got 'long'"]),
     (("exposed_share",), 0, ["exposed_share: got 0", "at most 1"]),
     (("exposed_share",), 1.5, ["exposed_share: got 1.5", "at most 1"]),
