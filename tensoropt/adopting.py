@@ -31,6 +31,18 @@ class _Meaning:
     states: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """An edge of a node.
+
+    Attributes:
+        of_a_moment: what it takes for a while in the backward pass, in the shape of its costs; None where that is nothing.
+    """
+
+    edge: Edge
+    of_a_moment: np.ndarray | None
+
+
 def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
     """Strategies of ``other``, int32[P, its nodes], in states of ``built``: int32[P, nodes].
 
@@ -40,14 +52,15 @@ def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarr
     problem = built.problem
     found = np.zeros((len(strategies), len(problem.nodes)), np.int32)
     found[:, : len(built.nodes)] = strategies[:, : len(built.nodes)]
-    edges: dict[int, list[Edge]] = defaultdict(list)
-    for edge in problem.edges:
-        edges[edge.source].append(edge)
-        edges[edge.target].append(edge)
+    edges: dict[int, list[_Beside]] = defaultdict(list)
+    for number, edge in enumerate(problem.edges):
+        beside = _Beside(edge, _of_a_moment(built, number))
+        edges[edge.source].append(beside)
+        edges[edge.target].append(beside)
     for meaning in _meanings(built, other, strategies):
         node = meaning.node
-        beside = [edge.target if edge.source == node else edge.source for edge in edges[node]]
-        context = np.concatenate([found[:, beside], meaning.of_strategy[:, None]], axis=1)
+        others = [each.edge.target if each.edge.source == node else each.edge.source for each in edges[node]]
+        context = np.concatenate([found[:, others], meaning.of_strategy[:, None]], axis=1)
         _, first, member = np.unique(context, axis=0, return_index=True, return_inverse=True)
         states = [
             _cheapest(problem.nodes[node], node, edges[node], meaning.states[meaning.of_strategy[row]], found[row])
@@ -78,17 +91,27 @@ def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.nda
             yield _Meaning(choice.node, of_strategy, np.stack([~choice.is_remade, choice.is_remade]))
 
 
-def _cheapest(own: Node, node: int, edges: Sequence[Edge], meant: np.ndarray, states: np.ndarray) -> int:
-    """Of a node's states that mean something the one of the least memory, then time, beside the states around it.
+def _of_a_moment(built: StrategyProblem, edge: int) -> np.ndarray | None:
+    """What an edge takes for a while, of all blocks together; None where that is nothing."""
+    blocks = built.transient.blocks if built.transient is not None else ()
+    parts = [block.edges[edge] for block in blocks if edge in block.edges]
+    return np.sum(parts, axis=0) if parts else None
+
+
+def _cheapest(own: Node, node: int, edges: Sequence[_Beside], meant: np.ndarray, states: np.ndarray) -> int:
+    """Of a node's states that mean something the one of the least memory, then time, then of memory for a while, beside the
+    states around it.
 
     Where none may be there, any that may: where nothing is delivered, to keep a copy and to make it again are the same, and
     one of them may be missing.
     """
-    mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
-    for edge in edges:
+    mem, time_ns, for_a_while = own.mem_bytes.copy(), own.time_ns.copy(), np.zeros_like(own.mem_bytes)
+    for edge, of_a_moment in ((each.edge, each.of_a_moment) for each in edges):
         here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
         mem += edge.mem_bytes[here]
         time_ns += edge.time_ns[here]
+        if of_a_moment is not None:
+            for_a_while += of_a_moment[here]
     allowed = np.maximum(mem, time_ns) < INFEASIBLE
     among = np.flatnonzero(allowed & meant if (allowed & meant).any() else allowed)
-    return int(among[np.lexsort((time_ns[among], mem[among]))[0]])
+    return int(among[np.lexsort((for_a_while[among], time_ns[among], mem[among]))[0]])
