@@ -128,11 +128,12 @@ def why_stale(hardware: Hardware, today: datetime.date) -> str:
     return differences(hardware, is_run_here=True)
 
 
-def differences(hardware: Hardware, is_run_here: bool) -> str:
+def differences(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
     """What a measured hardware was measured under that is otherwise now; empty where nothing is, or it wasn't measured.
 
     Args:
         is_run_here: whether a plan for it will run on this machine, so that the device matters too.
+        collectives: by which it will, where that matters as well.
     """
     origin = hardware.measured
     if origin is None:
@@ -147,9 +148,8 @@ def differences(hardware: Hardware, is_run_here: bool) -> str:
         elif origin.threads != engine.threads:
             then, now = (threads or "all" for threads in (origin.threads, engine.threads))
             found.append(f"it was measured with {then} threads, this process has {now}")
-        now = checked_collectives(None)
-        if now != EMULATED and origin.collectives != now:
-            found.append(f"its collectives are by {origin.collectives}, these by {now}")
+        if collectives not in (None, EMULATED, origin.collectives):
+            found.append(f"its collectives are by {origin.collectives}, these by {collectives}")
     return "; ".join(found)
 
 
@@ -159,7 +159,7 @@ def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -
     Raises:
         InputError: something is, and ``is_strict``.
     """
-    told = differences(hardware, is_run_here)
+    told = differences(hardware, is_run_here, checked_collectives(None))
     if not told:
         return ""
     if is_strict:
