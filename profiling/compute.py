@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +25,11 @@ _CHAIN = 300
 EVICTING_BYTES = 1 << 23
 """What goes through so much memory takes the place of all else in the second level of cache, as a step's compute does."""
 _CALLBACKS = 10
+TIMES_CACHE = 2
+"""So many times the last cache is gone through."""
+USUAL_CACHE_BYTES, MOST_CACHE_BYTES = 1 << 25, 1 << 26
+"""Of a larger one each of the ranks that share it goes through a part."""
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,29 @@ class Chain:
     few: Action
     many: Action
     more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is computed between two calls that are timed.
+
+    Attributes:
+        extent: of a product of two square matrices, its rows.
+        n_bytes: that are gone through after it.
+    """
+
+    extent: int
+    n_bytes: int
+
+    @property
+    def n_numbers(self) -> int:
+        """Of float32."""
+        return self.n_bytes // 4
+
+
+CLOSE, APART = Beside(8, 4), Beside(512, EVICTING_BYTES)
+"""Of collectives that follow each other within a few tens of microseconds, as those of one operator do, and of such that
+find nothing of the last one in the caches, as after a convolution's gradients."""
 
 
 class Engine(Protocol):
@@ -65,24 +93,20 @@ class Engine(Protocol):
         """Chains of operators that do next to nothing."""
         ...
 
-    def callbacks(self) -> Chain | None:
-        """Chains without and with calls from the engine into Python, where collectives run; None where they need no call.
-
-        Between calls other memory is gone through, as in a step: a call of which nothing is in the caches takes two to three
-        times as long as one after the other.
-        """
+    def callbacks(self, beside: Beside) -> Chain | None:
+        """Chains without and with calls from the engine into Python, where collectives run; None where they need no call."""
         ...
 
-    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
-        """A function that makes an array for each call and hands it over in Python, one after the other; before each call
-        there is an operator of the array's own size: see :func:`extent_beside` and :func:`numbers_beside`.
+    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
+        """A function that makes an array for each call and hands it over in Python, one after the other.
 
         Args:
             is_early: make all arrays before the first call, else each just before its own.
+            beside: what is computed before each call.
         """
         ...
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
         """The same for what is added to the graph of the function. It gives the seconds of each.
 
         Raises:
@@ -134,24 +158,23 @@ class NumpyEngine:
 
         return Chain(chain(1), chain(_CHAIN + 1), _CHAIN)
 
-    def callbacks(self) -> Chain | None:
+    def callbacks(self, beside: Beside) -> Chain | None:
         return None
 
-    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
-        other = np.ones(EVICTING_BYTES // 4, np.float32)
-        extents = [extent_beside(count, self.gemm_extent) for count, _ in calls]
-        squares = {extent: np.full((extent, extent), 0.5, np.float32) for extent in extents}
+    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
+        other = np.ones(beside.n_numbers, np.float32)
+        square = np.full((beside.extent, beside.extent), 0.5, np.float32)
 
         def run() -> None:
             arrays = [np.ones(count, np.float32) for count, _ in calls] if is_early else []
-            for number, ((count, call), extent) in enumerate(zip(calls, extents, strict=True)):
-                np.matmul(squares[extent], squares[extent])
-                other[: numbers_beside(count)].sum()
+            for number, (count, call) in enumerate(calls):
+                np.matmul(square, square)
+                other.sum()
                 call(arrays[number] if is_early else np.ones(count, np.float32))
 
         return run
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
         raise ValueError("collectives that are operators of a graph need an engine with graphs, got NumPy")
 
     def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
@@ -232,7 +255,7 @@ class TensorFlowEngine:
         with self._tf.device(self._device):
             return self._chain(lambda x: self._tf.matmul(x, x), (1, _CHAIN + 1))
 
-    def callbacks(self) -> Chain | None:
+    def callbacks(self, beside: Beside) -> Chain | None:
         tf = self._tf
 
         def called(x: np.ndarray) -> list[np.ndarray]:
@@ -253,10 +276,10 @@ class TensorFlowEngine:
             return lambda: function(start, other).numpy()
 
         with tf.device("/CPU:0"):
-            start, other = tf.fill((4, 4), 0.25), tf.ones(EVICTING_BYTES // 4)
+            start, other = tf.fill((4, 4), 0.25), tf.ones(beside.n_numbers)
             return Chain(build(False), build(True), _CALLBACKS)
 
-    def among(self, calls: Sequence[Call], is_early: bool) -> Action:
+    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
         tf = self._tf
 
         def called(number: int, array: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -267,9 +290,9 @@ class TensorFlowEngine:
             result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
             return result[0], tf.constant(0.0, tf.float64)
 
-        return self._among([count for count, _ in calls], is_early, take)
+        return self._among([count for count, _ in calls], is_early, beside, take)
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
         tf = self._tf
 
         def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
@@ -281,7 +304,7 @@ class TensorFlowEngine:
             with tf.control_dependencies([result]):
                 return result[0], tf.timestamp() - started
 
-        function = self._among([count for count, _ in calls], is_early, take)
+        function = self._among([count for count, _ in calls], is_early, beside, take)
 
         def run() -> np.ndarray:
             with unoptimized():  # else both clocks are read one after the other
@@ -290,15 +313,14 @@ class TensorFlowEngine:
         return run
 
     def _among(
-        self, counts: Sequence[int], is_early: bool, take: Callable[[int, Any, Any], tuple[Any, Any]]
+        self, counts: Sequence[int], is_early: bool, beside: Beside, take: Callable[[int, Any, Any], tuple[Any, Any]]
     ) -> Callable[[], np.ndarray]:
-        """A function of operators of some sizes, and of what takes each one's array, its number and a number that is there
-        when the operator is done, and gives a number of its result and another, which all together are the function's."""
+        """A function of arrays of some sizes, and of what takes each one's number, it and a number that is there when what
+        is beside is done, and gives a number of its result and another, which all together are the function's."""
         tf = self._tf
-        extents = [extent_beside(count, self.gemm_extent) for count in counts]
         with tf.device(self._device):
-            squares = {extent: tf.fill((extent, extent), 1 / extent) for extent in extents}
-            other = tf.ones(EVICTING_BYTES // 4)
+            square = tf.fill((beside.extent, beside.extent), 1 / beside.extent)
+            other = tf.ones(beside.n_numbers)
 
         def body(other: Any) -> Any:
             # What isn't told to wait for something is made at once, or long after.
@@ -306,9 +328,9 @@ class TensorFlowEngine:
             early = [tf.fill([count], 1.0) * (1 + nothing) for count in counts] if is_early else []
             with tf.control_dependencies(early):
                 nothing = tf.identity(nothing)
-            for number, (count, extent) in enumerate(zip(counts, extents, strict=True)):
-                product = tf.matmul(squares[extent] * (1 + nothing), squares[extent])
-                nothing = tf.reduce_sum(other[: numbers_beside(count)] * (1 + product[0, 0] * 1e-30)) * 1e-30
+            for number, count in enumerate(counts):
+                product = tf.matmul(square * (1 + nothing), square)
+                nothing = tf.reduce_sum(other * (1 + product[0, 0] * 1e-30)) * 1e-30
                 array = early[number] if is_early else tf.fill([count], 1.0) * (1 + nothing)
                 result, number_told = take(number, array, nothing)
                 nothing = nothing + result * 1e-30
@@ -363,20 +385,6 @@ def unoptimized() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({name: before})
 
 
-def extent_beside(count: int, most: int) -> int:
-    """Of the product of two square matrices that comes before what takes ``count`` numbers: each has as many.
-
-    In a step small collectives follow each other soon, of biases and statistics, and large ones come out of large operators.
-    After products of 512 rows, whatever the size, small ones took two to four times as long as in steps.
-    """
-    return max(1, min(most, math.isqrt(count)))
-
-
-def numbers_beside(count: int) -> int:
-    """How many numbers are gone through before what takes ``count``: those of an operator with four operands of the size."""
-    return max(1, min(EVICTING_BYTES // 4, 4 * count))
-
-
 def cpu_name() -> str:
     """The processor's name as Linux has it, else ``CPU``."""
     try:
@@ -396,6 +404,23 @@ def spin(seconds: float) -> None:
     until_s = time.perf_counter() + seconds
     while time.perf_counter() < until_s:
         pass
+
+
+class Evicting:
+    """An action after which the caches hold nothing of what was there before, also where nobody else uses them."""
+
+    def __init__(self) -> None:
+        self._other = np.ones(TIMES_CACHE * cache_bytes() // 4, np.float32)
+
+    def __call__(self) -> None:
+        np.add(self._other, 1.0, out=self._other)
+
+
+def cache_bytes(folder: Path = CACHES) -> int:
+    """Of the last level, as Linux has it; a common size where it isn't told."""
+    found = (re.fullmatch(r"(\d+)([KM])", file.read_text().strip()) for file in folder.glob("index*/size"))
+    sizes = [int(each[1]) << {"K": 10, "M": 20}[each[2]] for each in found if each is not None]
+    return min(MOST_CACHE_BYTES, max(sizes, default=USUAL_CACHE_BYTES))
 
 
 def time_s(action: Action) -> float:

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
-from .collective_tables import CollectiveTables, Tables, axes_of_level, collective, device_partitions
+from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, collective, device_partitions
 from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
 from .costs import Curve
 from .exposed import exposed_share
@@ -45,7 +45,7 @@ DEVICE_PARTS = 4
 """Of a device's share of the budget: products in two types, memory, copies."""
 EXPOSED_PARTS = 8
 """Of the whole budget: what may go into how collectives and compute run beside each other, on top."""
-QUICK_S = 30.0
+QUICK_S = 15.0
 """What is measured in less is called quick."""
 UNEQUAL = 1.5
 """Ranks that differ by more are said to be different machines."""
@@ -95,7 +95,9 @@ def measure(
     ranks = Ranks(place.communicator, mesh)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
-    call_us = _overhead_us(computing.callbacks(), ranks) if place.emitted is None else 0.0
+    call_us = 0.0
+    if place.emitted is None:
+        call_us = sum(share * _overhead_us(computing.callbacks(beside), ranks) for beside, share in SHARES.items())
     measuring = CollectiveTables(computing, mesh, place, call_us)
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, zip_longest
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .costing import DeliveryCosting, OperatorCosting
@@ -20,11 +21,10 @@ from .measured_search import slowest_of
 from .measuring import OperatorTimer, Trial
 from .offline import record
 from .processes import Processes
-from .profiling.compute import spin, time_s
+from .profiling.compute import Evicting, time_s
 from .profiling.costs import CollectiveCosts, OperatorCosts
 from .profiling.hardware import Hardware
 from .profiling.operator_model import fit_all
-from .profiling.ranks import lower_quartile
 from .profiling.store import Store
 from .profiling.work import Measured, Work
 from .rules.registry import rule_of
@@ -43,13 +43,11 @@ _UPDATES = 8
 and Python's way there, which a step doesn't go."""
 LEAST_US = 0.1
 """No operator takes less; on a busy machine a function of small ones may have been measured as fast as one of nothing."""
-_UPDATE_REPEATS = 9
-_UPDATE_PAUSE_S = 0.05
-"""A step comes to a variable's update as long after the last one as it lasts. Without a pause updates came out at two fifths
-of what they take in steps of 130 ms."""
+_UPDATE_REPEATS = 20
 _LOSS = "loss"
 
 Variable = Callable[..., Any]
+Update = Callable[[tf.Tensor], tf.Operation]
 Probes = Callable[[Variable, tuple[int, ...]], Iterator[Any]]
 
 
@@ -159,48 +157,50 @@ class Calibration:
 
     def _updates(self, dtype: str) -> list[Measured]:
         """Updates of variables by momentum, of one slot."""
-        nothing_s = self._rested_s(_together([]))
-        found = []
+        evict, found = Evicting(), []
         for side in SIDES[2:]:
             updates = [_update(side, dtype) for _ in range(_UPDATES)]
-            time_us = (self._rested_s(_together(updates)) - nothing_s) / _UPDATES * 1e6
-            time_us = max(LEAST_US, self.hardware.device.operator_overhead_us, time_us)
-            piece = side * side * tf.as_dtype(dtype).size
             # Gradient and slot, each read and written, and the value: as a plan's costs count.
-            found.append(Measured(Work("Variable", dtype, 0, 5 * piece), time_us, 0.0, 0.0))
+            n_bytes = 5 * side * side * tf.as_dtype(dtype).size
+            device = self.hardware.device
+            least_us = max(LEAST_US, device.operator_overhead_us, n_bytes / device.memory_bytes_per_s * 1e6)
+            without, with_updates = (_gradients(side, dtype, each) for each in ([None] * _UPDATES, updates))
+            time_us = max(least_us, self._longer_s(evict, without, with_updates) / _UPDATES * 1e6)
+            found.append(Measured(Work("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
         return found
 
-    def _rested_s(self, action: Callable[[], object]) -> float:
-        """The slowest rank's lower quartile of an action that comes after pauses."""
-        action()
+    def _longer_s(self, before: Callable[[], None], one: Callable[[], object], other: Callable[[], object]) -> float:
+        """By how much the other action takes longer, on the slowest rank, where each comes after something."""
         self.processes.barrier()
-        times_s = []
-        for _ in range(_UPDATE_REPEATS):
-            spin(_UPDATE_PAUSE_S)
-            times_s.append(time_s(action))
-        return self.processes.gather_max(lower_quartile(times_s))
+        times_s = np.empty((_UPDATE_REPEATS, 2))
+        for repeat, place in np.ndindex(*times_s.shape):
+            before()
+            times_s[repeat, place] = time_s((one, other)[place])
+        return self.processes.gather_max(float(np.median(np.diff(times_s[1:], axis=1))))
 
 
-def _together(updates: Sequence[Callable[[], tf.Operation]]) -> Callable[[], object]:
-    """A function that does them one after the other."""
+def _gradients(side: int, dtype: str, updates: Sequence[Update | None]) -> Callable[[], object]:
+    """A function that makes a gradient for each update, one after the other, and uses it where there is one."""
 
-    def body() -> tf.Tensor:
+    def body(value: tf.Tensor) -> tf.Tensor:
         done: list[tf.Operation] = []
         for update in updates:
             with tf.control_dependencies(done):
-                done = [update()]
+                gradient = tf.fill((side, side), value)
+            done = [gradient.op if update is None else update(gradient)]
         with tf.control_dependencies(done):
-            return tf.constant(0.0)
+            return tf.identity(value)
 
-    function = tf.function(body, autograph=False).get_concrete_function()
-    return lambda: function().numpy()
+    value = tf.constant(1.0, dtype)
+    function = tf.function(body, autograph=False).get_concrete_function(value)
+    return lambda: function(value).numpy()
 
 
-def _update(side: int, dtype: str) -> Callable[[], tf.Operation]:
+def _update(side: int, dtype: str) -> Update:
     """Of a variable of its own."""
     value, slot = (tf.Variable(tf.ones((side, side), dtype)) for _ in range(2))
-    gradient, rate = tf.ones((side, side), dtype), tf.constant(1e-3, dtype)
-    return lambda: tf.raw_ops.ResourceApplyMomentum(
+    rate = tf.constant(1e-3, dtype)
+    return lambda gradient: tf.raw_ops.ResourceApplyMomentum(
         var=value.handle, accum=slot.handle, lr=rate, grad=gradient, momentum=rate
     )
 

@@ -39,6 +39,7 @@ from tabulate import tabulate
 
 from tensoropt import zoo
 from tensoropt.baselines.task import Task
+from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.costing import OperatorCosting
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
 from tensoropt.ft import Frontier
@@ -52,9 +53,11 @@ from tensoropt.plan_check import PlanCheck, check_plan
 from tensoropt.plan_trial import PlanTrial
 from tensoropt.planning import planned_operator
 from tensoropt.processes import Processes
+from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
+from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
-from tensoropt.profiling.ranks import lower_quartile
+from tensoropt.profiling.ranks import Place, lower_quartile
 from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
@@ -79,8 +82,11 @@ REPEATS = 5
 CONTENDERS, ROUNDS = 3, 24
 """How many of the plans that were measured fastest take steps in turn with mini_time's, and how many steps."""
 TIMES = ("step", "searched", "compute", "network")
-PARTS = ("steady", *TIMES, "memory")
-TITLES = {"steady": "step at one speed"}
+PARTS = ("steady", *TIMES, "steady_network", "memory")
+TITLES = {"steady": "step at one speed", "steady_network": "network at one speed"}
+REFERENCES = ("all_gather", "all_reduce")
+REFERENCE_S = 0.2
+"""What the passes of one may take."""
 COMPARED = ("mini_time / best", "data parallel / mini_time")
 PERCENTILES = {"median": 50, "p95": 95}
 
@@ -97,16 +103,22 @@ class Run:
     memory: tuple[float, float]
     waiting_us: float
     speed: float
+    network_speed: float
 
     @classmethod
-    def of(cls, kind: str, searched_us: float, check: PlanCheck, speed: float) -> Run:
+    def of(cls, kind: str, searched_us: float, check: PlanCheck, speed: float, network_speed: float) -> Run:
         step, *parts = ((c.predicted, c.measured) for c in (check.step, check.compute, check.network, check.memory))
-        return cls(kind, step, (searched_us, step[1]), *parts, check.waiting_us, speed)
+        return cls(kind, step, (searched_us, step[1]), *parts, check.waiting_us, speed, network_speed)
 
     @property
     def steady(self) -> tuple[float, float]:
         """The step, had the machine been as fast as when the operators were measured."""
         return self.step[0], self.step[1] * self.speed
+
+    @property
+    def steady_network(self) -> tuple[float, float]:
+        """The network's, had it been as fast as when the tables were measured."""
+        return self.network[0], self.network[1] * self.network_speed
 
 
 def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: int = 0) -> Iterator[tuple[str, Plan]]:
@@ -158,6 +170,29 @@ class Speed:
     def seconds(self) -> float:
         low = [lower_quartile([time_s(action) for _ in range(SPEED_REPEATS)]) for action in self.actions]
         return float(np.prod([self.processes.gather_max(seconds) for seconds in low]) ** 0.5)
+
+
+@dataclass
+class NetworkSpeed:
+    """How fast collectives are, by the hardware's tables of them; every rank must ask."""
+
+    processes: Processes
+    hardware: Hardware
+
+    def __post_init__(self) -> None:
+        self.mesh = mesh = self.hardware.mesh(self.processes.size)
+        communicator = MpiCommunicator(self.processes.comm, mesh, self.processes.begin_collective, self.processes.naps)
+        communicator.prepare(device_partitions(mesh))
+        place = Place(communicator, self.processes.rank)
+        beside_us = self.hardware.collective_call_us, self.hardware.collective_path_us
+        self.tables = CollectiveTables(TensorFlowEngine(), mesh, place, *beside_us)
+        self.costs = CollectiveCosts(self.hardware, mesh)
+
+    def times(self, kind: str) -> float:
+        """What the tables say, over what a kind of collectives takes now: the geometric mean of all sizes."""
+        found_us = self.tables.afresh(kind, self.mesh.axes, SIZES, REFERENCE_S)
+        told_us = [self.costs.time_ns(kind, self.mesh, self.mesh.axes, size) / 1e3 for size in found_us]
+        return float(np.exp(np.mean(np.log(np.divide(told_us, list(found_us.values()))))))
 
 
 def _reference(engine: TensorFlowEngine) -> tuple[Callable[[], Any], ...]:
@@ -254,7 +289,7 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
     """Every plan's run, the noise, and the fastest beside each other."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
-    speed = Speed(processes)
+    speed, network = Speed(processes), NetworkSpeed(processes, hardware)
     plans, then_s = planned(recorded, hardware, processes, arguments, speed)
     repeated_at = set(np.linspace(0, len(plans) - 1, REPEATS).round().astype(int).tolist())
     runs, repeats = [], []
@@ -263,15 +298,18 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
         return check_plan(plan, recorded.model, recorded.first_values(), processes, arguments.steps, hardware)
 
     for number, (kind, searched_us, plan) in enumerate(plans):
-        seconds = [speed.seconds()]
+        before, after = REFERENCES
+        seconds, network_speeds = [speed.seconds()], [network.times(before)]
         check = run(plan)
         seconds.append(speed.seconds())
-        runs.append(Run.of(kind, searched_us, check, then_s / float(np.mean(seconds))))
+        network_speeds.append(network.times(after))
+        speeds = then_s / float(np.mean(seconds)), float(np.mean(network_speeds))
+        runs.append(Run.of(kind, searched_us, check, *speeds))
         if number in repeated_at:
             repeats.append(run(plans[0][-1]).step.measured)
         if processes.rank == 0:
             parts = [f"{part} {p / 1e3:.1f} / {m / 1e3:.1f}" for part in TIMES for p, m in [getattr(runs[-1], part)]]
-            told = f"predicted / measured ms: {', '.join(parts)}; speed {runs[-1].speed:.2f}"
+            told = f"predicted / measured ms: {', '.join(parts)}; speed {speeds[0]:.2f}, {speeds[1]:.2f}"
             print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
     fastest = processes.broadcast(np.argsort([run.step[1] for run in runs])[:CONTENDERS].tolist())
     compared = [0, len(plans) - 1, *(place for place in fastest if 0 < place < len(plans) - 1)]

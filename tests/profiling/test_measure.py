@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mpirun import child_environment, run_ranks
 
-from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
-from tensoropt.profiling.compute import NumpyEngine
+from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
+from tensoropt.profiling.compute import CLOSE, MOST_CACHE_BYTES, USUAL_CACHE_BYTES, NumpyEngine, cache_bytes
 from tensoropt.profiling.costs import CollectiveCosts, Curve
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
 from tensoropt.profiling.measure import fitted_link, measure
@@ -75,6 +75,43 @@ def test_ranks_call_alike_though_their_clocks_differ():
     assert all(2005 < time_us < 20005 for time_us in tables[0]["all_gather"]["a"].time_us)
     sizes = {size for kind, _, size in (entry[:3] for entry in communicators[0].log) if kind == "all_gather"}
     assert {SIZES[0], SIZES[1]} <= sizes <= set(SIZES)
+
+
+class Alone:
+    """The communicator of a rank that agrees with itself."""
+
+    def all_reduce(self, axes, array, op="sum"):
+        return array
+
+
+class ToldEngine:
+    """Whatever is among operators takes 1 ms where it follows closely, 3 ms where it doesn't."""
+
+    def among_emitted(self, calls, is_early, beside):
+        return lambda: np.full(len(calls), 0.001 if beside == CLOSE else 0.003)
+
+
+def test_collectives_count_by_what_is_between_them():
+    place = Place(Alone(), emitted=lambda kind, axes, size: (size // 4, None))
+    found_us = CollectiveTables(ToldEngine(), Mesh.of(2), place).afresh("all_gather", (0,), [1024, 4096, 65536])
+    assert found_us == pytest.approx(dict.fromkeys([1024, 4096, 65536], 1000 + 2000 * APART_SHARE))
+
+
+@pytest.mark.parametrize(
+    ("files", "n_bytes"),
+    [
+        ({"index0": "48K\n", "index3": "32768K\n"}, 1 << 25),
+        ({"index2": "16M\n"}, 1 << 24),
+        ({"index3": "4096M\n"}, MOST_CACHE_BYTES),
+        ({"index0": "\n"}, USUAL_CACHE_BYTES),
+        ({}, USUAL_CACHE_BYTES),
+    ],
+)
+def test_the_last_cache(tmp_path, files, n_bytes):
+    for name, text in files.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "size").write_text(text)
+    assert cache_bytes(tmp_path) == n_bytes
 
 
 def test_one_device_alone_has_a_description_that_can_be_saved(tmp_path):
