@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from ..backward import Backward
 from ..costing import piece_bytes
@@ -54,8 +55,7 @@ class Gradients:
                 self.program.add([self.forward.operand(loss, whole)])
             self._come(Place(RESULT, loss.name), Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
         starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
-        for place in reverse_order(starts, self.places.sources, self.forward.collectives):
-            self._back_at(place)
+        self._back(reverse_order(starts, self.places.sources, self.forward.collectives), self.places.sources)
         self.again.clear()
 
     def after_slices(self) -> None:
@@ -69,9 +69,11 @@ class Gradients:
                 self._leave(tensor, total)
             starts.append(place)
         start = Place(START, "")
-        for place in reverse_order([start], lambda at: starts if at == start else self.places.sources(at)):
-            if place != start:
-                self._back_at(place)
+
+        def sources(place: Place) -> Sequence[Place]:
+            return starts if place == start else self.places.sources(place)
+
+        self._back(reverse_order([start], sources), sources)
         for name, rows in self._rows.items():
             self._update_rows(self.view.graph.operators[name], rows)
 
@@ -80,9 +82,27 @@ class Gradients:
         self.program.catch_up()
         self.program.add(self._updates)
 
+    def _back(self, order: Iterable[Place], sources: Callable[[Place], Sequence[Place]]) -> None:
+        """Go back through all places; a variable is updated as soon as all of its gradient is there."""
+        places = list(order)
+        missing = Counter(source for place in places for source in sources(place))
+        for place in places:
+            if self._is_variable(place):
+                continue
+            self._back_at(place)
+            for source in sources(place):
+                missing[source] -= 1
+                if not missing[source] and self._is_variable(source):
+                    self._update(source.name)
+
+    def _is_variable(self, place: Place) -> bool:
+        return place.kind == OPERATOR and self.view.graph.operators[place.name].type == VARIABLE
+
     def _back_at(self, place: Place) -> None:
         """What the backward pass does at an operator or a delivery."""
         graph = self.view.graph
+        if place.kind == START:
+            return
         if place.kind == SHARED:
             tensor = graph.tensors[place.name]
             to_shared = self.places.to_shared(tensor)
@@ -94,8 +114,6 @@ class Gradients:
             operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
             delivery = self.view.delivery(operand, demand)
             self._leave(operand, self._returned(operand, delivery, self._coming.pop(place)))
-        elif op.type == VARIABLE:
-            self._update(op)
         elif op.type not in SOURCES and op.updates is None:
             self._back_through(op)
 
@@ -178,8 +196,8 @@ class Gradients:
     def _waits_for_sums(self) -> bool:
         return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
 
-    def _update(self, op: Operator) -> None:
-        gradient = self._coming.pop(Place(RESULT, op.result.name))
+    def _update(self, variable: str) -> None:
+        gradient = self._coming.pop(Place(RESULT, self.view.graph.operators[variable].result.name))
         if self._waits_for_sums:
             # What is added up over all gradients must be known first.
             self._updates.append(gradient)
