@@ -23,7 +23,21 @@ from .beside import Beside
 from .blocks import Blocks
 from .choices import Choices
 from .costing import Keeping, OperatorCosting, piece_bytes
-from .delivery_arrays import ANEW, FIXED, HELD, LEFT, PAID, PASSED, READ, UNREAD, Costs, DeliveryArrays, End, Table
+from .delivery_arrays import (
+    ANEW,
+    FIXED,
+    HELD,
+    LEFT,
+    PAID,
+    PASSED,
+    READ,
+    REMADE,
+    UNREAD,
+    Costs,
+    DeliveryArrays,
+    End,
+    Table,
+)
 from .evaluation import Choice, States
 from .following import Followers
 from .ft.problem import Edge, Node
@@ -259,7 +273,8 @@ class Connections:
         and one that does neither, in which nobody may read it.
 
         For a single taker that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor that
-        is computed again the copy is made again, unless communication makes it.
+        is computed again the copy is made again, unless communication makes it: a state of its own, since what takers make
+        of that is there as long as the block, and what they make of another that is made again is gone at once.
         """
         tensor, number = made.tensor, len(self.nodes)
         keeping, readers = self._keeping(tensor), [taker for taker in takers if taker.reads]
@@ -271,18 +286,21 @@ class Connections:
             of_taker = Keeping.COPY_OF_KEPT
         may_be_remade = bool(self._may_remake(tensor) and readers and all(taker.may_be_remade for taker in readers))
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
-        again = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
+        remade = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
+        anew = everything if readers and made.may_be_anew else none
         unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
         if readers and varies:
-            again, unread = everything if made.may_be_anew else again, everything
-        place = np.concatenate([everything, again, unread])
-        way = np.repeat([0, 1, 2], [len(everything), len(again), len(unread)])
+            unread = everything
+        by_way = {LEFT: everything, REMADE: remade, ANEW: anew, PAID: unread}
+        place = np.concatenate(list(by_way.values()))
+        way = np.repeat(list(by_way), [len(places) for places in by_way.values()])
+        is_remade = np.isin(way, (REMADE, ANEW))
         zeros = np.zeros(len(place), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
         self.beside.places.append(min(self.beside.places[taker.node] for taker in takers))
-        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == 2))
-        if len(again) and may_be_remade:
-            self.choices.append(CopyChoice(Copy(tensor.name), number, way == 1))
+        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == PAID))
+        if is_remade.any() and may_be_remade:
+            self.choices.append(CopyChoice(Copy(tensor.name), number, is_remade))
         copy = End(Choice(shared.values, place), way, is_shared=True)
         self._add_edge(
             made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
@@ -404,24 +422,27 @@ def _direct_again(keeping: Keeping) -> Table:
 
 
 def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
-    """What a shared copy keeps: where it is kept, made again, or unread."""
+    """What a shared copy keeps: where it is kept, made again of a source that is computed again, unread, or made again."""
     again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
     return (
-        (of_copy, again if may_be_remade else Keeping.FORBIDDEN, _NOTHING),
+        (of_copy, Keeping.FORBIDDEN, _NOTHING, again),
         (
             _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
             Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
             _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
+            Keeping.FORBIDDEN,
         ),
     )
 
 
 def _of_shared(of_taker: Keeping) -> Table:
     """What a taker's copy of a shared copy keeps, in the same order."""
+    of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
     return (
         (_NOTHING, *(of_taker,) * 4),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
+        of_again,
         (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
+        of_again,
     )
 
 

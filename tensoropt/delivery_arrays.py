@@ -8,6 +8,7 @@ is read*. So each end has a way by state beside its layout or demand, and a tabl
 | ``LEFT`` | it is kept if the copy needs it |
 | ``ANEW`` | it isn't kept but computed again |
 | ``PAID`` | it is kept, and paid for elsewhere |
+| ``REMADE`` | a shared copy that is made again of a source that is kept |
 
 | copy | |
 |---|---|
@@ -33,7 +34,7 @@ from .ft.problem import INFEASIBLE
 from .ir import VARIABLE, Graph, Tensor
 from .rules.rule import Demand
 
-LEFT, ANEW, PAID = range(3)
+LEFT, ANEW, PAID, REMADE = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
 """By the way of the source, and by that of the copy."""
