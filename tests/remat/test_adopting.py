@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from remat.small import HARDWARE, SMALL
+from remat.small import HARDWARE, SMALL, settle_copies
 
 from tensoropt.adopting import adopted
 from tensoropt.choices import Choices
 from tensoropt.frontier import Model, costing_of, find_frontier
 from tensoropt.ft import Budget, search
+from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.offline import record
 from tensoropt.problem import ProblemBuilder
 from tensoropt.strategy_problem import StrategyProblem
@@ -38,6 +39,24 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
     for before, after in zip(found.strategies[::7], strategies[::7], strict=True):
         meant, means = other.strategy(before), built.strategy(after)
         assert means.configs == meant.configs and means.shared == meant.shared and not means.recomputed
+
+
+@pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
+def test_where_nothing_is_computed_again_nothing_is_there_for_a_while(name: str) -> None:
+    """Whatever copies are made again, and whatever takers make of these."""
+    plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
+    assert built is not None
+    rng, tried = np.random.default_rng(0), []
+    for _ in range(300):
+        states = np.array([rng.integers(node.n_states) for node in plain.problem.nodes], np.int32)
+        if settle_copies(plain, states, rng):
+            tried.append(states)
+    assert len(tried) >= 100
+    before, strategies = np.stack(tried), adopted(built, plain, np.stack(tried))
+    for states, state in zip(before, strategies, strict=True):
+        was, now = plain.problem.cost(states.tolist()), built.problem.cost(state.tolist())
+        assert now[0] <= was[0] < INFEASIBLE and now[1] < INFEASIBLE
+    assert not built.missing_bytes(strategies).any()
 
 
 @pytest.mark.parametrize("name", ["vgg16", "attention"])

@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from remat.small import HARDWARE, SMALL
+from remat.small import HARDWARE, SMALL, settle_copies
 
 from tensoropt.deliveries import Router
 from tensoropt.frontier import ModelFrontier, find_frontier
-from tensoropt.ft import INFEASIBLE, Budget
+from tensoropt.ft import Budget
 from tensoropt.ir import VARIABLE
 from tensoropt.offline import record
 from tensoropt.planning import charges
@@ -55,25 +55,14 @@ def test_a_strategy_takes_the_time_of_its_operators_and_deliveries(name: str, sp
 
 def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> np.ndarray | None:
     """A point's, or any, or any that compute all again that can be; then states of copies that are allowed beside them."""
-    built, problem = found.built, found.built.problem
+    built = found.built
     states = found.found.strategies[rng.integers(len(found))].copy()
     for node, (_, possible) in enumerate(built.nodes):
         if kind == 1:
             states[node] = rng.integers(possible.n_states)
         if kind == 2 and possible.recomputes.any():
             states[node] = rng.choice(np.flatnonzero(possible.recomputes))
-    for _ in range(3):
-        for node in range(len(built.nodes), len(problem.nodes)):
-            allowed = np.ones(problem.nodes[node].n_states, bool)
-            for edge in problem.edges:
-                if edge.target == node:
-                    allowed &= edge.time_ns[states[edge.source]] < INFEASIBLE
-                if edge.source == node:
-                    allowed &= edge.time_ns[:, states[edge.target]] < INFEASIBLE
-            if not allowed.any():
-                return None
-            states[node] = rng.choice(np.flatnonzero(allowed))
-    return states
+    return states if settle_copies(built, states, rng) else None
 
 
 @pytest.mark.parametrize("name", ["attention", "vgg16"])
