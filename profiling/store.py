@@ -1,4 +1,4 @@
-"""Measured operators, kept on disk: each is measured once for a machine and a release of TensorFlow.
+"""Measured operators, and steps of plans, kept on disk: each is measured once for a machine and a release of TensorFlow.
 
 One SQLite file for all runs of a user. Ranks and runs write at the same time (write-ahead logging, and patience with each
 other's locks). A measurement is filed under its environment (device, TensorFlow, threads, how many ranks compute at once)
@@ -9,16 +9,17 @@ can't be written what is there is read; one that can't be opened is done without
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .work import Measured, Work
 
-VERSION = 2
+VERSION = 3
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
 """How long another's lock is waited for."""
@@ -30,6 +31,9 @@ _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
     flops INTEGER NOT NULL, n_bytes INTEGER NOT NULL, n_gradients INTEGER NOT NULL,
     forward_us REAL NOT NULL, backward_us REAL NOT NULL, spread REAL NOT NULL, measured TEXT NOT NULL,
     PRIMARY KEY (environment, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans_in_turn (
+    environment TEXT NOT NULL, key TEXT NOT NULL, seconds TEXT NOT NULL, measured TEXT NOT NULL,
+    PRIMARY KEY (environment, key)) WITHOUT ROWID;
 PRAGMA user_version = {VERSION}"""
 _OF_WORK = 5
 _READ = f"SELECT {', '.join([*_COLUMNS[:_OF_WORK], 'key', *_COLUMNS[_OF_WORK:]])} FROM operators WHERE environment = ?"
@@ -37,6 +41,8 @@ _WRITE = (
     f"INSERT OR REPLACE INTO operators (environment, key, {', '.join(_COLUMNS)}, measured) "
     f"VALUES (?, ?, {', '.join('?' * len(_COLUMNS))}, datetime('now'))"
 )
+_READ_STEPS = "SELECT key, seconds FROM plans_in_turn WHERE environment = ?"
+_WRITE_STEPS = "INSERT OR REPLACE INTO plans_in_turn VALUES (?, ?, ?, datetime('now'))"
 
 Say = Callable[[str], None]
 
@@ -60,6 +66,7 @@ class Store:
         self.environment = environment
         self._path, self._say, self._patience_s = path, say, patience_s
         self._measured: dict[str, Measured] = {}
+        self._step_s: dict[str, tuple[float, ...]] = {}
         self._connection: sqlite3.Connection | None = None
         self._connection = self._opened()
 
@@ -68,18 +75,21 @@ class Store:
         """By the key of the work."""
         return self._measured
 
+    @property
+    def step_s(self) -> Mapping[str, tuple[float, ...]]:
+        """Seconds of a step of plans that took steps in turn, by a key of them all."""
+        return self._step_s
+
     def add(self, found: Iterable[Measured]) -> None:
         """Keep measurements; one of an equal work is replaced."""
         added = {each.work.key: each for each in found}
         self._measured.update(added)
-        if self._connection is None or not added:
-            return
-        rows = [(self.environment, key, *_row(each)) for key, each in added.items()]
-        try:
-            with self._connection:
-                self._connection.executemany(_WRITE, rows)
-        except sqlite3.Error as error:
-            self._do_without(error)
+        self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
+
+    def add_step_s(self, key: str, seconds: Sequence[float]) -> None:
+        """Keep what a step of each of some plans took; what was kept by this key is replaced."""
+        self._step_s[key] = tuple(seconds)
+        self._write(_WRITE_STEPS, [(self.environment, key, json.dumps(self._step_s[key]))])
 
     def close(self) -> None:
         """Let go of the file; what was measured stays known."""
@@ -87,6 +97,15 @@ class Store:
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+    def _write(self, command: str, rows: Sequence[tuple[object, ...]]) -> None:
+        if self._connection is None or not rows:
+            return
+        try:
+            with self._connection:
+                self._connection.executemany(command, rows)
+        except sqlite3.Error as error:
+            self._do_without(error)
 
     def _opened(self) -> sqlite3.Connection | None:
         if self._path is None:
@@ -135,6 +154,8 @@ class Store:
         for row in connection.execute(_READ, (self.environment,)):
             work = Work(*row[: _OF_WORK + 1])
             self._measured[work.key] = Measured(work, *row[_OF_WORK + 1 :])
+        for key, seconds in connection.execute(_READ_STEPS, (self.environment,)):
+            self._step_s[key] = tuple(json.loads(seconds))
 
     def _read_only(self, path: Path) -> None:
         """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""
@@ -148,6 +169,7 @@ class Store:
     def _begun_anew(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
         aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         self._measured.clear()
+        self._step_s.clear()
         try:
             with contextlib.suppress(FileNotFoundError):  # another rank was first
                 path.replace(aside)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that deliveries keep"
+IN_TURN = "steps_in_turn"
+"""Of ``plan.assumed``: what the plan and data parallelism took, if they took steps in turn; see :mod:`.contest`."""
 TAKEN = "results kept for those that take them, or computed again"
 ACCUMULATED = "gradients accumulated beside those of parameters"
 HIDDEN = "compute and collectives at the same time"
@@ -119,7 +121,7 @@ def _neighbours(plan: Plan) -> str:
         lines = plan.frontier_text.splitlines()
         at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
         if at is None:
-            return "the frontier isn't at hand"
+            return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
         return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
     points, rows = plan.frontier.points, []
     for place, what in ((plan.point - 1, "smaller"), (plan.point + 1, "faster")):
@@ -141,6 +143,13 @@ def _assumed(plan: Plan) -> str:
     if isinstance(told, dict):
         share = f"{told['measured_time_percent']} % of their time"
         lines.append(f"operators: {told['measured']} measured ({share}), {told['predicted']} predicted")
+    in_turn = plan.assumed.get(IN_TURN)
+    if isinstance(in_turn, dict):
+        plan_ms, data_parallel_ms = (in_turn[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
+        lines.append(
+            f"steps in turn: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
+            f"chosen: {in_turn['chosen']}"
+        )
     return "\n".join(lines)
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from .engine import Feed, Fetch
 from .ir import PLACEHOLDER, Graph, Operator, Tensor
+
+WARM_STEPS = 3
+"""Before any counts: graphs are built and memory is first touched."""
 
 # By operator type: the position of an operand that holds indices, and which extent of which operand bounds them.
 _INDICES = {
@@ -14,6 +18,12 @@ _INDICES = {
     "ResourceGather": (1, 0, 0),
     "UnsortedSegmentSum": (1, 0, 0),
 }
+
+
+def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
+    """What a training step is run with: all that is trained, the losses, and a made-up batch."""
+    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
+    return fetch, {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
 
 
 def made_up_batch(graph: Graph, seed: int = 0) -> dict[Tensor, np.ndarray]:

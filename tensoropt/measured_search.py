@@ -7,7 +7,8 @@ can't make the answer slower than it is predicted to be), or when the budget is 
 mostly what is predicted too fast: so if the plan's operators couldn't all be measured, a last search is cautious about those
 that weren't. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of its
 compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run, and
-the slowest counts.
+the slowest counts. Last, the plan and data parallelism take steps in turn, where these are near each other: see
+:mod:`.contest`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import numpy as np
 from .baselines import data_parallel
 from .baselines.task import Task
 from .choices import ACCUMULATE
+from .contest import Contest
 from .errors import InputError
+from .execution import MPI
 from .frontier import Model, ModelFrontier
+from .in_turn import FirstValue
 from .measuring import OperatorTimer, Timed, Trial
 from .options import Request, find
 from .plan import Plan
@@ -91,7 +95,7 @@ class MeasuredSearch:
             return []
 
         def result() -> Plan:
-            return replace(found[0], assumed={**found[0].assumed, "operators": self._told(found[0])})
+            return replace(found[0], assumed={**found[0].assumed, "operators": self.told(found[0])})
 
         while wanted := on_first_rank(next_round):
             self._measure_all(wanted, is_spent)
@@ -178,7 +182,7 @@ class MeasuredSearch:
                     self._works[name, config] = work
         return sorted(wanted.values(), key=lambda each: -each[2])
 
-    def _told(self, plan: Plan) -> dict[str, Any]:
+    def told(self, plan: Plan) -> dict[str, Any]:
         """How much of a plan's compute time was measured."""
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
@@ -263,11 +267,15 @@ def find_measured(
     budget: float | int | str,
     processes: Processes,
     on_first_rank: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
+    first_values: Callable[[], FirstValue] | None = None,
+    collectives: str = MPI,
 ) -> Plan:
     """A plan by measured operators; every rank must call it. What was measured is kept, whatever ends the search.
 
     Args:
         budget: see :func:`parse_budget`.
+        first_values: gives what gives variables' first values, so that plans can be run; None to run none.
+        collectives: by which they run.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
@@ -298,4 +306,18 @@ def find_measured(
 
     with closing(opened_store(processes)) as store:
         searching = MeasuredSearch(processes, request.model, search, budget_s, store, progress=request.progress)
-        return searching.find(on_first_rank)
+        plan = searching.find(on_first_rank)
+        if first_values is None or request.force or not plan.parallelism == processes.size > 1:
+            return plan
+        contest = Contest(
+            processes,
+            request.model,
+            first_values,
+            collectives,
+            request.limit_bytes,
+            budget_s,
+            store,
+            searching.told,
+            request.progress,
+        )
+        return contest.winner(plan, on_first_rank)

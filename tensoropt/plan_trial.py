@@ -14,12 +14,10 @@ from .execution import MPI, execute
 from .frontier import Model
 from .lowering.backends import CommunicatingBackend, TimedBackend
 from .lowering.deliver import Collective
-from .made_up import made_up_batch
+from .made_up import WARM_STEPS, training_step
 from .plan import Plan
 from .processes import Processes
 from .profiling.trace import MemoryEvent
-
-WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,7 @@ class PlanTrial:
         if backend.trailing is not None:
             chains[0] = replace(chains[0], trailing=chains[1])
         engine.backend = chains[0]
-        graph = model.graph
-        fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
-        feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
-        trial = cls(execution.processes, engine, tuple(chains), fetch, feeds)
+        trial = cls(execution.processes, engine, tuple(chains), *training_step(model.graph))
         for _ in range(WARM_STEPS):
             trial.step()
         trial.take_calls()

@@ -113,7 +113,14 @@ class Session:
         if profile_budget is not None:
             with self._recording.paused():
                 return find_measured(
-                    option, request, parallelism, profile_budget, self.processes, self.surroundings.on_first_rank
+                    option,
+                    request,
+                    parallelism,
+                    profile_budget,
+                    self.processes,
+                    self.surroundings.on_first_rank,
+                    lambda: FirstValues(self._recording.graph),
+                    checked_collectives(None),
                 )
         result = self.surroundings.on_first_rank(lambda: find(option, request, parallelism))
         assert isinstance(result, (Plan, Curve))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,10 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
 
     captured = capture(TRAIN, signature)
     model = model_of(captured.graph, surroundings)
-    plan = _given(wishes.plan, surroundings) if wishes.plan is not None else _found(model, surroundings, wishes)
+    if wishes.plan is not None:
+        plan = _given(wishes.plan, surroundings)
+    else:
+        plan = _found(model, surroundings, wishes, lambda: first_values(captured), collectives)
     execution = execute(plan, model, first_values(captured), surroundings.processes, collectives)
     trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
 
@@ -89,7 +92,13 @@ def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
     return plan
 
 
-def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
+def _found(
+    model: Model,
+    surroundings: Surroundings,
+    wishes: Wishes,
+    first_values: Callable[[], Callable[[str], np.ndarray]],
+    collectives: str,
+) -> Plan:
     request = request_of(
         model, surroundings.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
     )
@@ -101,6 +110,8 @@ def _found(model: Model, surroundings: Surroundings, wishes: Wishes) -> Plan:
             wishes.profile_budget,
             surroundings.processes,
             surroundings.on_first_rank,
+            first_values,
+            collectives,
         )
     plan = surroundings.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
     assert isinstance(plan, Plan)
