@@ -9,11 +9,12 @@ Hardware: ``--hardware FILE`` of ``tensoropt calibrate``, else what ``init`` wou
 quick measurement). ``--budget 60s`` is what the search may measure. One thread a rank. Random strategies go from all over
 the space to the frontier: of the i-th of n a share of i/n of the operators has a random config, and the others that of a
 frontier's point. The noise is that of the fastest plan, run again and again between the others: how far one of its runs is
-from their median. Errors are |predicted - measured| / measured.
+from their median, its step and its network. Errors are |predicted - measured| / measured.
 
 Of many plans whose times are all a few percent off the one that was measured fastest had luck. So the few that were, data
 parallelism and the plan of ``mini_time`` take steps in turn in the end, and how they compare is told by the medians of
-these: *mini_time / best* by the fastest of them.
+these: *mini_time / best* by the fastest of them. ``mini_time`` itself is as users have it with a profiling budget: what was
+found, or data parallelism, where that was the faster one of the two when they took steps in turn.
 
 A shared machine's speed drifts by a third within minutes. So a product of matrices and an elementwise operator are timed on
 all ranks when the operators are measured and before and after each plan's run; *at one speed* is the step's error with what
@@ -25,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -40,17 +41,19 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.baselines.task import Task
 from tensoropt.collectives.mpi import MpiCommunicator
+from tensoropt.contest import Contest
 from tensoropt.costing import OperatorCosting
+from tensoropt.execution import MPI
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.here import hardware_here, prepared_processes
+from tensoropt.in_turn import seconds_in_turn
 from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
 from tensoropt.offline import Recorded, record
 from tensoropt.options import Request, assumptions, mini_time
 from tensoropt.plan import Plan, PlannedOperator
 from tensoropt.plan_check import PlanCheck, check_plan
-from tensoropt.plan_trial import PlanTrial
 from tensoropt.planning import planned_operator
 from tensoropt.processes import Processes
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
@@ -62,6 +65,7 @@ from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
 from tensoropt.strategy_problem import StrategyProblem
+from tensoropt.surroundings import Surroundings
 
 # Steps of 0.2 to 2 s on two cores. On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so
 # activations are larger.
@@ -79,8 +83,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SPEED_REPEATS = 15
 REPEATS = 5
 """Of the plan whose noise is measured."""
-CONTENDERS, ROUNDS = 3, 24
-"""How many of the plans that were measured fastest take steps in turn with mini_time's, and how many steps."""
+CONTENDERS, TURNS = 3, 10
+"""How many of the plans that were measured fastest take steps in turn with mini_time's, and how often it is their turn."""
 TIMES = ("step", "searched", "compute", "network")
 PARTS = ("steady", *TIMES, "steady_network", "memory")
 TITLES = {"steady": "step at one speed", "steady_network": "network at one speed"}
@@ -207,26 +211,25 @@ def planned(
     Every rank must call it. The second value is the reference's seconds while the operators were measured.
     """
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
-    found: list[Plan] = []
+    on_first_rank = Surroundings(hardware, None).on_first_rank
 
     def search(known: Known) -> Plan:
-        found[:] = [mini_time(replace(request, known=known), processes.size)]
-        return found[0]
-
-    def on_first_rank(compute: Callable[[], Any]) -> Any:
-        answer = compute() if processes.rank == 0 else None
-        return processes.broadcast(None if isinstance(answer, Plan) else answer)
+        return mini_time(replace(request, known=known), processes.size)
 
     each: list[tuple[str, Plan]] = []
     frontier = None
     with closing(opened_store(processes)) as store:
         searching = MeasuredSearch(processes, recorded.model, search, parse_budget(arguments.budget), store)
-        searching.find(on_first_rank)
+        plan = searching.find(on_first_rank)
+        contest = Contest(
+            processes, recorded.model, recorded.first_values, MPI, None, searching.budget_s, store, searching.told
+        )
+        winner = contest.winner(plan, on_first_rank)
         if processes.rank == 0:
-            (plan,) = found
             assert isinstance(plan.frontier, ModelFrontier)
             frontier = plan.frontier
-            each = [("mini_time", plan), *chosen_plans(frontier, arguments.random, arguments.frontier)]
+            each = [("mini_time", winner), *([] if winner.strategy == plan.strategy else [("found", plan)])]
+            each += chosen_plans(frontier, arguments.random, arguments.frontier)
             each += [("data parallel", find_baseline(frontier, "data-parallel").plan(0))]
         seconds = [speed.seconds()]
         searching.measure(frontier, [plan.strategy for _, plan in each])
@@ -264,25 +267,13 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
 @dataclass(frozen=True)
 class Measured:
     """Attributes:
-    noise: the mean distance of the repeated plan's runs from their median, over it.
+    noise: the mean distance of the repeated plan's runs from their median, over it; of the step and of the network.
     compared: ``COMPARED``, by steps in turn.
     """
 
     runs: list[Run]
-    noise: float
+    noise: tuple[float, float]
     compared: tuple[float, float]
-
-
-def in_turn(plans: Sequence[Plan], recorded: Recorded, processes: Processes) -> list[float]:
-    """Seconds of a step of each plan, the slowest rank's: medians of steps that alternate."""
-    trials = [PlanTrial.of(plan, recorded.model, recorded.first_values(), processes) for plan in plans]
-    seconds = []
-    for _ in range(ROUNDS):
-        seconds.append([])
-        for trial in trials:
-            processes.barrier()
-            seconds[-1].append(processes.gather_max(time_s(trial.step)))
-    return np.median(seconds, axis=0).tolist()
 
 
 def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> Measured:
@@ -306,17 +297,19 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
         speeds = then_s / float(np.mean(seconds)), float(np.mean(network_speeds))
         runs.append(Run.of(kind, searched_us, check, *speeds))
         if number in repeated_at:
-            repeats.append(run(plans[0][-1]).step.measured)
+            again = run(plans[0][-1])
+            repeats.append((again.step.measured, again.network.measured))
         if processes.rank == 0:
             parts = [f"{part} {p / 1e3:.1f} / {m / 1e3:.1f}" for part in TIMES for p, m in [getattr(runs[-1], part)]]
             told = f"predicted / measured ms: {', '.join(parts)}; speed {speeds[0]:.2f}, {speeds[1]:.2f}"
             print(f"{name} {number + 1}/{len(plans)} {kind}: {told}", flush=True)
     fastest = processes.broadcast(np.argsort([run.step[1] for run in runs])[:CONTENDERS].tolist())
     compared = [0, len(plans) - 1, *(place for place in fastest if 0 < place < len(plans) - 1)]
-    mini_s, *others_s = in_turn([plans[place][-1] for place in compared], recorded, processes)
-    middle = float(np.median(repeats))
-    noise = float(np.mean(np.abs(np.array(repeats) / middle - 1)))
-    return Measured(runs, noise, (mini_s / min(mini_s, *others_s), others_s[0] / mini_s))
+    compared_plans = [plans[place][-1] for place in compared]
+    seconds = seconds_in_turn(compared_plans, recorded.model, recorded.first_values, processes, MPI, TURNS)
+    mini_s, *others_s = np.median(seconds, axis=0).tolist()
+    of_step, of_network = np.mean(np.abs(np.array(repeats) / np.median(repeats, axis=0) - 1), axis=0).tolist()
+    return Measured(runs, (of_step, of_network), (mini_s / min(mini_s, *others_s), others_s[0] / mini_s))
 
 
 def row(name: str, measured: Measured) -> list[str]:
@@ -333,7 +326,8 @@ def row(name: str, measured: Measured) -> list[str]:
     cells.append(f"{min(0.0, float((memory[:, 0] / memory[:, 1]).min() - 1)):.1%}")
     steps = np.array([run.step for run in runs])
     speeds = [run.speed for run in runs]
-    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}", f"{measured.noise:.1%}"]
+    cells += [f"{kendalltau(steps[:, 0], steps[:, 1]).statistic:.2f}"]
+    cells += [" / ".join(f"{noise:.1%}" for noise in measured.noise)]
     cells += [f"{min(speeds):.2f} to {max(speeds):.2f}"]
     return cells + [f"{ratio:.2f}" for ratio in measured.compared]
 
@@ -359,7 +353,8 @@ def main() -> None:
             arguments.json.write_text(json.dumps(everything, indent=1))
     if processes.rank == 0:
         errors = [f"{TITLES.get(part, part)}: mean / {' / '.join(PERCENTILES)}" for part in PARTS]
-        print(tabulate(rows, ["model", "plans", *errors, "memory under", "tau", "noise", "speeds", *COMPARED]))
+        titles = ["model", "plans", *errors, "memory under", "tau", "noise: step / network", "speeds", *COMPARED]
+        print(tabulate(rows, titles))
 
 
 if __name__ == "__main__":
