@@ -83,7 +83,8 @@ def find_strategy(
         cluster: plan for this hardware instead of the one at hand: a name such as ``v100-2x8``, or a file.
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
         profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
-            measured before is known. By default nothing is measured, and operators are predicted.
+            measured before is known. Then the plan and data parallelism take some steps in turn, where they are predicted
+            to be near each other, and the faster one is taken. By default nothing is measured, and operators are predicted.
         without: choices that the search is to do without: ``"reuse"``, which drops delivered copies and delivers them
             again in the backward pass; ``"remat"``, which computes operators again there; ``"zero"``, which has
             parameters lie split finer than they are used; ``"accumulate"``, which takes a step's batch in several slices.

@@ -103,7 +103,8 @@ class Contest:
         needed_bytes = found.needed_bytes(0)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         both_bytes = needed_bytes + (plan.peak_bytes or plan.memory_bytes)
-        if rival.strategy == plan.strategy or not fits or both_bytes > room_bytes:
+        fits = fits and both_bytes <= min(room_bytes, frontier.hardware.device.memory_bytes)
+        if rival.strategy == plan.strategy or not fits:
             return None
         if self._n_turns(plan, rival) < LEAST_TURNS:
             return None

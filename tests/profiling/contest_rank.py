@@ -1,0 +1,65 @@
+"""One rank on which a plan and data parallelism take steps in turn.
+
+Usage: contest_rank.py WIDTH BATCH [OPERATOR:FACTOR ...]
+
+The model is three wide layers. The plan is the fastest of those that do what is forced: each named operator splits its
+factor in two. Prints on every rank what was chosen, when asked once, and again by what the first left in the store.
+"""
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+
+import tensoropt
+from tensoropt.contest import Contest
+from tensoropt.execution import MPI
+from tensoropt.first_values import FirstValues
+from tensoropt.frontier import find_frontier
+from tensoropt.measured_search import opened_store
+from tensoropt.profiling.compute import cpu_name
+from tensoropt.profiling.hardware import named
+
+width, batch, *forced = sys.argv[1:]
+# Hardware on which all plans that compute as much are predicted to be about as fast.
+described = named("v100-1x2")
+device = replace(described.device, name=cpu_name(), memory_bytes_per_s=1e15)
+levels = tuple(replace(level, latency_us=1e-3, bytes_per_s=1e15) for level in described.levels)
+session = tensoropt.init(hardware=replace(described, device=device, levels=levels), seed=1)
+features = tensoropt.placeholder("float32", [int(batch), int(width)])
+hidden = features
+for layer in range(3):
+    weights = tensoropt.get_variable(f"weights{layer}", [int(width), int(width)])
+    hidden = tensoropt.nn.relu(tensoropt.matmul(hidden, weights))
+loss = tensoropt.reduce_mean(hidden * hidden)
+step = tensoropt.GradientDescentOptimizer(0.01).minimize(loss)
+model, processes = session.model(), session.processes
+on_first_rank = session.surroundings.on_first_rank
+force = {name: {factor: 2} for name, factor in (each.split(":") for each in forced)}
+
+
+def find():
+    frontier = replace(find_frontier(model, session.hardware, 2, force), assumed={})
+    return frontier.fastest()
+
+
+with session.recording_for("a contest").paused(), closing(opened_store(processes)) as store:
+    plan = on_first_rank(find)
+    runs = []
+
+    def first_values():
+        runs.append(1)
+        return FirstValues(session.recording_for("a contest").graph)
+
+    contest = Contest(processes, model, first_values, MPI, None, 60.0, store, lambda plan: {})
+    first, again = (contest.winner(plan, on_first_rank) for _ in range(2))
+told = first.assumed.get("steps_in_turn", {})
+assert again.assumed.get("steps_in_turn", {}) == told
+assert again.strategy == first.strategy
+assert (first.strategy == plan.strategy) == (told.get("chosen") != "data parallelism")
+tensoropt.build_execution_graph(plan=first)
+value = tensoropt.run([step, loss], {features: np.full([int(batch), int(width)], 0.1, np.float32)})[1]
+print(f"{told.get('chosen')}, {len(runs)} built, loss {float(value):.6f}", flush=True)
+if processes.rank == 0:
+    print(first.explain(), file=sys.stderr)
