@@ -55,7 +55,7 @@ class Contest:
         Args:
             on_first_rank: gives what rank 0 computes, or the error that it met, to all.
         """
-        key = f"{self.collectives} {_runs_as(plan)}"
+        key = f"{self.collectives} {runs_as(plan)}"
         known: tuple[float, float] | None = on_first_rank(lambda: self.store.step_s.get(key))
         if known is not None and known[0] <= known[1]:
             return _told(plan, *known, "plan")
@@ -104,7 +104,7 @@ class Contest:
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         both_bytes = needed_bytes + (plan.peak_bytes or plan.memory_bytes)
         fits = fits and both_bytes <= min(room_bytes, frontier.hardware.device.memory_bytes)
-        if rival.strategy == plan.strategy or not fits:
+        if runs_as(rival) == runs_as(plan) or not fits:
             return None
         if self._n_turns(plan, rival) < LEAST_TURNS:
             return None
@@ -117,7 +117,7 @@ def _told(chosen: Plan, plan_s: float, rival_s: float, name: str) -> Plan:
     return replace(chosen, assumed={**chosen.assumed, IN_TURN: told})
 
 
-def _runs_as(plan: Plan) -> str:
+def runs_as(plan: Plan) -> str:
     """A digest of what a plan runs as, whatever it is predicted to cost."""
     operators = [(op.name, str(op.config), op.is_recomputed) for op in plan.operators]
     deliveries = [

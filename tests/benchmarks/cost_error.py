@@ -41,7 +41,7 @@ from tabulate import tabulate
 from tensoropt import zoo
 from tensoropt.baselines.task import Task
 from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.contest import Contest
+from tensoropt.contest import Contest, runs_as
 from tensoropt.costing import OperatorCosting
 from tensoropt.execution import MPI
 from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
@@ -228,7 +228,7 @@ def planned(
         if processes.rank == 0:
             assert isinstance(plan.frontier, ModelFrontier)
             frontier = plan.frontier
-            each = [("mini_time", winner), *([] if winner.strategy == plan.strategy else [("found", plan)])]
+            each = [("mini_time", winner), *([] if runs_as(winner) == runs_as(plan) else [("found", plan)])]
             each += chosen_plans(frontier, arguments.random, arguments.frontier)
             each += [("data parallel", find_baseline(frontier, "data-parallel").plan(0))]
         seconds = [speed.seconds()]

@@ -1,4 +1,4 @@
-"""A plan and data parallelism that take steps in turn on real ranks: the faster one is taken, by whatever it was predicted."""
+"""A plan and data parallelism that take steps in turn on real ranks: the faster one is taken, whatever was predicted."""
 
 import re
 from pathlib import Path
