@@ -9,7 +9,6 @@ can't be written what is there is read; one that can't be opened is done without
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import sys
@@ -32,7 +31,8 @@ _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
     forward_us REAL NOT NULL, backward_us REAL NOT NULL, spread REAL NOT NULL, measured TEXT NOT NULL,
     PRIMARY KEY (environment, key)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans_in_turn (
-    environment TEXT NOT NULL, key TEXT NOT NULL, seconds TEXT NOT NULL, measured TEXT NOT NULL,
+    environment TEXT NOT NULL, key TEXT NOT NULL, plan_s REAL NOT NULL, data_parallel_s REAL NOT NULL,
+    measured TEXT NOT NULL,
     PRIMARY KEY (environment, key)) WITHOUT ROWID;
 PRAGMA user_version = {VERSION}"""
 _OF_WORK = 5
@@ -41,8 +41,8 @@ _WRITE = (
     f"INSERT OR REPLACE INTO operators (environment, key, {', '.join(_COLUMNS)}, measured) "
     f"VALUES (?, ?, {', '.join('?' * len(_COLUMNS))}, datetime('now'))"
 )
-_READ_STEPS = "SELECT key, seconds FROM plans_in_turn WHERE environment = ?"
-_WRITE_STEPS = "INSERT OR REPLACE INTO plans_in_turn VALUES (?, ?, ?, datetime('now'))"
+_READ_STEPS = "SELECT key, plan_s, data_parallel_s FROM plans_in_turn WHERE environment = ?"
+_WRITE_STEPS = "INSERT OR REPLACE INTO plans_in_turn VALUES (?, ?, ?, ?, datetime('now'))"
 
 Say = Callable[[str], None]
 
@@ -66,7 +66,7 @@ class Store:
         self.environment = environment
         self._path, self._say, self._patience_s = path, say, patience_s
         self._measured: dict[str, Measured] = {}
-        self._step_s: dict[str, tuple[float, ...]] = {}
+        self._step_s: dict[str, tuple[float, float]] = {}
         self._connection: sqlite3.Connection | None = None
         self._connection = self._opened()
 
@@ -76,8 +76,8 @@ class Store:
         return self._measured
 
     @property
-    def step_s(self) -> Mapping[str, tuple[float, ...]]:
-        """Seconds of a step of plans that took steps in turn, by a key of them all."""
+    def step_s(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds of a step of a plan and of data parallelism, which took steps in turn, by the plan's key."""
         return self._step_s
 
     def add(self, found: Iterable[Measured]) -> None:
@@ -86,10 +86,10 @@ class Store:
         self._measured.update(added)
         self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
 
-    def add_step_s(self, key: str, seconds: Sequence[float]) -> None:
-        """Keep what a step of each of some plans took; what was kept by this key is replaced."""
-        self._step_s[key] = tuple(seconds)
-        self._write(_WRITE_STEPS, [(self.environment, key, json.dumps(self._step_s[key]))])
+    def add_step_s(self, key: str, plan_s: float, data_parallel_s: float) -> None:
+        """Keep what a step of a plan and of data parallelism took in turn; what was kept by this key is replaced."""
+        self._step_s[key] = plan_s, data_parallel_s
+        self._write(_WRITE_STEPS, [(self.environment, key, plan_s, data_parallel_s)])
 
     def close(self) -> None:
         """Let go of the file; what was measured stays known."""
@@ -154,8 +154,8 @@ class Store:
         for row in connection.execute(_READ, (self.environment,)):
             work = Work(*row[: _OF_WORK + 1])
             self._measured[work.key] = Measured(work, *row[_OF_WORK + 1 :])
-        for key, seconds in connection.execute(_READ_STEPS, (self.environment,)):
-            self._step_s[key] = tuple(json.loads(seconds))
+        for key, plan_s, data_parallel_s in connection.execute(_READ_STEPS, (self.environment,)):
+            self._step_s[key] = plan_s, data_parallel_s
 
     def _read_only(self, path: Path) -> None:
         """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""

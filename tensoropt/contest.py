@@ -65,7 +65,7 @@ class Contest:
             return plan
         plan_s, rival_s = self._measured(plan, rival) if known is None else known
         if known is None and self.processes.rank == 0:
-            self.store.add_step_s(key, (plan_s, rival_s))
+            self.store.add_step_s(key, plan_s, rival_s)
         if plan_s <= rival_s:
             return _told(plan, plan_s, rival_s, "plan")
         return _told(rival, plan_s, rival_s, "data parallelism")

@@ -45,6 +45,19 @@ def test_what_was_measured_is_there_in_the_next_run(tmp_path):
     assert said == []
 
 
+def test_steps_taken_in_turn_are_there_in_the_next_run(tmp_path):
+    said: list[str] = []
+    with closing(opened(tmp_path / FILE, said)) as store:
+        store.add_step_s("plan", 0.2, 0.3)
+        store.add_step_s("plan", 0.25, 0.3)
+        assert store.step_s == {"plan": (0.25, 0.3)}
+    with closing(opened(tmp_path / FILE, said)) as store:
+        assert store.step_s == {"plan": (0.25, 0.3)}
+    with closing(opened(tmp_path / FILE, said, "another device")) as store:
+        assert store.step_s == {}
+    assert said == []
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e9))))
 def test_the_last_measurement_of_a_key_counts(added):
     store = Store(None, HERE)
