@@ -23,7 +23,7 @@ from .profiling.memory import available_memory_bytes
 from .profiling.store import Store
 
 RIVAL = 1.25
-"""Data parallelism that is predicted to take this many times as long isn't tried."""
+"""Data parallelism that is predicted to take more than this many times as long as the plan isn't tried."""
 LEAST_TURNS, MOST_TURNS = 3, 8
 SHARE = 0.5
 """Of the budget for measurements, on top of it: what all steps may take."""
@@ -96,8 +96,8 @@ class Contest:
         """Data parallelism, where it may be faster and can stand beside the plan."""
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
-        found = find_baseline(replace(frontier, assumed=plan.assumed), "data-parallel")
-        if found.found.time_ns[0] > RIVAL * frontier.costs.time_ns.min():
+        found = find_baseline(frontier, "data-parallel")
+        if found.points[0].time_us > RIVAL * plan.time_us:
             return None
         rival = replace(found, assumed=plan.assumed).plan(0, plan.option)
         needed_bytes = found.needed_bytes(0)
