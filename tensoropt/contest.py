@@ -1,7 +1,7 @@
 """Whether data parallelism is faster here than the plan that was found, by steps that both take in turn.
 
 Predictions are a few percent off, and where data parallelism is nearly as fast as the best that was found, a few percent is
-what decides. No plan should be slower than what people would have without a search.
+what decides: no plan should be slower than what people would have without a search.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .profiling.store import Store
 RIVAL = 1.25
 """Data parallelism that is predicted to take more than this many times as long as the plan isn't tried."""
 LEAST_TURNS, MOST_TURNS = 3, 8
+"""Where not even the least are within the budget, none is taken."""
 SHARE = 0.5
 """Of the budget for measurements, on top of it: what all steps may take."""
 OnFirstRank = Callable[[Callable[[], Any]], Any]
@@ -71,15 +72,15 @@ class Contest:
         return _told(rival, plan_s, rival_s, "data parallelism")
 
     def _measured(self, *plans: Plan) -> list[float]:
-        told = None
+        shown = None
         if self.progress is not None and self.processes.rank == 0:
             progress = self.progress
 
-            def told(done: int, total: int) -> None:
+            def shown(done: int, total: int) -> None:
                 progress("steps in turn", done, total)
 
         seconds = seconds_in_turn(
-            plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), told
+            plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), shown
         )
         medians: list[float] = np.median(seconds, axis=0).tolist()
         return medians

@@ -67,8 +67,8 @@ from tensoropt.rules.rule import interface
 from tensoropt.strategy_problem import StrategyProblem
 from tensoropt.surroundings import Surroundings
 
-# Steps of 0.2 to 2 s on two cores. On CPUs with oneDNN tensors of less than 256 KiB can't be seen (profiling/trace.py), so
-# activations are larger.
+# Steps of 0.1 to 2 s on two cores, by the machine and the plan. On CPUs with oneDNN tensors of less than 256 KiB can't be
+# seen (profiling/trace.py), so activations are larger.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vgg16": (
         "vgg16",

@@ -6,6 +6,7 @@ The model is three wide layers. The plan is the fastest of those that do what is
 factor in two. Prints on every rank what was chosen, when asked once, and again by what the first left in the store.
 """
 
+import gc
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ import numpy as np
 
 import tensoropt
 from tensoropt.contest import Contest, runs_as
+from tensoropt.engine import Engine
 from tensoropt.execution import MPI
 from tensoropt.first_values import FirstValues
 from tensoropt.frontier import find_frontier
@@ -57,12 +59,13 @@ with session.recording_for("a contest").paused(), closing(opened_store(processes
 
     contest = Contest(processes, model, first_values, MPI, None, 60.0, store, told)
     first, again = (contest.winner(plan, on_first_rank) for _ in range(2))
+assert not any(isinstance(each, Engine) for each in gc.get_objects()), "what was built for a while is still there"
 taken = first.assumed.get("steps_in_turn", {})
 assert again.assumed.get("steps_in_turn", {}) == taken
 assert runs_as(again) == runs_as(first)
 assert (runs_as(first) == runs_as(plan)) == (taken.get("chosen") != "data parallelism")
 tensoropt.build_execution_graph(plan=first)
 value = tensoropt.run([step, loss], {features: np.full([int(batch), int(width)], 0.1, np.float32)})[1]
-print(f"{taken.get('chosen')}, {len(runs)} built, loss {float(value):.6f}", flush=True)
+print(f"{taken.get('chosen')}, {len(runs)} built, loss {float(value)!r}", flush=True)
 if processes.rank == 0:
     print(first.explain(), file=sys.stderr)

@@ -9,7 +9,8 @@ import zoo
 
 from tensoropt.contest import RIVAL, Contest, runs_as
 from tensoropt.execution import MPI
-from tensoropt.frontier import find_baseline, find_frontier
+from tensoropt.frontier import Model, find_baseline, find_frontier
+from tensoropt.in_turn import FirstValue
 from tensoropt.processes import Processes
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.store import Store
@@ -17,10 +18,13 @@ from tensoropt.profiling.store import Store
 PLENTY = 10**12
 
 
-def contest(model, limit_bytes=None, budget_s=60.0) -> Contest:
-    told = {"measured": 0, "predicted": 1, "measured_time_percent": 0.0}
-    store = Store(None, "here")
-    return Contest(Processes(0, 1, ("here",)), model, lambda: None, MPI, limit_bytes, budget_s, store, lambda plan: told)  # type: ignore[arg-type, return-value]
+def not_asked() -> FirstValue:
+    raise AssertionError("no plan is run")
+
+
+def contest(model: Model, limit_bytes: int | None = None, budget_s: float = 60.0) -> Contest:
+    alone, store = Processes(0, 1, ("here",)), Store(None, "here")
+    return Contest(alone, model, not_asked, MPI, limit_bytes, budget_s, store, lambda plan: {})
 
 
 def test_data_parallelism_is_tried_where_it_is_near_the_plan():

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from mpirun import run_ranks
 
 SCRIPT = Path(__file__).with_name("contest_rank.py")
@@ -33,16 +32,11 @@ def test_the_plan_is_taken_where_that_is_faster(tmp_path):
     assert "chosen: plan" in explained
 
 
-def test_the_model_starts_as_if_nothing_had_been_run(tmp_path):
-    losses = {
-        re.search(r"loss (.*)", contest(tmp_path / str(number), 64, 65536, *forced)[0])[1]  # type: ignore[index]
-        for number, forced in enumerate([["MatMul:n", "MatMul_1:n", "MatMul_2:n"], []])
-    }
-    assert len(losses) == 1
-
-
-@pytest.mark.parametrize("arguments", [(64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")])
-def test_data_parallelism_itself_has_no_rival(tmp_path, arguments):
-    said, explained = contest(tmp_path, *arguments)
-    assert said.startswith("None, 0 built"), said
+def test_data_parallelism_itself_has_no_rival_and_what_was_run_before_leaves_nothing(tmp_path):
+    """Whether plans were run before or not, the model starts from its first values."""
+    itself, explained = contest(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
+    assert itself.startswith("None, 0 built"), itself
     assert "steps in turn" not in explained
+    other, _ = contest(tmp_path / "other", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
+    assert other.startswith("data parallelism, 2 built"), other
+    assert other.partition(" loss ")[2] == itself.partition(" loss ")[2]
