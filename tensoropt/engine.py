@@ -213,13 +213,6 @@ class Engine:
                 return results
 
         slices = self._slices(fetch)
-        for feed in feeds:
-            n_samples, n_shares = feed.tensor.shape[:1], self.backend.mesh.n_devices
-            if feed.is_local and _is_sliced(feed, slices) and n_samples[0] % (len(slices) * n_shares):
-                raise InputError(
-                    f"each of {n_shares} ranks' share of {feed.tensor.name}, of {n_samples[0]} samples, can't be "
-                    f"taken in {len(slices)} micro-batches; feed the whole batch, or find a strategy for one they divide"
-                )
         of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
         signature = [
             tf.TensorSpec(_fed_shape(self._fed_layout(feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
@@ -245,7 +238,8 @@ class Engine:
         slices = self._slices(fetch)
         for feed, values in fed.items():
             if not _is_sliced(feed, slices):
-                sources[feed.tensor.name] = self._as_left(feed, feed.tensor, values, self.view, deliverer)
+                layout = self._fed_layout(feed)
+                sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, deliverer)
         if slices:
             assert self.sliced is not None
             outside = LocalModel(self.sliced, self.router, deliverer, sources, self._update, training=True)
@@ -283,37 +277,35 @@ class Engine:
         return [[variable.value() for variable in variables]]
 
     def _as_left(
-        self, feed: Feed, tensor: Tensor, values: Values, view: StrategyView, deliverer: Deliverer
+        self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, deliverer: Deliverer
     ) -> Values:
-        """What is fed, or a slice of it, as the strategy has it lie."""
-        if not feed.is_local:
+        """What is fed in a layout, or a slice of it, as the strategy has it lie."""
+        if layout == view.layout(tensor):
             return values
-        delivery = delivery_of(tensor, self._fed_layout(feed), Demand(view.layout(tensor), None))
+        delivery = delivery_of(tensor, layout, Demand(view.layout(tensor), None))
         return deliverer.deliver(delivery, self.router.route(delivery), values, tensor.name)
 
     def _emit_slices(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
     ) -> list[tf.Tensor]:
-        """A training step in slices: what is made once, all slices, what comes after them, and the update.
-
-        Raises:
-            InputError: a rank's own share of the batch can't be sliced.
-        """
+        """A training step in slices: what is made once, all slices, what comes after them, and the update."""
         (name,), slicing, deliverer, view = fetch.train_steps, slices[0].slicing, model.deliverer, model.view
         step = self.graph.train_steps[name]
         in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
         model.emit(needed - in_slices - slicing.after)
 
-        def fed_slice(feed: Feed, which: Slice) -> Values:
-            tensor = view.graph.tensors[feed.tensor.name]
-            layout = self._fed_layout(feed)
-            values = [
-                _rows(value, layout, tensor.shape, rank, which.index)
-                for rank, value in zip(self.backend.ranks, fed[feed], strict=True)
-            ]
-            return self._as_left(feed, tensor, values, view, deliverer)
+        sliced = {feed: self._sliceable(feed, values, slices[0], deliverer)
+                  for feed, values in fed.items() if _is_sliced(feed, slices)}
 
-        feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in fed if _is_sliced(feed, slices)}
+        def fed_slice(feed: Feed, which: Slice) -> Values:
+            tensor, (layout, values) = view.graph.tensors[feed.tensor.name], sliced[feed]
+            rows = [
+                _rows(value, layout, tensor.shape, rank, which.index)
+                for rank, value in zip(self.backend.ranks, values, strict=True)
+            ]
+            return self._as_left(tensor, layout, rows, view, deliverer)
+
+        feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in sliced}
         later = [op for op in self.graph.operators.values() if op.name in needed & slicing.after]
         taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in slicing.forms]
         wanted = [each for each in fetch.tensors if each[0].name in slicing.forms]
@@ -341,6 +333,17 @@ class Engine:
         self._train(step, losses, model, of_variables, accumulation.gradients)
         accumulation.order_end()
         return [tf.identity(value) for values in results for value in values]
+
+    def _sliceable(
+        self, feed: Feed, values: Values, which: Slice, deliverer: Deliverer
+    ) -> tuple[Layout, Values]:
+        """What is fed in a layout of which each slice takes some rows; ranks' shares are gathered where they have none."""
+        layout = self._fed_layout(feed)
+        if not feed.is_local or which.n_shares == which.n_devices:
+            return layout, values
+        whole = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
+        delivery = delivery_of(feed.tensor, layout, Demand(whole, None))
+        return whole, deliverer.deliver(delivery, self.router.route(delivery), values, feed.tensor.name)
 
     def _from_slices(
         self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str

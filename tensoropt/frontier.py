@@ -35,7 +35,7 @@ from .profiling.hardware import Hardware
 from .profiling.work import NOTHING_KNOWN, Known
 from .replay import program_of
 from .reschedule.mesh import Mesh
-from .rules.registry import rule_of
+from .rules.registry import rule_in_slices
 from .rules.rule import Config, Interface, interface, why_invalid
 from .space import space_for
 from .strategy import Strategy, StrategyView
@@ -59,13 +59,13 @@ class Model:
         """A strategy on this graph."""
         return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
 
-    def in_slices(self, n: int) -> Model:
-        """The same at one of ``n`` slices of its batch.
+    def in_slices(self, n: int, n_devices: int = 1) -> Model:
+        """The same at one of ``n`` slices of its batch; to be searched on so many devices.
 
         Raises:
             InputError: the training step can't be taken in so many.
         """
-        return Model(of_slices(self.graph.whole, n), self.backward)
+        return Model(of_slices(self.graph.whole, n, n_devices), self.backward)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -193,7 +193,7 @@ def find_frontier(
         mesh = hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(str(error)) from error
-    model = model.in_slices(micro_batches)
+    model = model.in_slices(micro_batches, mesh.n_devices)
     costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
@@ -218,7 +218,8 @@ def find_frontier(
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
     plain, recomputing = builder.build_recomputing() if is_remat else (builder.build(), None)
     if micro_batches > 1:
-        whole = {op.name: rule_of(op) for op in model.graph.whole.step_operators}
+        operators = model.graph.whole.step_operators
+        whole = {op.name: rule_in_slices(op, micro_batches, mesh.n_devices) for op in operators}
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)
+LOADED = "loaded"  # the attribute of a placeholder whose batch ranks load: each its share, which may then be GATHERED
+GATHERED = "gathered"
 SOURCES = (VARIABLE, PLACEHOLDER, CONSTANT)
 ITEM_BYTES = {"bool": 1, "bfloat16": 2, "string": 8, "complex64": 8, "complex128": 16}
 

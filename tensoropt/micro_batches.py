@@ -33,13 +33,13 @@ import numpy as np
 from .composite.body import BODY, COMPOSITES, LOOP, Body
 from .composite.composition import Composition
 from .errors import InputError, short
-from .ir import CONSTANT, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
+from .ir import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
 from .lowering.local import local_statics
 from .reschedule.layout import Layout
 from .reschedule.mesh import Mesh
 from .rules.random import FROM_KEY, FROM_SEED
 from .rules.reduction import reduced_dimensions
-from .rules.registry import rule_of
+from .rules.registry import are_shares_sliced, rule_of
 from .rules.rule import Config, Interface, Rule, interface, why_invalid
 
 SUM = -1
@@ -87,7 +87,7 @@ class Slice:
 
     @property
     def n_shares(self) -> int:
-        return self.n_devices if self.slicing.batch % (self.slicing.n * self.n_devices) == 0 else 1
+        return self.n_devices if are_shares_sliced(self.slicing.batch, self.slicing.n, self.n_devices) else 1
 
     def places(self, extent: int) -> np.ndarray:
         """Where the slice's elements are along a dimension that is split: int[extent / n]."""
@@ -113,8 +113,10 @@ class Slice:
 
 
 @lru_cache(maxsize=8)
-def of_slices(graph: Graph, n: int) -> Graph:
+def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     """The graph of one of ``n`` slices; what isn't made of the batch is as it was.
+
+    A batch that ranks load is gathered where so many devices' shares of it can't be sliced.
 
     Raises:
         InputError: the training step can't be taken in so many slices.
@@ -144,6 +146,8 @@ def of_slices(graph: Graph, n: int) -> Graph:
             (op.name, i) for i, tensor in op.operands if _form(_layout(seen, i)) == SUM and tensor.name not in forms
         )
         operators[op.name] = _sliced(op, config, seen, forms, n)
+        if LOADED in op.attrs and not are_shares_sliced(batch, n, n_devices):
+            operators[op.name] = replace(operators[op.name], attrs={**op.attrs, LOADED: GATHERED})
     slicing = Slicing(n, graph, batch, forms, frozenset(once), frozenset(after))
     return replace(graph, operators=operators, slicing=slicing)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from .ir import ARGUMENTS
+from .ir import ARGUMENTS, LOADED
 
-LOADED = "_tensoropt_loaded"
+LOADED_ATTRIBUTE = "_tensoropt_loaded"
 """Marks placeholders of batches of which every rank loads its share."""
 
 
@@ -19,8 +19,8 @@ def attributes_of(op: tf.Operation) -> dict[str, Any]:
     for argument in op.op_def.input_arg:
         inferred.update((argument.type_attr, argument.number_attr, argument.type_list_attr))
     attributes = {attr.name: _as_text(op.get_attr(attr.name)) for attr in op.op_def.attr if attr.name not in inferred}
-    if LOADED in op.node_def.attr:
-        attributes["loaded"] = True
+    if LOADED_ATTRIBUTE in op.node_def.attr:
+        attributes[LOADED] = True
     if attributes.get("seed", 1) == 0 == attributes.get("seed2", 1):
         # TensorFlow would seed it by chance, on each rank otherwise; the name is the same on all of them.
         attributes["seed"] = zlib.crc32(op.name.encode()) or 1

@@ -23,8 +23,8 @@ from .reschedule.layout import Layout, Shape
 from .reschedule.mesh import Level, Mesh
 from .reschedule.path import Path, StepCosts, cheapest_path
 from .reschedule.steps import State, make_step, move_between
-from .rules.registry import rule_of
-from .rules.rule import Config, Demand, interface, why_invalid
+from .rules.registry import rule_in_slices
+from .rules.rule import Config, Demand, Rule, interface, why_invalid
 from .strategy import Copy, Strategy
 
 if TYPE_CHECKING:
@@ -338,7 +338,8 @@ class Plan:
             difference = "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
             for name, op in planned.items():
-                _check_config(actual[name], op)
+                rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
+                _check_config(actual[name], rule, op)
             return
         raise InputError(f"the plan was made for another model: {difference}; find a strategy for this one")
 
@@ -364,9 +365,8 @@ class Plan:
         return plan
 
 
-def _check_config(op: Operator, planned: PlannedOperator) -> None:
+def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
     """Refuse a config that the operator can't have: a file may have been changed by hand."""
-    rule = rule_of(op)
     why = why_invalid(rule, planned.config)
     if why:
         raise InputError(

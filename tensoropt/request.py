@@ -56,7 +56,7 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
     """The frontier that is asked for.
 
     Raises:
-        InputError: as :func:`.frontier.find_frontier`; or no strategy does what ``force`` asks.
+        InputError: as :func:`.frontier.find_frontier`; or no strategy is possible, as where ``force`` asks for too much.
     """
     try:
         return find_frontier(
@@ -74,8 +74,9 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
             request.micro_batches or 1,
         )
     except InfeasibleError as error:
-        raise InputError(f"no strategy on {parallelism} devices does what force asks: {error}") from error
-
+        slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
+        what = "does what force asks" if request.force else "is possible"
+        raise InputError(f"no strategy on {parallelism} devices{slices} {what}: {error}") from error
 
 
 def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from weakref import WeakKeyDictionary
 
-from ..ir import SOURCES, Operator
+from ..ir import GATHERED, LOADED, SOURCES, Operator
 from .rule import Rule, make_rule, replicated_rule
 
 RuleFunction = Callable[[Operator], Rule | str]
@@ -61,11 +62,28 @@ def rule_of(op: Operator) -> Rule:
     return known
 
 
+def rule_in_slices(op: Operator, n_slices: int, n_devices: int) -> Rule:
+    """Return the rule of an operator whose training step takes its batch in slices, at the whole batch.
+
+    A loaded batch needn't lie spread where each rank's share of it can't be sliced: it is gathered first.
+    """
+    rule = rule_of(op)
+    return rule if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices) else replace(rule, spread="")
+
+
+def are_shares_sliced(n_samples: int, n_slices: int, n_devices: int) -> bool:
+    """Return whether every slice of a batch takes as many samples of each device's share; else it takes a run of samples."""
+    return n_slices == 1 or n_samples % (n_slices * n_devices) == 0
+
+
 def _found(op: Operator) -> Rule:
     _load()
     if op.type in SOURCES:
-        dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
-        return make_rule(op, (), (dims,), spread="d0" if op.attrs.get("loaded") else "", flops_per_point=0.0)
+        names, loaded = [f"d{i}" for i in range(len(op.result.shape))], op.attrs.get(LOADED)
+        dims = tuple((name,) for name in names)
+        if loaded == GATHERED:
+            return make_rule(op, (), (dims,), fixed=names, flops_per_point=0.0)
+        return make_rule(op, (), (dims,), spread="d0" if loaded else "", flops_per_point=0.0)
     if op.type not in _RULES:
         return replicated_rule(op, f"operator type {op.type} has no rule")
     if any(op.inputs[i] is not None for i in static_positions(op.type, len(op.inputs))):

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import InputError, short
-from ..operator_attributes import LOADED
+from ..operator_attributes import LOADED_ATTRIBUTE
 from .flatten import Flattener
 
 Structure = Any
@@ -88,7 +88,7 @@ class Capture:
         name = f"{scope}/{spec.name or f'input_{index}'}" if scope else spec.name or f"input_{index}"
         made = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
         if loads and spec.shape.rank:
-            made.op._set_attr(LOADED, tf.compat.v1.AttrValue(b=True))
+            made.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
         return made
 
     def _unique(self, name: str) -> str:

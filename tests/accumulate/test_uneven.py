@@ -1,0 +1,100 @@
+"""Batches that ranks load, in slices that aren't a part of each rank's share: fewer samples than devices, or uneven ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accumulate.uneven import batches, how, network
+from execution.strategies import assert_close
+from mpirun import run_ranks
+
+from tensoropt import request as requests
+from tensoropt.engine import Feed, Fetch
+from tensoropt.errors import InputError
+from tensoropt.execution import EMULATED, execute
+from tensoropt.frontier import find_frontier
+from tensoropt.ft import InfeasibleError
+from tensoropt.offline import Recorded
+from tensoropt.plan import Plan
+from tensoropt.processes import current_processes
+from tensoropt.profiling.hardware import named
+from tensoropt.request import Request, searched
+from tensoropt.reschedule.simulate import gather
+from tensoropt.trainer.offline import record_keras
+
+CASES = [(8, 4, 3), (4, 4, 2), (12, 6, 3), (8, 4, 4), (8, 2, 3)]
+"""(samples, micro-batches, devices)."""
+
+
+def recorded(n_samples: int) -> Recorded:
+    """A Keras model, of whose batch every rank loads its share."""
+    model = network()
+    model.compile(**how())
+    return record_keras(lambda: model, "uneven", "sgd", n_samples)
+
+
+def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The losses of some steps and the state after them, all ranks in this process."""
+    engine = execute(plan, of.model, of.first_values(), current_processes(), EMULATED).engine
+    graph = of.model.graph
+    (step,) = graph.train_steps.values()
+    fed = [op.result for op in graph.step_operators if op.type == "Placeholder"]
+    losses = []
+    for batch in batches(n_samples):
+        feeds = {Feed(tensor, False): batch[tensor.shape[-1]] for tensor in fed}
+        (values,) = engine.run(Fetch(((step.loss, False),), (step.name,)), feeds)
+        assert_close(np.asarray(values), np.full(len(values), values[0]), 1e-12, "the loss on other ranks")
+        losses.append(float(values[0]))
+    state = {
+        entry.key: gather([variable.numpy() for variable in entry.variables], entry.layout, entry.shape)
+        for entry in engine.state()
+    }
+    return losses, state
+
+
+@pytest.mark.usefixtures("float64", "graphs_as_built")
+@pytest.mark.parametrize(("n_samples", "n_slices", "n_devices"), CASES)
+def test_plans_in_uneven_slices_have_one_device_numbers(n_samples: int, n_slices: int, n_devices: int) -> None:
+    of = recorded(n_samples)
+    losses, state = trained(of, find_frontier(of.model, named("v100-1x1"), 1).fastest(), n_samples)
+    found = find_frontier(of.model, named(f"v100-1x{n_devices}"), n_devices, micro_batches=n_slices)
+    plans = [found.plan(point) for point in {0, len(found) - 1}]
+    assert max(plan.n_split_operators for plan in plans) > 0, "operators are split otherwise than by samples"
+    for plan in plans:
+        assert plan.micro_batches == n_slices
+        found_losses, found_state = trained(of, plan, n_samples)
+        assert_close(np.asarray(found_losses), np.asarray(losses), 1e-10, "losses")
+        for name, value in state.items():
+            assert_close(found_state[name], value, 1e-10, name)
+
+
+def test_a_plan_in_uneven_slices_reads_back(tmp_path: Path) -> None:
+    of = recorded(8)
+    find_frontier(of.model, named("v100-1x3"), 3, micro_batches=4).fastest().save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    plan.check_for(of.model.graph)
+    with pytest.raises(InputError, match="every rank loads its share of factor 'd0'"):
+        replace(plan, micro_batches=1).check_for(of.model.graph)
+
+
+def test_ranks_train_in_uneven_slices_as_keras_does() -> None:
+    """What each rank has loaded is gathered where its share can't be sliced."""
+    result = run_ranks(3, Path(__file__).with_name("uneven.py"), timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "8 samples in 4 micro-batches on 3 ranks are trained as Keras does" in result.stdout
+
+
+def test_only_a_search_with_force_speaks_of_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    def infeasible(*arguments: object) -> None:
+        raise InfeasibleError("every state of node 'x' is infeasible")
+
+    monkeypatch.setattr(requests, "find_frontier", infeasible)
+    of, hardware = recorded(8), named("v100-1x2")
+    with pytest.raises(InputError, match="no strategy on 2 devices does what force asks"):
+        searched(Request(of.model, hardware, None, {"MatMul": {"m": 2}}), 2)
+    with pytest.raises(InputError, match="no strategy on 2 devices in 4 micro-batches is possible") as error:
+        searched(Request(of.model, hardware, None, micro_batches=4), 2)
+    assert "force" not in str(error.value)
