@@ -6,7 +6,8 @@ results that nobody keeps, what collectives receive). Here the step is replayed 
 operator at a time: forward in program order, deliveries where the lowering makes them, backward in the order in which
 TensorFlow comes to operators and deliveries (:mod:`tensoropt.reverse_order`), updates as soon as they can be
 (:mod:`tensoropt.lowering.order`). A batch that is taken in slices is replayed slice by slice: what is made without it is
-delivered once, gradients are added up where it was delivered, and go back from there after the last slice.
+delivered once, gradients are added up where it was delivered, and go back from there after the last slice. The slices
+between the first and the last are alike, so that one of them is replayed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from .forward import Forward
 from .gradients import Gradients
 from .places import Places
 from .program import GRADIENTS, INPUTS, STATE, StepProgram
+
+MOST_SLICES = 3
+"""The first slice, one that stands for those between, which are alike, and the last."""
 
 __all__ = ["GRADIENTS", "INPUTS", "STATE", "peak_of", "program_of"]
 
@@ -57,8 +61,10 @@ def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting,
         gradients.run()
     else:
         in_slices = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
-        for _ in range(graph.n_slices):
+        for index in range(min(graph.n_slices, MOST_SLICES)):
             forward.begin_slice(in_slices)
+            if index == 1:
+                gradients.stand_for(graph.n_slices - MOST_SLICES)
             for op in in_slices:
                 if op.type == PLACEHOLDER:
                     forward.slice_of_source(op)

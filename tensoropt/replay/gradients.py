@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ..backward import Backward
 from ..costing import piece_bytes
@@ -36,6 +37,8 @@ class Gradients:
         self.again = Again(program, places, forward, backward)
         # The sum of the gradients that have come to a delivery, or to a result, so far.
         self._coming: dict[Place, Buffer] = {}
+        # By loss its own gradient: a constant, which all slices of the batch take.
+        self._ones: dict[str, Buffer] = {}
         # Updates that wait for what is added up over all gradients.
         self._updates: list[Buffer] = []
         # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
@@ -53,10 +56,19 @@ class Gradients:
             whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
             with self.program.perhaps_later():
                 self.program.add([self.forward.operand(loss, whole)])
-            self._come(Place(RESULT, loss.name), Buffer(loss.item_bytes, GRADIENTS, of=loss.name))
+            if loss.name not in self._ones:
+                self._ones[loss.name] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
+            self._come(Place(RESULT, loss.name), self._ones[loss.name])
         starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
         self._back(reverse_order(starts, self.places.sources, self.forward.collectives), self.places.sources)
         self.again.clear()
+
+    def stand_for(self, n_slices: int) -> None:
+        """Have so many slices more behind, like the one before: their lookups' rows wait for the update, too."""
+        for rows in self._rows.values() if n_slices > 0 else ():
+            others = [replace(each, n_bytes=n_slices * each.n_bytes) for each in rows]
+            self.program.add([], others)
+            rows += others
 
     def after_slices(self) -> None:
         """What was added up over all slices goes back to where it came from."""

@@ -1,0 +1,32 @@
+"""Replays of steps in many slices: one slice stands for those between the first and the last."""
+
+from __future__ import annotations
+
+import accumulate.models as models
+import pytest
+from execution.strategies import Link
+
+from tensoropt import replay
+from tensoropt.deliveries import Router
+from tensoropt.frontier import costing_of
+from tensoropt.profiling.hardware import named
+
+
+@pytest.mark.parametrize("name", models.FUNCTIONS)
+def test_a_peak_is_that_of_a_replay_of_all_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_shorter = 0
+    for seed in range(12):
+        n, n_devices = (4, 8)[seed % 2], (1, 2, 4)[seed % 3]
+        hardware, optimizer = named(f"v100-1x{n_devices}"), ("sgd", "adam")[seed // 2 % 2]
+        mesh = hardware.mesh(n_devices)
+        view = models.random_view(name, optimizer, n, mesh, 500 + seed)[1]
+        model = models.sliced(name, optimizer, n).model
+        costing = costing_of(model, hardware, mesh)
+        short = replay.program_of(view, model.backward, costing, Router(Link()))
+        with monkeypatch.context() as patched:
+            patched.setattr(replay, "MOST_SLICES", n)
+            whole = replay.program_of(view, model.backward, costing, Router(Link()))
+        found, expected = (replay.peak_of_program(program) for program in (short, whole))
+        assert found.n_bytes == expected.n_bytes and found.by_use == expected.by_use
+        n_shorter += len(short) < len(whole)
+    assert n_shorter == 12
