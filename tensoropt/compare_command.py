@@ -13,9 +13,9 @@ from .errors import InputError
 from .files import write_json
 from .memory_limit import parse_memory
 from .profiling.hardware import Hardware, HardwareError
+from .progress import Bars
 from .quiet import import_tensorflow
 from .search_command import (
-    Bars,
     add_model_arguments,
     budget_of,
     check_outputs,

@@ -19,9 +19,9 @@ from .micro_batches import checked_count
 from .plan import Plan
 from .planning import plan_of
 from .profiling.hardware import Hardware
-from .request import OF_CURVE, Request, fastest_that_fits, least_of
+from .request import OF_CURVE, Request, fastest_that_fits
 from .smaller_batch import batch_of
-from .ways_out import nothing_fits
+from .ways_out import least_needed, nothing_fits, time_for_more
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
@@ -110,9 +110,10 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     Raises:
         InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
     """
+    started = time.monotonic()
     best, tried = fastest_that_fits(request, parallelism)
     if best is None:
-        raise InputError(nothing_fits(request, tried))
+        raise InputError(nothing_fits(request, tried, started))
     return _unrolled(*best, "mini_time", request)
 
 
@@ -123,12 +124,13 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
         InputError: nothing fits on any.
     """
     all_tried: list[ModelFrontier] = []
+    started = time.monotonic()
     for parallelism in sorted(parallelisms):
         best, tried = fastest_that_fits(request, parallelism)
         if best is not None:
             return _unrolled(*best, "mini_parallelism", request)
         all_tried += tried
-    raise InputError(nothing_fits(request, all_tried))
+    raise InputError(nothing_fits(request, all_tried, started))
 
 
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
@@ -137,13 +139,14 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     points = []
     for parallelism in parallelisms:
+        started = time.monotonic()
         best, tried = fastest_that_fits(request, parallelism)
-        frontier, point = best if best is not None else (least_of(tried, request.progress), None)
-        needed_bytes = frontier.needed_bytes(frontier.least_point(request.progress) if point is None else point)
-        exact = frontier.found.exact
-        if point is None:
-            points.append(CurvePoint(parallelism, False, needed_bytes, None, None, exact))
+        if best is None:
+            least = least_needed(request, tried, time_for_more(tried, started))
+            points.append(CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact))
             continue
+        frontier, point = best
+        needed_bytes, exact = frontier.needed_bytes(point), frontier.found.exact
         time_us = frontier.points[point].time_us
         rate = batch / time_us * 1e6 if batch else None
         points.append(CurvePoint(parallelism, True, needed_bytes, time_us, rate, exact))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from .baselines import BASELINES
 from .choices import ACCUMULATE
@@ -14,9 +17,15 @@ from .ft import Budget, InfeasibleError
 from .objectives import MEMORY_TIME, Objectives
 from .profiling.hardware import Hardware
 from .profiling.work import NOTHING_KNOWN, Known
+from .room import least_held_bytes
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """Where a search is one of several."""
+ONCE = Budget(seconds=0.0)
+"""Where the answer is whether something fits at all."""
+MOST_MICRO_BATCHES = 1 << 20
+FEW = (64, 16, 4)
+"""Behind which parts of a frontier the points are that are looked at in any case: the least peaks are at the lower end."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +89,47 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
 
 
 def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
-    """The frontier with the batch in whole; then, where that is left open, in 2, 4, 8, ... micro-batches.
+    """The frontier with the batch in whole; then, where that is left open, those that need the least in micro-batches.
 
-    As long as more of them need less. Each is searched when it is asked for.
+    Each is searched when it is asked for.
 
     Raises:
         InputError: as :func:`searched`, of the first.
     """
-    frontier = searched(request, parallelism)
-    yield frontier
+    yield searched(request, parallelism)
+    if may_slice(request):
+        yield from least_in_slices(request, parallelism)
+
+
+def may_slice(request: Request) -> bool:
+    """Return whether it is left open in how many micro-batches a step takes its batch."""
     is_asked = request.micro_batches is not None or ACCUMULATE in request.without
-    n, least = 2, _least_bytes(frontier)
-    while not (is_asked or request.algorithm in BASELINES):
+    return not (is_asked or request.algorithm in BASELINES)
+
+
+def least_in_slices(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
+    """The frontiers with the smallest slices: with a sample for each device, and with a single sample.
+
+    What more slices take of a step's memory is never more, but for what can't be split otherwise than by samples. These say
+    whether micro-batches would do at all; searched once, so that the answer doesn't depend on the machine.
+    """
+    try:
+        slicing = request.model.in_slices(2).graph.slicing
+    except InputError:
+        return
+    assert slicing is not None
+    possible = [n for n in _powers_of_two(slicing.batch) if slicing.batch % n == 0]
+    one_each = [n for n in possible if slicing.batch // n >= parallelism]
+    for n in dict.fromkeys([*one_each[-1:], *possible[-1:]]):
         try:
-            frontier = searched(replace(request, micro_batches=n), parallelism)
+            yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
         except InputError:
             return
-        if _least_bytes(frontier) >= least:
-            return
-        yield frontier
-        n, least = 2 * n, _least_bytes(frontier)
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    """2, 4, 8, ..."""
+    return (1 << i for i in range(1, most.bit_length()))
 
 
 def fastest_that_fits(
@@ -108,13 +138,33 @@ def fastest_that_fits(
     """A frontier and its point of least time within the limit, None if nothing fits; and all frontiers that were looked at.
 
     More micro-batches take no less time than fewer, as far as memory allows both: more are looked at only where the limit
-    keeps out what would be faster, and for as long as they are faster.
+    keeps out what would be faster, and for as long as they are faster. Where nothing fits in whole, 2, 4, 8, ... are
+    searched only if the smallest slices would fit.
     """
-    best: tuple[ModelFrontier, int] | None = None
-    tried = []
-    for frontier in frontiers(request, parallelism):
+    frontier = searched(request, parallelism)
+    tried, limit = [frontier], request.limit_bytes
+    if limit is not None and limit < least_held_bytes(request.model.graph, parallelism):
+        return None, tried
+    point = frontier.fastest_within(limit, request.progress)
+    best = None if point is None else (frontier, point)
+    if not may_slice(request) or point == frontier.fastest_within(None):
+        return best, tried
+    known = best
+    if known is None:
+        known = _first_that_fits(request, least_in_slices(request, parallelism), tried)
+        if known is None:
+            return None, tried
+    least = _least_bytes(frontier)
+    for n in _powers_of_two(known[0].model.graph.n_slices if best is None else MOST_MICRO_BATCHES):
+        try:
+            frontier = searched(replace(request, micro_batches=n), parallelism)
+        except InputError:
+            break
+        if _least_bytes(frontier) >= least:
+            break
         tried.append(frontier)
-        point = frontier.fastest_within(request.limit_bytes, request.progress)
+        least = _least_bytes(frontier)
+        point = frontier.fastest_within(limit, request.progress)
         if point is None:
             continue
         if best is not None and _time_ns(frontier, point) >= _time_ns(*best):
@@ -122,12 +172,18 @@ def fastest_that_fits(
         best = frontier, point
         if point == frontier.fastest_within(None):
             break
-    return best, tried
+    return best or known, tried
 
 
-def least_of(tried: Sequence[ModelFrontier], progress: Progress | None) -> ModelFrontier:
-    """The frontier with the point that needs the least."""
-    return min(tried, key=lambda frontier: frontier.needed_bytes(frontier.least_point(progress)))
+def _first_that_fits(
+    request: Request, found: Iterable[ModelFrontier], tried: list[ModelFrontier]
+) -> tuple[ModelFrontier, int] | None:
+    for frontier in found:
+        tried.append(frontier)
+        point = frontier.fastest_within(request.limit_bytes, request.progress)
+        if point is not None:
+            return frontier, point
+    return None
 
 
 def _time_ns(frontier: ModelFrontier, point: int) -> int:
@@ -136,3 +192,51 @@ def _time_ns(frontier: ModelFrontier, point: int) -> int:
 
 def _least_bytes(frontier: ModelFrontier) -> int:
     return int(frontier.costs.mem_bytes.min())
+
+
+class TimeIsUpError(Exception):
+    """Something has taken as long as it may."""
+
+
+def in_time(deadline: float, progress: Progress | None) -> Progress:
+    """A progress that passes on what it is told until a time of ``time.monotonic``.
+
+    Raises:
+        TimeIsUpError: when it is told something after that.
+    """
+
+    def told(stage: str, done: int, total: int) -> None:
+        if time.monotonic() > deadline:
+            raise TimeIsUpError
+        if progress is not None:
+            progress(stage, done, total)
+
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The point of a frontier that needs the least.
+
+    Attributes:
+        is_sure: whether there was the time to look at all that were to be looked at.
+    """
+
+    frontier: ModelFrontier
+    point: int
+    is_sure: bool = True
+
+    @classmethod
+    def of(cls, frontier: ModelFrontier, progress: Progress | None) -> Least:
+        """Find it; where the progress says that time is up, among the points that were looked at by then."""
+        try:
+            return cls(frontier, frontier.least_point(progress))
+        except TimeIsUpError:
+            by_memory = np.argsort(frontier.costs.mem_bytes, kind="stable")
+            few = {int(by_memory[len(by_memory) // part]) for part in FEW}
+            known = {point: frontier.needed_bytes(point) for point in {*frontier.replayed, *few}}
+            return cls(frontier, min(known, key=lambda point: known[point]), False)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.frontier.needed_bytes(self.point)

@@ -10,12 +10,9 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from .baselines import BASELINES
 from .choices import CHOICES, checked_choices
@@ -25,6 +22,7 @@ from .ft import ALGORITHMS, Budget
 from .memory_limit import parse_memory
 from .objectives import MEMORY_TIME, PAIRS, parse_objectives
 from .profiling.hardware import Hardware, HardwareError, named, resolve
+from .progress import Bars
 from .quiet import import_tensorflow
 from .space import SPACES
 
@@ -353,29 +351,3 @@ def _check_picture(file: Path) -> None:
     if file.suffix.lower().removeprefix(".") not in kinds:
         known = ", ".join(sorted(kinds))
         raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")
-
-
-class Bars:
-    """A bar on a terminal's stderr for each stage that takes longer than a second."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._bar: Any = None
-        self._closing = ExitStack()
-
-    def __enter__(self) -> Bars:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.close()
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        if stage != self._stage or done < self._bar.n:
-            self._closing.close()
-            shown = sys.stderr.isatty()
-            self._bar = tqdm(total=total, desc=stage, delay=1.0, leave=False, disable=not shown, file=sys.stderr)
-            self._closing.callback(self._bar.close)
-            self._stage = stage
-        self._bar.update(done - self._bar.n)

@@ -2,15 +2,15 @@
 
 The ways out are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
 search on more devices, a search in the other space. A search that can't help is left out where that is certain: parameters
-and slots are divided by the devices at best. All of it takes about as long as the search before with its replays, or
-``LEAST_S``; what isn't known by then isn't told.
+and slots are divided by the devices at best. All of it, with the searches before, takes ``OF_SEARCH`` times as long as the
+search with the batch in whole, or ``LEAST_S`` more. What is known by then is told as certain, and what isn't as possible.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from .baselines import BASELINES
 from .errors import InputError
@@ -20,56 +20,77 @@ from .ir import VARIABLE
 from .memory_limit import memory_text
 from .plan_frontier import Progress
 from .profiling.hardware import Hardware, LinkLevel
-from .request import OF_CURVE, Request, frontiers
+from .request import OF_CURVE, Least, Request, TimeIsUpError, frontiers, in_time, least_in_slices, may_slice
+from .room import least_held_bytes
 from .smaller_batch import batch_of, batch_that_fits
 from .space import COMPACT, FULL
 from .usable import check_usable
 
-LEAST_S = 10.0
+LEAST_S = 2.0
 OF_SEARCH = 2.0
-"""Of the seconds of the search; to replay points took about as long again."""
+OF_REPLAYS = 0.5
+"""Of the time that is left, what replays of the frontier may take."""
 MOST_WAYS = 3
 MOST_DEVICES = 16
 """Up to so many are tried, or up to four times as many as the hardware has."""
 
 
-class _TimeIsUpError(Exception):
-    """Looking for ways out has taken as long as it may."""
+def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
+    """Return until when, by ``time.monotonic``, may be looked for what to say.
+
+    Args:
+        tried: what was searched since it ``started``.
+    """
+    whole = (each for each in tried if each.model.graph.n_slices == 1)
+    seconds = sum(sum(each.seconds_by_stage.values()) for each in whole)
+    return max(started + OF_SEARCH * seconds, time.monotonic() + LEAST_S)
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    """What the least is on a frontier, and at which of its points."""
-
-    frontier: ModelFrontier
-    point: int
-
-    @classmethod
-    def of(cls, frontier: ModelFrontier, progress: Progress | None) -> _Least:
-        return cls(frontier, frontier.least_point(progress))
-
-    @property
-    def n_bytes(self) -> int:
-        return self.frontier.needed_bytes(self.point)
-
-
-def nothing_fits(request: Request, tried: Sequence[ModelFrontier]) -> str:
+def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: float) -> str:
     """One sentence for the user, after a search on which nothing fits.
 
     Args:
-        tried: what was searched, at one parallelism or several.
+        tried: what was searched, at one parallelism or several, since it ``started``.
     """
     assert request.limit_bytes is not None
-    least = min((_Least.of(each, request.progress) for each in tried), key=lambda each: each.n_bytes)
-    n_devices, text = least.frontier.mesh.n_devices, f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)})"
+    deadline = time_for_more(tried, started)
+    least = least_needed(request, tried, deadline)
+    n_devices, n_slices = least.frontier.mesh.n_devices, least.frontier.model.graph.n_slices
+    how = f" in {n_slices} micro-batches" if n_slices > 1 else " with the batch in whole" if may_slice(request) else ""
     told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
-    told += f"{n_devices} device{'s' * (n_devices > 1)} is {text} per device{_most_of_it(least)}"
-    seconds = sum(sum(each.seconds_by_stage.values()) for each in tried)
-    ways = _Ways(request, least, max(OF_SEARCH * seconds, LEAST_S)).found()
+    told += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
+    told += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
+    held = least_held_bytes(request.model.graph, n_devices)
+    if held > request.limit_bytes:
+        told += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
+    ways = _Ways(request, least, deadline).found()
     return f"{told}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
 
 
-def _most_of_it(least: _Least) -> str:
+def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> Least:
+    """Return the least of what was searched, and of slices where they weren't searched since they can't fit.
+
+    Args:
+        deadline: by ``time.monotonic``, until when may be looked for it.
+    """
+    now = time.monotonic()
+    of_whole = in_time(now + OF_REPLAYS * (deadline - now), request.progress)
+    found = [Least.of(each, of_whole) for each in tried]
+    has_looked = True
+    if may_slice(request) and all(each.model.graph.n_slices == 1 for each in tried):
+        progress = in_time(deadline, request.progress)
+        n_devices = min(found, key=lambda each: each.n_bytes).frontier.mesh.n_devices
+        try:
+            progress("costs", 0, 1)
+            for each in least_in_slices(replace(request, progress=progress), n_devices):
+                found.append(Least.of(each, progress))
+        except TimeIsUpError:
+            has_looked = False
+    least = min(found, key=lambda each: each.n_bytes)
+    return replace(least, is_sure=has_looked and all(each.is_sure for each in found))
+
+
+def _most_of_it(least: Least) -> str:
     """For which of the user's operators most of it is: its results, copies and gradients, a variable's slots."""
     peak, producers = least.frontier.peak(least.point), least.frontier.model.graph.producers
     amounts: dict[str, int] = {}
@@ -82,30 +103,36 @@ def _most_of_it(least: _Least) -> str:
     return f", {memory_text(amounts[where])} of it for {where}"
 
 
+@dataclass
 class _Ways:
     """What would do, looked for until a deadline.
 
-    Args:
+    Attributes:
         least: of what was searched.
-        seconds: that it may take.
+        perhaps: what couldn't be looked at in time.
     """
 
-    def __init__(self, request: Request, least: _Least, seconds: float) -> None:
-        assert request.limit_bytes is not None
-        self.request, self.least, self.limit_bytes = request, least, request.limit_bytes
-        self._deadline = time.monotonic() + seconds
+    request: Request
+    least: Least
+    deadline: float
+    perhaps: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.request.limit_bytes is not None
+        self.limit_bytes = self.request.limit_bytes
 
     def found(self) -> list[str]:
-        """In words, by what they cost the user: a switch, a quick search, fewer samples, more devices, a long search."""
+        """In words, by what they cost the user: a switch, a quick search, fewer samples, more devices, a long search.
+
+        What there wasn't the time to look at comes last, as what it is.
+        """
         ways: list[str] = []
         for look in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
-            if len(ways) == MOST_WAYS:
-                break
-            try:
+            if len(ways) < MOST_WAYS:
                 ways += look()
-            except _TimeIsUpError:
-                continue
-        return ways[:MOST_WAYS]
+        if self.perhaps and len(ways) < MOST_WAYS:
+            ways.append(f"perhaps {' or '.join(self.perhaps)} (there wasn't the time to look)")
+        return ways
 
     def _switched_off(self) -> list[str]:
         """Each by itself; where that isn't enough, all of them."""
@@ -116,11 +143,13 @@ class _Ways:
             options["without force="] = replace(self.request, force={})
         if self.request.algorithm in BASELINES:
             options = {f"algorithm '{ALGORITHMS[0]}'": replace(self.request, algorithm=ALGORITHMS[0])}
+        if least_held_bytes(self.request.model.graph, self.least.frontier.mesh.n_devices) > self.limit_bytes:
+            return []
         for words, request in options.items():
-            least = self._searched(request, words, self.least.frontier.mesh.n_devices)
-            if least is not None:
-                search = "a search " * words.startswith("without")
-                return [f"{search}{words} (at least {memory_text(least.n_bytes)})"]
+            search = "a search " * words.startswith("without")
+            found = self._searched(request, words, self.least.frontier.mesh.n_devices, f"{search}{words}")
+            if found:
+                return found
         return []
 
     def _with(self, name: str) -> Request:
@@ -129,7 +158,8 @@ class _Ways:
     def _fewer_samples(self) -> list[str]:
         """By the plan that needs the least, and by the fastest, which may keep less of the parameters."""
         frontier, batch = self.least.frontier, batch_of(self.request.model)
-        if batch is None:
+        of_variables = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
+        if batch is None or of_variables > self.limit_bytes:
             return []
         points = {self.least.point, frontier.fastest_within(None)}
         most = max(batch_that_fits(frontier, point, batch, self.limit_bytes) for point in points)
@@ -141,26 +171,18 @@ class _Ways:
     def _more_devices(self) -> list[str]:
         """The first larger parallelism; beyond the hardware, on more devices or machines of the same kind."""
         for count, hardware in _larger(self.request.hardware, self.least.frontier.mesh.n_devices):
-            if self._parameter_bytes(count) > self.limit_bytes:
+            if least_held_bytes(self.request.model.graph, count) > self.limit_bytes:
                 continue
             try:
                 check_usable(self.request.model.graph, hardware, count)
             except InputError:
                 continue
             request = replace(self.request, hardware=hardware, force={})
-            least = self._searched(request, f"{count} devices", count)
-            if least is not None:
-                return [f"{count} devices (at least {memory_text(least.n_bytes)})"]
+            n_perhaps = len(self.perhaps)
+            found = self._searched(request, f"{count} devices", count, f"{count} devices")
+            if found or len(self.perhaps) > n_perhaps:
+                return found
         return []
-
-    def _parameter_bytes(self, n_devices: int) -> int:
-        """What no device can have less than: its share of each variable with its slots."""
-        graph, total = self.request.model.graph, 0
-        for op in graph.step_operators:
-            if op.type == VARIABLE:
-                copies = 1 + min((update.slots for update in graph.updates.get(op.name, ())), default=0)
-                total += copies * -(-op.result.mem_bytes // n_devices)
-        return total
 
     def _compact(self) -> list[str]:
         """A part of the full space, but its points are others, and may need less at once than those that keep less."""
@@ -170,34 +192,34 @@ class _Ways:
         return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
 
     def _in_space(self, space: str) -> list[str]:
-        least = self._searched(replace(self.request, space=space), f"{space} space", self.least.frontier.mesh.n_devices)
-        return [] if least is None else [f"tensoropt search --space {space} (at least {memory_text(least.n_bytes)})"]
+        n_devices = self.least.frontier.mesh.n_devices
+        if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
+            return []
+        request = replace(self.request, space=space)
+        return self._searched(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
 
-    def _searched(self, request: Request, words: str, parallelism: int) -> _Least | None:
-        """What the least is by another search; None if that isn't enough, or can't be had.
-
-        Raises:
-            _TimeIsUpError: it isn't known in time.
-        """
-        progress = self._in_time(words)
-        progress("costs", 0, 1)
+    def _searched(self, request: Request, stage: str, parallelism: int, words: str) -> list[str]:
+        """What to say of another search: what the least is, if that is enough; nothing if it can't be had."""
+        told = self.request.progress
+        of_stage = None if told is None else _under(told, stage)
+        progress = in_time(self.deadline, of_stage)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
-            found = (_Least.of(frontier, progress) for frontier in frontiers(request, parallelism))
-            return next((least for least in found if least.n_bytes <= self.limit_bytes), None)
+            progress("costs", 0, 1)
+            for frontier in frontiers(request, parallelism):
+                least = Least.of(frontier, progress)
+                if least.n_bytes <= self.limit_bytes:
+                    return [f"{words} (at least {memory_text(least.n_bytes)})"]
+                progress("peaks", 1, 1)
         except InputError:
-            return None
+            return []
+        except TimeIsUpError:
+            self.perhaps.append(words)
+        return []
 
-    def _in_time(self, words: str) -> Callable[[str, int, int], None]:
-        told = self.request.progress
 
-        def progress(stage: str, done: int, total: int) -> None:
-            if time.monotonic() > self._deadline:
-                raise _TimeIsUpError
-            if told is not None:
-                told(f"{words}, {stage}", done, total)
-
-        return progress
+def _under(told: Progress, name: str) -> Progress:
+    return lambda stage, done, total: told(f"{name}, {stage}", done, total)
 
 
 def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:

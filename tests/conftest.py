@@ -12,6 +12,8 @@ from hypothesis import settings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # No test depends on what was measured before it; processes that tests start inherit this.
 os.environ["TENSOROPT_CACHE"] = "off"
+# What commands say isn't mixed with how far they are, where the machine is slow.
+os.environ["TENSOROPT_QUIET"] = "1"
 
 # Other work on the machine must not fail a property.
 settings.register_profile("tensoropt", deadline=None)

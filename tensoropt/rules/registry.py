@@ -68,7 +68,9 @@ def rule_in_slices(op: Operator, n_slices: int, n_devices: int) -> Rule:
     A loaded batch needn't lie spread where each rank's share of it can't be sliced: it is gathered first.
     """
     rule = rule_of(op)
-    return rule if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices) else replace(rule, spread="")
+    if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices):
+        return rule
+    return replace(rule, spread="")
 
 
 def are_shares_sliced(n_samples: int, n_slices: int, n_devices: int) -> bool:

@@ -119,7 +119,7 @@ def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path):
 
 def test_too_little_memory(capsys):
     told = refused(capsys, GOOD, "--devices", 2, "--memory", "1kB")
-    assert told.startswith("no plan fits 1,000 bytes (1 kB) per device: the least on 2 devices is ")
+    assert told.startswith("no plan fits 1,000 bytes (1 kB) per device: the least on 2 devices ")
 
 
 def test_the_optimizer_counts(tmp_path):

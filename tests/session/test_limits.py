@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 import tensoropt
+from tensoropt import request as requests
 from tensoropt import ways_out
 from tensoropt.errors import InputError
 from tensoropt.frontier import Model, ModelFrontier
 from tensoropt.memory_limit import memory_text
 from tensoropt.offline import record
-from tensoropt.options import mini_parallelism, mini_time
+from tensoropt.options import mini_parallelism, mini_time, profiling
 from tensoropt.profiling.hardware import named
-from tensoropt.request import Request, frontiers, searched
+from tensoropt.request import OF_CURVE, Request, fastest_that_fits, frontiers, searched
+from tensoropt.room import least_held_bytes
 from tensoropt.smaller_batch import batch_that_fits
 
 HARDWARE = named("v100-1x4")
@@ -39,6 +41,12 @@ def least(frontier: ModelFrontier) -> int:
 def request(model: Model, **asked: object) -> Request:
     """With the batch in whole, where nothing else is asked: so that what fits is on one frontier."""
     return Request(**{"model": model, "hardware": HARDWARE, "limit_bytes": None, "micro_batches": 1, **asked})
+
+
+@pytest.fixture(autouse=True)
+def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said doesn't depend on how busy the machine is."""
+    monkeypatch.setattr(ways_out, "LEAST_S", 600.0)
 
 
 def said(asked: Request, parallelism: int, limit: int) -> str:
@@ -98,7 +106,7 @@ def test_devices_that_cannot_hold_their_share_of_the_parameters_are_not_searched
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(ways_out, "frontiers", lambda request, count: asked.append(count) or frontiers(request, count))
-    said(request(model, space="compact"), 1, model.graph.parameter_bytes // 8)
+    said(request(model, space="compact"), 1, least_held_bytes(model.graph, 8))
     assert asked[0] == 8 and set(asked) <= {8, 16, 1}
     asked.clear()
     assert "use memory=" in said(request(model, space="compact"), 1, 10)
@@ -181,16 +189,62 @@ def test_what_force_costs_is_told() -> None:
 
 
 def test_looking_for_ways_out_ends_in_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time nothing is searched any more; what takes no search is told all the same."""
+    """Without time nothing is searched any more, and what might do is told as that; what takes no search is told as ever."""
     needed = least(searched(request(model), 4))
-    monkeypatch.setattr(ways_out._Ways, "__init__", _without_time(ways_out._Ways.__init__))
+    monkeypatch.setattr(ways_out, "LEAST_S", -600.0)
+    monkeypatch.setattr(ways_out, "OF_SEARCH", 0.0)
+    searches: list[int] = []
+    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: searches.append(count) or frontiers(request, count))
     text = said(request(model, without=frozenset(["reuse"])), 4, 3 * needed // 4)
-    assert "devices (" not in text and "--space" not in text and "leaving out" not in text
-    assert "a batch of about" in text and "or memory=" in text
+    assert not searches
+    assert re.search(r"the least on 4 devices that was found in time is .*; use a batch of about \d+ .*, perhaps a", text)
+    assert re.search(
+        r"perhaps a search without leaving out 'reuse' or .*8 devices \(there wasn't the time to look\), or memory=", text
+    )
 
 
-def _without_time(original):
-    return lambda self, asked, found, seconds: original(self, asked, found, -1.0)
+def open_request(model: Model, **asked: object) -> Request:
+    return request(model, micro_batches=None, **asked)
+
+
+def test_below_what_devices_hold_at_least_only_what_is_said_takes_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No micro-batches are searched but for what the message says of them; no peak is asked for before."""
+    held, asked = least_held_bytes(model.graph, 4), []
+    whole = searched(request(model), 4)
+    assert all(held <= whole.peak(point).n_bytes for point in range(len(whole)))
+    monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
+    assert best is None and len(tried) == 1 and not tried[0].replayed and asked == [None]
+    asked.clear()
+    text = said(open_request(model), 4, 1000)
+    assert asked == [None, 16, 64]
+    needs = {n: least(searched(request(model, micro_batches=n, budget=requests.ONCE), 4)) for n in (16, 64)}
+    n = min(needs, key=lambda each: needs[each])
+    assert needs[n] < least(whole)
+    told = f"{needs[n]:,} bytes ({memory_text(needs[n])}) per device in {n} micro-batches, "
+    assert f"the least on 4 devices is {told}" in text
+    assert f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}; use " in text
+
+
+def test_where_nothing_fits_the_smallest_slices_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=least_held_bytes(model.graph, 4)), 4)
+    assert best is None and asked == [None, 16, 64]
+    needed = min(least(frontier) for frontier in tried)
+    assert needed < least(tried[0])
+    assert f"is {needed:,} bytes" in said(open_request(model), 4, needed - 1)
+    plan = mini_time(open_request(model, limit_bytes=needed), 4)
+    assert plan.peak_bytes is not None and plan.peak_bytes <= needed and plan.micro_batches > 1
+
+
+def test_a_curve_has_the_least_where_nothing_fits(model: Model) -> None:
+    (point,) = profiling(open_request(model, limit_bytes=1000), [4]).points
+    text = said(open_request(model, budget=OF_CURVE), 4, 1000)
+    assert not point.fits and f"is {point.memory_bytes:,} bytes" in text
 
 
 def test_progress_says_what_is_looked_for(model: Model) -> None:
