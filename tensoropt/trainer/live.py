@@ -146,7 +146,7 @@ class LiveValues:
         return found
 
     def _view(self, variable: Any) -> Any:
-        if not isinstance(variable, _Asking):
+        if isinstance(variable, _View) or not isinstance(variable, _Asking):
             return variable
         if id(variable) not in self._views:
             view = object.__new__(_view_class(type(variable)))

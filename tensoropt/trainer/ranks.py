@@ -181,8 +181,8 @@ class Ranks:
         for rank, (other, _) in enumerate(found):
             if other != found[0][0]:
                 raise InputError(
-                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': pieces are gathered from all ranks, so that "
-                    "every rank must read the same, in the same order"
+                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': pieces are gathered from all ranks, "
+                    "so that every rank must read the same, in the same order"
                 )
         whole = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
         for _, pieces in found:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ..checkpoint import Objects, name_of
 from ..errors import InputError, TensorOptError, short
+from ..source_lines import running_line
 from ..state import StateEntry
 from .live import LiveValues
 from .objective import KerasObjective
@@ -203,15 +204,15 @@ def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np
     Raises:
         InputError: there are more or fewer, or one has another shape or no numbers.
     """
-    advice = "give them as trainer.get_weights() does"
+    advice, call = "give them as trainer.get_weights() does", f"set_weights ({running_line()})"
     if not isinstance(values, (list, tuple)):
         got = short(values)
-        raise InputError(f"set_weights takes a list of {len(variables)} arrays for model '{name}', got {got}; {advice}")
+        raise InputError(f"{call} takes a list of {len(variables)} arrays for model '{name}', got {got}; {advice}")
     if len(values) != len(variables):
-        raise InputError(f"set_weights got {len(values)} arrays, expected {len(variables)} for model '{name}'; {advice}")
+        raise InputError(f"{call} got {len(values)} arrays, expected {len(variables)} for model '{name}'; {advice}")
     arrays = []
     for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        which = f"set_weights got at place {i}, for '{variable.path}' of model '{name}',"
+        which = f"{call} got at place {i}, for '{variable.path}' of model '{name}',"
         try:
             array = np.asarray(value)
             dtype = tf.as_dtype(array.dtype)

@@ -41,8 +41,8 @@ def check_weights(trainer: Any) -> None:
     assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.set_weights(other))
     assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.weights[0].assign(other[0]))
     wide = [*before[:-2], np.ones((8, 5 + RANK)), before[-1]]
-    assert "on rank 1 set_weights got at place 6" in refusal(lambda: trainer.set_weights(wide))
-    assert "on rank 0 set_weights got 7 arrays" in refusal(lambda: trainer.set_weights(before[1 - RANK :]))
+    assert "on rank 1 set_weights (live_worker.py:" in refusal(lambda: trainer.set_weights(wide))
+    assert "got 8 arrays" in refusal(lambda: trainer.set_weights(before[1 - RANK :]))
     split = [each for each in trainer.weights if trainer.ranks.state[key_of(trainer, each)].layout.split_axes]
     assert "rank 0 reads '" in refusal(split[RANK].numpy)
     for one, kept in zip(trainer.get_weights(), before, strict=True):
@@ -97,9 +97,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     MODEL = network()
-    FORCED = {"dense/MatMul": {"n": 2}, "dense_1/MatMul": {"k": 2}}
-    TRAINER = tensoropt.parallelize(
-        MODEL, keras.optimizers.Adam(1e-2), loss(), metrics=["accuracy"], batch_size=BATCH, cluster="v100-1x2", option="mini_time"
-    )
+    TRAINER = tensoropt.parallelize(MODEL, keras.optimizers.Adam(1e-2), loss(), batch_size=BATCH, cluster="v100-1x2")
     TRAINER.fit(batches(16), verbose=0)
     main()
