@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np
+import tensorflow as tf
 from trainer.models import BATCH, batches, images, loss, network
 
 import tensoropt
@@ -85,6 +86,59 @@ def check_callbacks(trainer: Any, model: keras.Model) -> None:
     assert "is read at live_worker.py" in said
 
 
+def drawn(first_other: int, n: int = 40) -> tf.data.Dataset:
+    """Batches that are the same on both ranks up to the one of this number."""
+    x, y = images(n * BATCH)
+    x[first_other * BATCH :] += RANK
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+
+def check_data(trainer: Any) -> None:
+    """Batches that begin to differ later than the first are noticed; rank 0's own calls in callbacks aren't counted."""
+    told = "ranks 0 and 1 have different data in batch {} of a pass through it"
+    for begins, noticed in ((1, 17), (17, 33)):
+        assert told.format(noticed) in refusal(lambda: trainer.fit(drawn(begins), verbose=0))  # noqa: B023
+    assert told.format(17) in refusal(lambda: trainer.evaluate(drawn(16), verbose=0))
+    assert told.format(17) in refusal(lambda: trainer.predict(drawn(16).map(lambda x, y: x), verbose=0))
+    x, y = images(BATCH)
+
+    def on_epoch_end(epoch: int, logs: Any) -> None:
+        trainer.test_on_batch(x, y)
+
+    trainer.fit(batches(16), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)])
+    told = "ranks 0 and 1 give different values for '{}' in call {} of train_on_batch"
+    for _ in range(16):
+        trainer.train_on_batch(x, y)
+    assert told.format("labels", 17) in refusal(lambda: trainer.train_on_batch(x, (y + RANK) % 5))
+
+
+def check_function() -> None:
+    w = tf.Variable(tf.ones([4]))
+    captured = tensoropt.capture(lambda x: tf.reduce_mean((x * w - 1.0) ** 2), [tf.TensorSpec([BATCH, 4])])
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(0.1), cluster="v100-1x2")
+    x = np.ones((BATCH, 4), np.float32)
+    for _ in range(16):
+        trainer.step(x)
+    said = refusal(lambda: trainer.step(x + RANK))
+    assert "in call 17 of trainer.step (live_worker.py:" in said, said
+
+
+def check_run() -> None:
+    """Feeds are compared, but for shares, which differ."""
+    tensoropt.init(hardware="v100-1x2")
+    x, y = tensoropt.placeholder("float32", shape=[BATCH, 4], name="x"), tensoropt.placeholder("float32", shape=[BATCH, 2])
+    loss = tensoropt.reduce_mean((tensoropt.matmul(x, tensoropt.get_variable("w", shape=[4, 2])) - y) ** 2)
+    train_op = tensoropt.GradientDescentOptimizer().minimize(loss)
+    tensoropt.build_execution_graph(engine="tensorflow", plan=tensoropt.find_strategy(option="mini_time"))
+    whole = {x: np.ones((BATCH, 4), np.float32), y: np.ones((BATCH, 2), np.float32)}
+    share = {**whole, x: tensoropt.local(np.full((BATCH // 2, 4), RANK, np.float32))}
+    for feeds in [whole, share] * 8:
+        tensoropt.run(train_op, feeds)
+    said = refusal(lambda: tensoropt.run(train_op, {**whole, x: whole[x] + RANK}))
+    assert "ranks 0 and 1 give different values for 'x:0' in call 17 of tensoropt.run (live_worker.py:" in said, said
+    assert "tensoropt.local(array)" in said
+
+
 def main() -> None:
     if sys.argv[1] == "alone":
         if RANK == 0:
@@ -92,6 +146,9 @@ def main() -> None:
         return
     check_weights(TRAINER)
     check_callbacks(TRAINER, MODEL)
+    check_data(TRAINER)
+    check_function()
+    check_run()
     print(f"rank {RANK} done")
 
 
