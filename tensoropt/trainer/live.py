@@ -77,7 +77,8 @@ class LiveValues:
             _scopes.reset(token)
 
     @property
-    def _mode(self) -> str | None:
+    def mode(self) -> str | None:
+        """The scope that is open; None where there is none."""
         return next((mode for values, mode in reversed(_scopes.get()) if values is self), None)
 
     @contextmanager
@@ -95,7 +96,7 @@ class LiveValues:
 
     def read(self, variable: keras.Variable) -> np.ndarray | None:
         """Return the trained value of a variable; None where its own is what is asked for."""
-        key, mode = self._keys[id(variable)], self._mode
+        key, mode = self._keys[id(variable)], self.mode
         if mode == _TRAINED:
             _check_eager(variable)
             return dict(self._ranks.values([key]))[key]
@@ -105,7 +106,7 @@ class LiveValues:
 
     def assign(self, variable: keras.Variable, value: Any) -> bool:
         """Return whether a value that a variable is assigned has been passed on to the ranks."""
-        mode = self._mode
+        mode = self.mode
         if mode == _TRAINED:
             _check_eager(variable)
             whole = np.asarray(tf.cast(value, variable._value.dtype))
@@ -131,7 +132,7 @@ class LiveValues:
 
     def through(self, found: Any) -> Any:
         """Return something of the model such that what is read and assigned by way of it is on the ranks."""
-        if self._mode == _OWN:
+        if self.mode == _OWN:
             return found
         if isinstance(found, keras.Variable):
             return self._view(found)
@@ -181,8 +182,10 @@ class _Asking:
 
     _trainers: tuple[ref[LiveValues], ...]
 
-    def _asked(self) -> Iterator[LiveValues]:
-        return filter(None, [each() for each in self._trainers])
+    def _asked(self) -> list[LiveValues]:
+        """Return the trainer whose scope this is; where it is nobody's, all."""
+        alive = [values for values in (each() for each in self._trainers) if values is not None]
+        return [values for values in alive if values.mode is not None] or alive
 
     @property
     def value(self) -> Any:

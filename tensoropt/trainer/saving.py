@@ -148,7 +148,8 @@ class Saving:
                     inner(variable).assign(value)
 
     def _plain_optimizer(self, is_empty: bool = False) -> tuple[keras.optimizers.Optimizer, Pairs]:
-        optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
+        with self.live.own():
+            optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
         keys = [self.key_of(inner(variable)) for variable in self.model.trainable_variables]
         return optimizer, counterparts(made, keys, self.ranks.optimizer.state())
 
