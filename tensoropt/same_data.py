@@ -20,12 +20,13 @@ from .source_lines import running_line
 
 PERIOD = 16
 N_BLOCKS, BLOCK_BYTES = 256, 4096
+DIGESTED_BYTES = N_BLOCKS * BLOCK_BYTES
 
 
 def digest(value: Any) -> int:
     """Return a number that is equal for equal tensors, and hardly ever for others."""
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    if flat.size > N_BLOCKS * BLOCK_BYTES:
+    if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS
         flat = np.ascontiguousarray(flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, :BLOCK_BYTES])
     return zlib.crc32(flat)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..errors import InputError
-from ..same_data import PERIOD, SameData, is_compared
+from ..same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .ranks import Ranks
@@ -26,7 +26,6 @@ from .runs import check_fits
 from .signature import Signature, Structure
 
 logger = logging.getLogger("tensoropt")
-DIGEST_BYTES = 8
 
 
 class Sharing:
@@ -159,7 +158,7 @@ class Shares:
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
                 return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves), lambda: tf.constant(b""))
+            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: tf.constant(b""))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = n_samples >= n_shares
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
@@ -178,8 +177,16 @@ class Shares:
             yield digest.numpy(), self._parts.packed(leaves, n, is_share=1 < n_shares <= n)
 
 
-def _digest(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
-    rows = [tf.fingerprint(tf.reshape(leaf, [tf.shape(leaf)[0], -1])) for leaf in leaves]
+def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
+    """Return a digest of a batch; of a large one after the first it is that of some columns of each sample."""
+
+    def columns(leaf: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
+        one = tf.constant(1, tf.int64)
+        n_times = tf.size(rows, tf.int64) * leaf.dtype.size // DIGESTED_BYTES
+        return rows[:, :: tf.where(is_first, one, tf.maximum(n_times, one))]
+
+    rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
     return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
 
 

@@ -1,7 +1,8 @@
 """One rank of the tests of what a trainer answers under mpirun.
 
-mpirun -n 2 live_worker.py all      reads, assignments and refusals on two ranks, all in one run
-mpirun -n 2 live_worker.py alone    rank 0 alone reads what is in pieces
+    mpirun -n 2 live_worker.py
+
+Reads, assignments and refusals on two ranks, all in one run; at last rank 0 reads alone what is in pieces.
 """
 
 from __future__ import annotations
@@ -140,16 +141,14 @@ def check_run() -> None:
 
 
 def main() -> None:
-    if sys.argv[1] == "alone":
-        if RANK == 0:
-            print([each.numpy().shape for each in TRAINER.weights])
-        return
     check_weights(TRAINER)
     check_callbacks(TRAINER, MODEL)
     check_data(TRAINER)
     check_function()
     check_run()
-    print(f"rank {RANK} done")
+    print(f"rank {RANK} done", flush=True)
+    if RANK == 0:
+        print([each.numpy().shape for each in TRAINER.weights], "read alone")
 
 
 if __name__ == "__main__":
