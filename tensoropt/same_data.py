@@ -29,7 +29,7 @@ def digest(value: Any) -> int:
     if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS
         flat = np.ascontiguousarray(flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, :BLOCK_BYTES])
-    return zlib.crc32(flat)
+    return zlib.crc32(flat.data)
 
 
 def is_compared(number: int) -> bool:

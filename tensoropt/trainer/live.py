@@ -150,7 +150,7 @@ class LiveValues:
         if isinstance(variable, _View) or not isinstance(variable, _Asking):
             return variable
         if id(variable) not in self._views:
-            view = object.__new__(_view_class(type(variable)))
+            view: Any = object.__new__(class_with(_View, variable))
             attributes = {name: value for name, value in vars(variable).items() if name != "_value"}
             vars(view).update(attributes, _of=variable, _live=self)
             self._views[id(variable)] = view
@@ -175,6 +175,17 @@ def _check_eager(variable: keras.Variable) -> None:
 
 
 # Variables
+
+
+@cache
+def _class_with(mixin: Any, kind: Any) -> Any:
+    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+
+
+def class_with(mixin: type, variable: object) -> Any:
+    """Return the class of a variable with a mixin ahead of it; the same for all variables of that class."""
+    kind: Any = type(variable)
+    return _class_with(mixin, kind)
 
 
 class _Asking:
@@ -207,15 +218,10 @@ class _Asking:
         return f"<Variable path={self.path}, shape={tuple(self.shape)}, dtype={self.dtype}>"  # type: ignore[attr-defined]
 
 
-@cache
-def _asking_class(kind: type) -> type:
-    return type(kind.__name__, (_Asking, kind), {"__module__": kind.__module__})
-
-
 def _ask(variable: Any, values: LiveValues) -> None:
     """Have a variable ask a trainer at each read and assignment."""
     if not isinstance(variable, _Asking):
-        variable.__class__ = _asking_class(type(variable))
+        variable.__class__ = class_with(_Asking, variable)
         variable._trainers = ()
     alive = [each for each in variable._trainers if each() is not None]
     variable._trainers = (*alive, ref(values))
@@ -250,11 +256,6 @@ class _View:
     @trainable.setter
     def trainable(self, value: bool) -> None:
         raise _captured(f"trainable of '{self._of.path}'")
-
-
-@cache
-def _view_class(kind: type) -> type:
-    return type(kind.__name__, (_View, kind), {"__module__": kind.__module__})
 
 
 def _captured(what: str) -> InputError:

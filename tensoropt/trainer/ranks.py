@@ -218,7 +218,8 @@ class Ranks:
             if refusal is not None:
                 raise refusal
         else:
-            _check_same(self.processes.gather((refusal and str(refusal), {k: _digest(v) for k, v in values.items()})))
+            said = None if refusal is None else str(refusal)
+            _check_same(self.processes.gather((said, {key: _digest(value) for key, value in values.items()})))
         for key, value in values.items():
             self.assign(key, value)
 
@@ -245,7 +246,7 @@ class Ranks:
 
 
 def _digest(value: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(value).view(np.uint8).reshape(-1), digest_size=16).digest()
+    return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
 
 
 def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import keras
 
 from ..errors import InputError
 from ..source_lines import running_line
+from .live import class_with
 from .ranks import Ranks
 
 # What Keras's own loops and callbacks set.
@@ -37,7 +37,7 @@ class RunningRate(keras.optimizers.Optimizer):
         rate = self._ranks.optimizer.learning_rate
         if not isinstance(rate, keras.Variable):
             return rate
-        passing_on = object.__new__(_rate_class(type(rate)))
+        passing_on: Any = object.__new__(class_with(_Rate, rate))
         vars(passing_on).update(vars(rate), _ranks=self._ranks)
         return passing_on
 
@@ -62,8 +62,3 @@ class _Rate:
 
     def _direct_assign(self, value: Any) -> None:
         self._ranks.set_rate(float(value))
-
-
-@cache
-def _rate_class(kind: type) -> type:
-    return type(kind.__name__, (_Rate, kind), {"__module__": kind.__module__})
