@@ -12,6 +12,8 @@ class TensorOptError(Exception):
     """Something failed while running; ``str(error)`` is the whole sentence for the user."""
 
     exit_code = 1
+    # Keras leaves the sentence alone where one of its layers is on the way, and adds no arguments to it.
+    _keras_call_info_injected = True
 
 
 class InputError(TensorOptError):

@@ -27,7 +27,13 @@ from .plan import Plan
 from .processes import Processes
 from .profiling.hardware import Hardware
 from .recording import Recording
+from .same_data import SameData
 from .surroundings import Surroundings, resolve_cluster
+
+_SAME_FEEDS = (
+    "every rank feeds the same full batch: draw it alike on all ranks, as with one seed, or feed this rank's share of it as "
+    "tensoropt.local(array)"
+)
 
 
 class Session:
@@ -39,6 +45,7 @@ class Session:
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
         self.surroundings = Surroundings(hardware, seed)
         self.execution: Execution | None = None
+        self._same_feeds: SameData | None = None
         self._recording = Recording(self.surroundings.seed)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
@@ -142,6 +149,7 @@ class Session:
         try:
             values = FirstValues(recording.graph)
             self.execution = execute(plan, model, values, self.processes, collectives)
+            self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
         except BaseException:
             recording.reopen()
             raise
@@ -157,6 +165,9 @@ class Session:
         planned = plan_fetches(graph, recorded, fetches, self._initializers)
         n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
         feeds = plan_feeds(graph, recorded, feed_dict, self.processes.rank, n_ranks)
+        if self._same_feeds is not None:
+            whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
+            self._same_feeds.check(lambda: whole)
         if planned.initializes:
             engine.initial_value = FirstValues(recorded)
             engine.initialize()

@@ -49,7 +49,7 @@ class Objects:
 
 
 def _inner(variable: Any) -> Any:
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    return variable if isinstance(variable, tf.Variable) else variable._value
 
 
 def object_graph(objects: Objects | None) -> bytes:

@@ -51,7 +51,7 @@ def _pairs(place: Place, metadata: Metadata, root: str, value: Any) -> list[tupl
     what = f"checkpoint '{place.prefix}' is of another {root}"
     for variable, name in zip(variables, names, strict=False):
         saved = by_name.get(name or "")
-        expected = Saved(variable.path, tuple(variable.shape), variable.value.dtype.name)
+        expected = Saved(variable.path, tuple(variable.shape), variable._value.dtype.name)
         if saved is not None and (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
             raise InputError(
                 describe(
@@ -66,4 +66,4 @@ def _pairs(place: Place, metadata: Metadata, root: str, value: Any) -> list[tupl
 def _plain(variable: Any, saved: Saved) -> Variable:
     """A whole Keras variable, as one piece."""
     layout = Layout.replicated(Mesh.of(1), len(saved.shape))
-    return Variable(saved.name, saved.shape, saved.dtype, layout, (variable.value,))
+    return Variable(saved.name, saved.shape, saved.dtype, layout, (variable._value,))

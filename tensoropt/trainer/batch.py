@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from .signature import Structure
 
+SAME_BATCHES = "every rank gives the same whole batches, and takes its share: draw them alike on all, as with one seed"
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

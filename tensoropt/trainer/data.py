@@ -1,8 +1,9 @@
 """Batches: all ranks go through the same dataset of whole batches, and each keeps its share of every batch.
 
 The share is cut, and converted to what the model takes, in the dataset's own pipeline, ahead of the step that takes it.
-Whether the ranks do go through the same batches is looked at with the first batch of every epoch. Where they don't, as
-after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as it does from Python generators.
+Whether the ranks do go through the same batches is looked at with the first batch of every epoch, and with one of some more.
+Where the first ones differ, as after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as it does from
+Python generators; where later ones do, all ranks end.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..errors import InputError
-from .batch import Batch
+from ..same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
+from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .ranks import Ranks
 from .runs import check_fits
 from .signature import Signature, Structure
 
 logger = logging.getLogger("tensoropt")
-DIGEST_BYTES = 8
 
 
 class Sharing:
@@ -32,15 +33,23 @@ class Sharing:
 
     def __init__(self, ranks: Ranks, signature: Signature) -> None:
         self._ranks, self._signature = ranks, signature
+        self._same = SameData(ranks.processes, "train_on_batch, test_on_batch or predict_on_batch", SAME_BATCHES)
 
     def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
         return Shares(data, self._ranks, self._signature)
 
     def whole(self, element: Structure) -> Batch:
-        """A batch that every rank has in whole, as ``train_on_batch`` is given."""
+        """A batch that every rank has in whole, as ``train_on_batch`` is given.
+
+        Raises:
+            InputError: the ranks have different ones.
+        """
         element = _each(tf.convert_to_tensor, element)
-        specs = _each(tf.TensorSpec.from_tensor, element)
-        return _Parts.of(specs, self._signature).batch(element)
+        parts = _Parts.of(_each(tf.TensorSpec.from_tensor, element), self._signature)
+        batch = parts.batch(element)
+        if not self._ranks.leads:
+            self._same.check(lambda: ((parts.names[i], leaf.numpy()) for i, leaf in enumerate(batch.leaves)))
+        return batch
 
 
 def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
@@ -92,7 +101,11 @@ class Shares:
         return self._alone(self._open(1)) if self._ranks.rank == 0 else None
 
     def _agreed(self, elements: Iterator[Any]) -> Iterator[Batch]:
-        """This rank's shares, once the ranks' first batches are found to be the same; else what rank 0 reads."""
+        """This rank's shares, once the ranks' first batches are found to be the same; else what rank 0 reads.
+
+        Raises:
+            InputError: later batches differ.
+        """
         batches = self._read(elements, self._ranks.n_shares)
         digest, first = next(batches, (None, None))
         other = self._ranks.processes.first_that_differs(digest)
@@ -103,8 +116,19 @@ class Shares:
             return
         if first is not None:
             yield first
-        for _, batch in batches:
+        for number, (digest, batch) in enumerate(batches, 1):
+            if is_compared(number):
+                self._check_same(digest)
             yield batch
+
+    def _check_same(self, digest: bytes) -> None:
+        other = self._ranks.processes.first_that_differs(digest)
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other} have different data in batch {self.taken + 1} of a pass through it, as "
+                f"some of the {PERIOD - 1} before it may have been: {SAME_BATCHES}; or give a generator, which rank 0 "
+                "reads for all"
+            )
 
     def _let_one_read(self, other: int) -> None:
         self.one_reads = True
@@ -125,7 +149,7 @@ class Shares:
         return iter(self._pipelines[n_shares])
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
-        """Of each batch a digest (of the first one), the number of samples, and this rank's share of the leaves."""
+        """Of each batch a digest (where it is compared), the number of samples, and this rank's share of the leaves."""
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self._parts
 
@@ -134,7 +158,7 @@ class Shares:
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
                 return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number == 0, lambda: _digest(leaves), lambda: tf.constant(b""))
+            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: tf.constant(b""))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = n_samples >= n_shares
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
@@ -153,8 +177,16 @@ class Shares:
             yield digest.numpy(), self._parts.packed(leaves, n, is_share=1 < n_shares <= n)
 
 
-def _digest(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
-    rows = [tf.fingerprint(tf.reshape(leaf, [tf.shape(leaf)[0], -1])) for leaf in leaves]
+def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
+    """Return a digest of a batch; of a large one after the first it is that of some columns of each sample."""
+
+    def columns(leaf: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
+        one = tf.constant(1, tf.int64)
+        n_times = tf.size(rows, tf.int64) * leaf.dtype.size // DIGESTED_BYTES
+        return rows[:, :: tf.where(is_first, one, tf.maximum(n_times, one))]
+
+    rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
     return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
 
 
@@ -200,6 +232,12 @@ class _Parts:
                 specs.append(spec)
                 paths.append((place, leaf))
         return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the leaves are called, in their order."""
+        named = zip(self.specs, self.paths, strict=True)
+        return tuple(spec.name or ("x", "y", "sample_weight")[part] for spec, (part, _) in named)
 
     def as_tuple(self, element: Structure) -> tuple[Structure, ...]:
         return element if self.is_tuple else (element,)

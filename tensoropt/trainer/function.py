@@ -16,7 +16,9 @@ from ..execution import Execution
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
 from ..processes import current_processes, install_error_handling
+from ..same_data import SameData
 from ..tracing.function import concrete, own_name
+from .batch import SAME_BATCHES
 from .programs import TRAIN
 from .ranks import Ranks
 from .rate import RunningRate
@@ -85,6 +87,7 @@ class FunctionTrainer:
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
         self._ranks = Ranks(execution, runs)
+        self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         self.optimizer = RunningRate(self._ranks)
 
     @property
@@ -111,12 +114,13 @@ class FunctionTrainer:
             The loss before the step.
 
         Raises:
-            InputError: an argument's shape or type isn't that of the signature.
+            InputError: an argument's shape or type isn't that of the signature, or ranks give different ones.
         """
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
-        expected = len(self._ranks.runs.planned.captured.inputs)
-        if len(leaves) != expected:
-            raise InputError(f"step takes {expected} tensors, as input_signature says, got {len(leaves)}")
+        inputs = self._ranks.runs.planned.captured.inputs
+        if len(leaves) != len(inputs):
+            raise InputError(f"step takes {len(inputs)} tensors, as input_signature says, got {len(leaves)}")
+        self._same.check(lambda: zip((tensor.name for tensor in inputs), leaves, strict=True))
         return float(self._ranks.runs.planned(leaves, is_share=False))
 
     def save(self, filepath: str | os.PathLike[str], *, max_to_keep: int | None = None) -> None:

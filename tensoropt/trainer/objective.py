@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ..tracing.function import own_name
-from .programs import EVALUATE, PREDICT, TRAIN
+from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
 
 
@@ -53,11 +53,11 @@ class KerasObjective(keras.Model):
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """The variables' Keras paths: their own names don't tell which layer they belong to."""
         known = {
-            id(each.value): f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
+            id(inner(each)): f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
             for metric in self.metrics
             for each in metric.variables
         }
-        known.update((id(each.value), str(each.path)) for each in self.inner.variables)
+        known.update((id(inner(each)), str(each.path)) for each in self.inner.variables)
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:

@@ -117,4 +117,5 @@ def _step(
 
 def inner(variable: Any) -> tf.Variable:
     """The TensorFlow variable in a Keras variable, or what is one itself."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    # Not .value, of which the variables of a parallelized model ask what it is to be.
+    return variable if isinstance(variable, tf.Variable) else variable._value

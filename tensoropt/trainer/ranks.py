@@ -7,6 +7,7 @@ for it there and join in.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..checkpoint import Objects, restore, save
 from ..checkpoint.parts import holders_of
-from ..errors import TensorOptError
+from ..errors import InputError, TensorOptError
 from ..execution import Execution
 from ..lowering.local import piece_of
 from ..optimizers.keras_running import RunningKeras
@@ -50,6 +51,7 @@ class Ranks:
     runs: the programs by batch.
     objects: the user's objects as a checkpoint names them.
     passing: keys of variables that no checkpoint keeps.
+    changed: keys of variables that have other values than the user's own ones.
     leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
@@ -61,6 +63,7 @@ class Ranks:
     ) -> None:
         self.execution, self.runs, self.objects = execution, runs, objects
         self.passing: frozenset[str] = frozenset()
+        self.changed: set[str] = set()
         self.leads = False
 
     @property
@@ -118,6 +121,7 @@ class Ranks:
     @everywhere
     def train(self, batch: Batch) -> Any:
         """One training step; what its program returns."""
+        self.changed |= self._trained
         return self.runs.of(TRAIN, batch)(batch.leaves, batch.is_share)
 
     @everywhere
@@ -138,6 +142,7 @@ class Ranks:
     @everywhere
     def finish_training(self) -> None:
         """Do what the optimizer does at the end of training: moving averages may take the parameters' place."""
+        self.changed |= self._trained
         self.optimizer.finish()
 
     # State
@@ -146,6 +151,13 @@ class Ranks:
     def state(self) -> Mapping[str, StateEntry]:
         """All variables on the ranks, by key."""
         return {entry.key: entry for entry in self.execution.engine.state()}
+
+    @cached_property
+    def _trained(self) -> frozenset[str]:
+        """The variables that a training step changes."""
+        graph = self.runs.planned.captured.graph
+        steps = [name for step in graph.train_steps.values() for name in step.variables]
+        return frozenset([*steps, *(op.updates for op in graph.operators.values() if op.updates is not None)])
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Variables' whole values, one after the other, on every rank; if rank 0 leads, there alone."""
@@ -158,16 +170,22 @@ class Ranks:
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
         entry, ranks = self.state[key], self.execution.engine.backend.ranks
-        held = {
+        held: Any = {
             rank: piece.numpy()
             for rank, piece in zip(ranks, entry.variables, strict=True)
             if holders_of(entry.layout, rank)[0] == rank
         }
-        found = self.processes.gather(held) if to_all else self.processes.collect(held, 0)
+        found = self.processes.gather((key, held)) if to_all else self.processes.collect((key, held), 0)
         if found is None:
             return None
+        for rank, (other, _) in enumerate(found):
+            if other != found[0][0]:
+                raise InputError(
+                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': pieces are gathered from all ranks, "
+                    "so that every rank must read the same, in the same order"
+                )
         whole = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
-        for pieces in found:
+        for _, pieces in found:
             for rank, piece in pieces.items():
                 whole[piece_of(entry.layout, entry.shape, rank)] = piece
         return whole
@@ -176,8 +194,34 @@ class Ranks:
     def assign(self, key: str, value: np.ndarray) -> None:
         """Give a variable a whole value, of which each rank takes its piece; every rank must give the same."""
         entry = self.state[key]
+        if np.shape(value) != tuple(entry.shape):
+            raise InputError(f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}")
+        self.changed.add(key)
         for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
             variable.assign(np.asarray(value)[piece_of(entry.layout, entry.shape, rank)])
+
+    def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Give variables whole values, once these are found right and the same on all ranks.
+
+        Args:
+            checked: gives the values by key, or raises InputError.
+
+        Raises:
+            InputError: they aren't; the same sentence on all ranks, and nothing has changed on any.
+        """
+        values, refusal = {}, None
+        try:
+            values = dict(checked())
+        except InputError as error:
+            refusal = error
+        if self.leads or self.processes.size == 1:
+            if refusal is not None:
+                raise refusal
+        else:
+            said = None if refusal is None else str(refusal)
+            _check_same(self.processes.gather((said, {key: _digest(value) for key, value in values.items()})))
+        for key, value in values.items():
+            self.assign(key, value)
 
     # Checkpoints
 
@@ -196,8 +240,36 @@ class Ranks:
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
         """Give all variables the values of a checkpoint; the JSON that was saved beside them."""
+        self.changed |= self.state.keys()
         ranks = self.execution.engine.backend.ranks
         return restore(path, self._kept, ranks, self.processes, self.objects()).content
+
+
+def _digest(value: np.ndarray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
+
+
+def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
+    """Hold what the ranks give variables against what rank 0 gives.
+
+    Args:
+        given: by rank, why its values were refused, and the digests of those that weren't.
+
+    Raises:
+        InputError: a rank's were refused, or others are given.
+    """
+    refusals = [refusal for refusal, _ in given]
+    for rank, refusal in enumerate(refusals):
+        if refusal is not None:
+            raise InputError(refusal if refusals.count(refusal) == len(refusals) else f"on rank {rank} {refusal}")
+    first = given[0][1]
+    for rank, (_, digests) in enumerate(given):
+        for key in (*first, *digests):
+            if digests.get(key) != first.get(key):
+                raise InputError(
+                    f"ranks 0 and {rank} assign different values to '{key}'; every rank must give the same, as rank 0's "
+                    "broadcast to all, or random ones of one seed"
+                )
 
 
 def _portable(error: Exception) -> Exception:

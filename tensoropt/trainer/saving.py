@@ -11,10 +11,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ..checkpoint import Objects, name_of
-from ..errors import InputError, TensorOptError
+from ..errors import InputError, TensorOptError, short
+from ..source_lines import running_line
 from ..state import StateEntry
+from .live import LiveValues
 from .objective import KerasObjective
 from .plain import counterparts, plain_optimizer
 from .programs import inner
@@ -53,12 +56,14 @@ class Saving:
     optimizer: the user's.
     ranks: hold the values.
     key_of: the key of one of the user's variables in the ranks' state; None for one that no program uses.
+    live: the values on the ranks.
     """
 
     objective: KerasObjective
     optimizer: keras.optimizers.Optimizer
     ranks: Ranks
     key_of: Callable[[Any], str | None]
+    live: LiveValues
 
     @property
     def model(self) -> keras.Model:
@@ -116,7 +121,7 @@ class Saving:
                     first = str(error).strip().splitlines()[0]
                     raise InputError(f"'{path}' can't be loaded into model '{model.name}': {first}") from error
                 for variable, entry in pairs:
-                    self.ranks.assign(entry.key, variable.numpy())
+                    self.ranks.assign(entry.key, inner(variable).numpy())
 
         self.ranks.lead(action)
 
@@ -128,21 +133,23 @@ class Saving:
         optimizer with their entries on the ranks.
         """
         model = self.model
-        attributes, values = dict(vars(model)), [variable.numpy() for variable in model.variables]
-        try:
-            optimizer, pairs = self._plain_optimizer()
-            pairs = [*self._pairs(model), *pairs]
-            self._fill(pairs)
-            self.objective.compilation.apply(model, optimizer)
-            yield model, pairs
-        finally:
-            vars(model).clear()
-            vars(model).update(attributes)
-            for variable, value in zip(model.variables, values, strict=True):
-                variable.assign(value)
+        attributes, values = dict(vars(model)), [inner(variable).numpy() for variable in model.variables]
+        with self.live.own():
+            try:
+                optimizer, pairs = self._plain_optimizer()
+                pairs = [*self._pairs(model), *pairs]
+                self._fill(pairs)
+                self.objective.compilation.apply(model, optimizer)
+                yield model, pairs
+            finally:
+                vars(model).clear()
+                vars(model).update(attributes)
+                for variable, value in zip(model.variables, values, strict=True):
+                    inner(variable).assign(value)
 
     def _plain_optimizer(self, is_empty: bool = False) -> tuple[keras.optimizers.Optimizer, Pairs]:
-        optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
+        with self.live.own():
+            optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
         keys = [self.key_of(inner(variable)) for variable in self.model.trainable_variables]
         return optimizer, counterparts(made, keys, self.ranks.optimizer.state())
 
@@ -156,19 +163,29 @@ class Saving:
         """
         _check_alike(self.model, model)
         self._fill(self._pairs(model))
+        if model is self.model:
+            self.ranks.changed.clear()
 
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
         """The trained values of variables of the user's model; a variable that no program uses has its own."""
         keys = [self.key_of(inner(variable)) for variable in variables]
         found = dict(self.ranks.values(key for key in keys if key is not None))
-        return [variable.numpy() if key is None else found[key] for variable, key in zip(variables, keys, strict=True)]
+        own = map(inner, variables)
+        return [variable.numpy() if key is None else found[key] for variable, key in zip(own, keys, strict=True)]
 
-    def assign(self, variables: list[keras.Variable], values: list[np.ndarray]) -> None:
-        """Give variables of the user's model other values, on the ranks."""
-        for variable, value in zip(variables, values, strict=True):
-            key = self.key_of(inner(variable))
-            if key is not None:
-                self.ranks.assign(key, value)
+    def assign(self, variables: list[keras.Variable], values: Any) -> None:
+        """Give variables of the user's model other values, on the ranks; none of them before all are found right.
+
+        Raises:
+            InputError: there are more or fewer values, one has another shape or no numbers, or ranks give different ones.
+        """
+
+        def checked() -> dict[str, np.ndarray]:
+            arrays = _fitting(self.model.name, variables, values)
+            keys = [self.key_of(inner(variable)) for variable in variables]
+            return {key: array for key, array in zip(keys, arrays, strict=True) if key is not None}
+
+        self.ranks.assign_same(checked)
 
     def _pairs(self, model: keras.Model) -> Pairs:
         """A model's variables, with the entries of their counterparts in the user's model."""
@@ -179,7 +196,35 @@ class Saving:
     def _fill(self, pairs: Pairs) -> None:
         by_key = {entry.key: variable for variable, entry in pairs}
         for key, value in self.ranks.values(by_key):
-            by_key[key].assign(value)
+            inner(by_key[key]).assign(value)
+
+
+def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np.ndarray]:
+    """Return values as arrays of the variables' types.
+
+    Raises:
+        InputError: there are more or fewer, or one has another shape or no numbers.
+    """
+    advice, call = "give them as trainer.get_weights() does", f"set_weights ({running_line()})"
+    if not isinstance(values, (list, tuple)):
+        got = short(values)
+        raise InputError(f"{call} takes a list of {len(variables)} arrays for model '{name}', got {got}; {advice}")
+    if len(values) != len(variables):
+        raise InputError(f"{call} got {len(values)} arrays, expected {len(variables)} for model '{name}'; {advice}")
+    arrays = []
+    for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        which = f"{call} got at place {i}, for '{variable.path}' of model '{name}',"
+        try:
+            array = np.asarray(value)
+            dtype = tf.as_dtype(array.dtype)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{which} {short(value)}, expected an array of numbers; {advice}") from error
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            raise InputError(f"{which} type {array.dtype}, expected {inner(variable).dtype.name}; {advice}")
+        if array.shape != tuple(variable.shape):
+            raise InputError(f"{which} shape {list(array.shape)}, expected {list(variable.shape)}; {advice}")
+        arrays.append(array.astype(inner(variable).dtype.as_numpy_dtype))
+    return arrays
 
 
 def _check_alike(model: keras.Model, other: Any) -> None:

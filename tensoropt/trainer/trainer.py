@@ -27,12 +27,14 @@ from ..plan_frontier import PlanFrontier
 from .batch import Batch
 from .callbacks import on_ranks
 from .data import Shares, Sharing
-from .objective import KerasObjective
-from .programs import inner
+from .live import LiveValues
+from .live_model import LiveModel
+from .programs import Captured, inner
 from .ranks import Ranks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
+from .signature import Signature
 
 Logs = dict[str, Any]
 
@@ -68,12 +70,11 @@ class _Progress:
         return Position(self.epoch, 0, self.shares.opened, 0)
 
 
-class Trainer(KerasObjective):
+class Trainer(LiveModel):
     """Trains a model by a plan; every rank makes the same calls, but for callbacks, which are rank 0's.
 
     Attributes:
         inner: the user's Keras model; its own variables change only by :meth:`export_to`.
-        optimizer: the learning rate and the number of updates as they are on the ranks.
         ranks: what all ranks do together.
     """
 
@@ -81,12 +82,14 @@ class Trainer(KerasObjective):
         """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
         self._execution = execution
         self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
-        self._saving = Saving(self, optimizer, self.ranks, self._key_of)
+        live = LiveValues(self.inner, self.ranks, self._key_of)
+        self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
         self._sharing = Sharing(self.ranks, runs.signature)
         self._progress = _Progress()
-        self.optimizer = RunningRate(self.ranks)
+        runs.capture = _of_own_values(live, runs.capture)
         keys = [self._key_of(inner(each)) for metric in self.metrics for each in metric.variables]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
+        self.go_live(live, RunningRate(self.ranks))
 
     def _key_of(self, variable: tf.Variable) -> str | None:
         op = self.ranks.runs.planned.captured.variable(variable)
@@ -112,11 +115,6 @@ class Trainer(KerasObjective):
         """Where the run is, in its epochs and in its data: what :meth:`save` notes."""
         return self._progress.position
 
-    @property
-    def layers(self) -> list[keras.Layer]:
-        """Those of the user's model."""
-        return self.inner.layers
-
     def explain(self) -> str:
         """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
         return self.plan.explained()
@@ -140,19 +138,22 @@ class Trainer(KerasObjective):
         position = _Position(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or Position()
-        return super().fit(**given)
+        with self._saving.live.running():
+            return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """As ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        return super().evaluate(**given)
+        with self._saving.live.running():
+            return super().evaluate(**given)
 
     def predict(self, *arguments: Any, **named: Any) -> Any:
         """As ``keras.Model.predict``: the results for all samples, on all ranks."""
         given = self._arguments("predict", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        return super().predict(**given)
+        with self._saving.live.running():
+            return super().predict(**given)
 
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, *, max_to_keep: int | None = None, **options: Any
@@ -214,8 +215,13 @@ class Trainer(KerasObjective):
         return self._saving.values_of(self.inner.weights)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Give the ranks these weights, in Keras's order; every rank must give the same."""
-        self._saving.assign(self.inner.weights, list(weights))
+        """Give the ranks these weights, in Keras's order; every rank must give the same.
+
+        Raises:
+            InputError: they are more or fewer than the model's, one has another shape, or ranks give different ones; then
+                nothing has changed on any rank.
+        """
+        self._saving.assign(self.inner.weights, weights)
 
     def as_trained(self) -> AbstractContextManager[Any]:
         """While this lasts, the user's model on a rank 0 that leads has the trained values."""
@@ -250,6 +256,7 @@ class Trainer(KerasObjective):
 
     def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """A step over the next batch."""
+        self.check_trained()
 
         def step(batch: Batch) -> Any:
             self._progress.step += 1
@@ -346,6 +353,16 @@ class _Position(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.epoch, self._progress.step = epoch + 1, 0
+
+
+def _of_own_values(live: LiveValues, capture: Callable[[str, Signature], Captured]) -> Callable[[str, Signature], Captured]:
+    """Capture from the model as it is, though it is a trainer's that runs."""
+
+    def captured(kind: str, signature: Signature) -> Captured:
+        with live.own():
+            return capture(kind, signature)
+
+    return captured
 
 
 def _is_determined(source: Any) -> bool:
