@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from .errors import InputError
+from .gradient_types import carries_gradient
 from .ir import ARGUMENTS, CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
 from .reschedule.mesh import Mesh
@@ -227,7 +228,7 @@ def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -
         places = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
         living = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in alive)
         for i, tensor in enumerate(op.outputs):
-            if places and tf.as_dtype(tensor.dtype).is_floating:
+            if places and carries_gradient(tensor.dtype):
                 reached.add(tensor.name)
                 if living & asking.answer(op, frozenset({i}), living).gives:
                     alive.add(tensor.name)

@@ -50,7 +50,8 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        return "float" in self.dtype
+        """Whether elements are floating-point numbers, real or complex, so that it may come in summands."""
+        return "float" in self.dtype or "complex" in self.dtype
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}{list(self.shape)}"
