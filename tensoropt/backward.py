@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from .errors import InputError
+from .errors import InputError, describe
 from .gradient_types import carries_gradient
 from .ir import ARGUMENTS, CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
@@ -62,10 +62,34 @@ def analyse(graph: Graph) -> Backward:
     """What the backward passes of all training steps read and where gradients go.
 
     Raises:
-        InputError: a loss depends on none of the variables that its step trains.
+        InputError: a loss depends on none of the variables that its step trains, or gradients come to other tensors than
+            TensorFlow says that they come to in the recorded graph.
     """
     steps = graph.train_steps.values()
-    return _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    if graph.differentiated is not None:
+        _check_differentiated(graph, found.reached(graph), graph.differentiated)
+    return found
+
+
+def _check_differentiated(graph: Graph, found: frozenset[str], expected: frozenset[str]) -> None:
+    """Refuse a model of which other tensors would get a gradient here than in TensorFlow: it would train to other numbers."""
+    # The gradient of a variable that is updated by rows ends at what its lookups find.
+    by_rows = {graph.operators[name].result.name for name in graph.lookups}
+    differing = (found ^ expected) - by_rows
+    for op in reversed(graph.operators.values()):
+        for tensor in op.outputs:
+            if tensor.name in differing:
+                raise InputError(
+                    describe(
+                        f"{op.where()} can't be differentiated as TensorFlow does it",
+                        got=f"{'a' if tensor.name in found else 'no'} gradient for '{tensor.name}'",
+                        expected=f"{'one' if tensor.name in expected else 'none'}, so that the model would train to other "
+                        "numbers than on one device",
+                        advice="where no gradient is to pass, write tf.stop_gradient(...); else report this operator, which "
+                        "TensorOpt doesn't follow yet",
+                    )
+                )
 
 
 def traced(graph: Graph) -> Backward:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
 from .composite.loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
+from .connected import Connections
 from .dilated import find_dilated
 from .errors import InputError
 from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
@@ -136,7 +137,16 @@ class _Importer:
                         self._import_constant(tensor)
             elif op.type not in ("NoOp", *LIST_MAKERS):
                 self._import_operator(op)
-        return Graph(self.operators, {step.op.name: self._import_step(step) for step in steps}, self.aliases)
+        imported = {step.op.name: self._import_step(step) for step in steps}
+        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
+
+    def _differentiated(self, steps: tuple[RecordedStep, ...]) -> frozenset[str] | None:
+        """Return the imported tensors that TensorFlow gives a gradient in some step; None without steps."""
+        if not steps:
+            return None
+        connections = Connections(self.recorded, self.gradients)
+        names = (connections.with_gradient(step.loss, step.variables) for step in steps)
+        return frozenset(self._canonical(name) for name in frozenset().union(*names)) & self.tensors.keys()
 
     def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
         """The ancestors of all results that aren't there for initialisation, in order of creation."""

@@ -142,12 +142,15 @@ class Graph:
         train_steps: by the name of the recorded operation.
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
         slicing: of the graph of one of a step's micro-batches, how it comes from that of the whole batch.
+        differentiated: names of the tensors that TensorFlow gives a gradient on the way from the losses to the variables that
+            their steps train, as the recorded graph says it; None where nobody asked.
     """
 
     operators: Mapping[str, Operator]
     train_steps: Mapping[str, TrainStep]
     aliases: Mapping[str, str]
     slicing: Slicing | None = None
+    differentiated: frozenset[str] | None = None
 
     @property
     def n_slices(self) -> int:
