@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from .errors import InputError, describe
 from .gradient_types import carries_gradient
-from .ir import ARGUMENTS, CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
+from .ir import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -68,28 +68,33 @@ def analyse(graph: Graph) -> Backward:
     steps = graph.train_steps.values()
     found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
     if graph.differentiated is not None:
-        _check_differentiated(graph, found.reached(graph), graph.differentiated)
+        _check_differentiated(graph, found, graph.differentiated)
     return found
 
 
-def _check_differentiated(graph: Graph, found: frozenset[str], expected: frozenset[str]) -> None:
-    """Refuse a model of which other tensors would get a gradient here than in TensorFlow: it would train to other numbers."""
+def _check_differentiated(graph: Graph, found: Backward, expected: Differentiated) -> None:
+    """Refuse a model in which gradients go other ways here than in TensorFlow: it would train to other numbers."""
     # The gradient of a variable that is updated by rows ends at what its lookups find.
     by_rows = {graph.operators[name].result.name for name in graph.lookups}
-    differing = (found ^ expected) - by_rows
+    differing = (found.reached(graph) ^ expected.tensors) - by_rows
     for op in reversed(graph.operators.values()):
-        for tensor in op.outputs:
-            if tensor.name in differing:
-                raise InputError(
-                    describe(
-                        f"{op.where()} can't be differentiated as TensorFlow does it",
-                        got=f"{'a' if tensor.name in found else 'no'} gradient for '{tensor.name}'",
-                        expected=f"{'one' if tensor.name in expected else 'none'}, so that the model would train to other "
-                        "numbers than on one device",
-                        advice="where no gradient is to pass, write tf.stop_gradient(...); else report this operator, which "
-                        "TensorOpt doesn't follow yet",
-                    )
+        places = {place for place, _ in op.operands if (op.name, place) in found.gradients}
+        given = expected.operands.get(op.name, places) - {place for place, each in op.operands if each.name in by_rows}
+        if places != given or any(tensor.name in differing for tensor in op.outputs):
+            raise InputError(
+                describe(
+                    f"gradients don't pass {op.where()} as they do in TensorFlow, so that the model would train to other "
+                    "numbers than on one device",
+                    got=_gradients_text(places),
+                    expected=_gradients_text(given),
+                    advice="where no gradient is to pass, write tf.stop_gradient(...); else use other operators there, and "
+                    "report this one",
                 )
+            )
+
+
+def _gradients_text(places: Collection[int]) -> str:
+    return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
 
 
 def traced(graph: Graph) -> Backward:

@@ -19,6 +19,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from .gradient_types import carries_gradient
+from .ir import Differentiated
 from .tracing.gradient_function import GradientFunction
 
 _HANDLES = (tf.resource, tf.variant)
@@ -36,23 +37,27 @@ class Connections:
     custom: Mapping[str, GradientFunction]
     _given: dict[tuple[object, ...], frozenset[int]] = field(default_factory=dict)
 
-    def with_gradient(self, loss: tf.Tensor, variables: Iterable[str]) -> frozenset[str]:
-        """Return the names of the tensors with a gradient of ``loss``, on the ways from it to these variables' handles."""
+    def differentiated(self, loss: tf.Tensor, variables: Iterable[str]) -> Differentiated:
+        """Return what gets a gradient of ``loss`` on the ways from it to the handles of these variables."""
         reached = self._reached(variables)
         if loss.op.name not in reached:
-            return frozenset()
-        arriving: dict[str, set[int]] = {loss.op.name: {loss.value_index}}
-        found = {loss.name}
+            return Differentiated(frozenset(), {})
+        arriving, tensors = {loss.op.name}, {loss.name}
+        operands: dict[str, frozenset[int]] = {}
         # Back in order of creation: all that takes an operator's results was made after it.
         for op in reversed(self.graph.get_operations()):
             if op.name not in arriving or op.name not in reached:
                 continue
-            for place in self._places(op, frozenset(arriving[op.name])):
-                tensor = op.inputs[place]
-                if tensor.op.name in reached and carries_gradient(tensor.dtype):
-                    arriving.setdefault(tensor.op.name, set()).add(tensor.value_index)
-                    found.add(tensor.name)
-        return frozenset(found)
+            inputs = list(op.inputs)
+            operands[op.name] = frozenset(
+                place
+                for place in self._places(op)
+                if inputs[place].op.name in reached and carries_gradient(inputs[place].dtype)
+            )
+            for place in operands[op.name]:
+                arriving.add(inputs[place].op.name)
+                tensors.add(inputs[place].name)
+        return Differentiated(frozenset(tensors), operands)
 
     def _reached(self, variables: Iterable[str]) -> set[str]:
         """Return the operators that depend on variables by way of tensors that carry gradients."""
@@ -68,13 +73,13 @@ class Connections:
                         pending.append(op)
         return reached
 
-    def _places(self, op: tf.Operation, arriving: frozenset[int]) -> Iterable[int]:
-        """Return the inputs that an operator's gradient function gives a gradient, for gradients of some results."""
+    def _places(self, op: tf.Operation) -> Iterable[int]:
+        """Return the inputs that an operator's gradient function gives a gradient, whichever result one comes to."""
         if op.name in self.custom:
             gradients = self.custom[op.name].gradients
             return [place for place, gradient in enumerate(gradients) if gradient is not None]
-        if op.type == "IdentityN":
-            return arriving
+        if not op.inputs:
+            return ()
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
         attributes = sorted((key, value.SerializeToString()) for key, value in op.node_def.attr.items() if key[0] != "_")
         key = (op.type, repr(attributes), types)
@@ -83,7 +88,6 @@ class Connections:
         return self._given[key]
 
     def _ask(self, op: tf.Operation) -> Iterable[int]:
-        """Return the inputs that an operator's gradient function gives a gradient, whichever result one comes to."""
         every = range(len(op.inputs))
         is_composite = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
         if is_composite or any(tensor.dtype in _HANDLES for tensor in (*op.inputs, *op.outputs)):
