@@ -195,7 +195,13 @@ class _Asking:
             ends = [outputs[i] for i in sorted(results)]
             starts = [operands[place] for place in sorted(places)]
             given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
-            found = tf.gradients(ends, starts, given)
+            try:
+                found = tf.gradients(ends, starts, given)
+            except LookupError as error:
+                raise InputError(
+                    f"{op.where()} stands between the loss and a variable that it trains, and TensorFlow has no gradient "
+                    "for it; write tf.stop_gradient(...) where none is to pass, or use other operators"
+                ) from error
             readers = _live(found) - forward
             return _Answer(
                 frozenset(place for place, each in zip(sorted(places), found, strict=True) if each is not None),

@@ -1,9 +1,9 @@
-"""Which tensors TensorFlow would give a gradient, read off the recorded graph itself: held against :mod:`.backward`.
+"""Where TensorFlow's gradients go, read off the recorded graph itself: held against :mod:`.backward`.
 
-The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through what carries gradients, then back
-from the loss. Which inputs of an operator a gradient goes on to is what its registered gradient function returns, called
-once for operators of one type, attributes and types of inputs, in a graph of its own. Nothing is executed, and nothing of the
-imported model is read: a type, an operator or an edge that the import or the analysis forgets shows as a difference.
+The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through what carries gradients, then
+back from the loss. To which inputs of an operator a gradient goes on is what its registered gradient function says, called
+once for operators of one type, attributes and types of inputs, in a graph of its own. Nothing is executed, and nothing of
+the imported model is read: a type, an operator or an edge that the import or the analysis forgets shows as a difference.
 
 Complexity: O(operators + edges), and one call for each kind of operator.
 """

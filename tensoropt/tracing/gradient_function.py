@@ -70,7 +70,8 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         graph = FuncGraph("custom_gradient")
     with graph.as_default():
         given = tuple(
-            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None for tensor in op.outputs
+            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
+            for tensor in op.outputs
         )
         found = framework_ops.get_gradient_function(op)(op, *given)
         found = list(found) if isinstance(found, (list, tuple)) else [found]

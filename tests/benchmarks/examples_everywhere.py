@@ -22,16 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
-
 import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
 from tensoropt.launch import mpirun_command, rank_environment
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ("none", "middle", "least")
 TIMEOUT_S = 1800
 
@@ -180,7 +177,8 @@ def result(name: str, n_devices: int, n_steps: int, folder: Path, collectives: s
     """Run a worker process, or one on each rank, and return what it found for each limit, or its error."""
     program = [__file__, "--worker", name, str(n_devices), str(n_steps), str(folder), collectives]
     command = mpirun_command(n_devices, ["-m", "mpi4py", *program]) if collectives == "mpi" else [sys.executable, *program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TENSOROPT_CACHE": "off"}
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "examples")))
+    environment = {**os.environ, "PYTHONPATH": paths, "TENSOROPT_CACHE": "off", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment = rank_environment(environment, as_root=os.geteuid() == 0)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

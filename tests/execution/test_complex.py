@@ -1,6 +1,7 @@
 """Complex numbers between the variables and the loss: random strategies against one device.
 
-What is partial, padded with zeros, exchanged and summed on the way is complex as well. ``test_ranks.py`` holds the same between processes.
+What is partial, padded with zeros, exchanged and summed on the way is complex as well; ``test_ranks.py`` holds the same
+between processes.
 """
 
 from __future__ import annotations

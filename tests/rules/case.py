@@ -19,7 +19,9 @@ FLOAT = np.float64
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Random values of a shape: floats (or parts of complex numbers) from ``low`` to ``high``, or whole numbers below ``high``, or booleans."""
+    """Random values of a shape: floats, or parts of complex numbers, from ``low`` to ``high``; whole numbers below ``high``;
+    or booleans.
+    """
 
     shape: tuple[int, ...]
     low: float = -2.0

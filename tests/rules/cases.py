@@ -484,6 +484,6 @@ def _softmaxes() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _elementwise() + _binary() + _complex() + _products() + _images() + _reductions() + _moving() + _softmaxes() + _gradients()
-    + array_cases()
+    _elementwise() + _binary() + _complex() + _products() + _images() + _reductions() + _moving() + _softmaxes()
+    + _gradients() + array_cases()
 )
