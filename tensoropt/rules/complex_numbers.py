@@ -17,6 +17,7 @@ OF_REAL = ("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
 
 @op_rule("Real", "Imag", "Conj")
 def part(op: Operator) -> Rule:
+    """A part of complex numbers, which is a sum's if it is taken of all summands."""
     return broadcast_rule(op, FIRST)
 
 
