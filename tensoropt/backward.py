@@ -77,7 +77,7 @@ def _check_differentiated(graph: Graph, found: Backward, expected: Differentiate
     # The gradient of a variable that is updated by rows ends at what its lookups find.
     by_rows = {graph.operators[name].result.name for name in graph.lookups}
     differing = (found.reached(graph) ^ expected.tensors) - by_rows
-    for op in reversed(graph.operators.values()):
+    for op in reversed(list(graph.operators.values())):
         places = {place for place, _ in op.operands if (op.name, place) in found.gradients}
         given = expected.operands.get(op.name, places) - {place for place, each in op.operands if each.name in by_rows}
         if places != given or any(tensor.name in differing for tensor in op.outputs):
