@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from .errors import InputError
-from .ir import ARGUMENTS, CONSTANT, SOURCES, Graph, Operator, Tensor, TrainStep
+from .errors import InputError, describe
+from .gradient_types import carries_gradient
+from .ir import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
 from .lowering.operators import Job, Values, emit
 from .reschedule.mesh import Mesh
 from .rules.registry import rule_of
@@ -61,10 +62,39 @@ def analyse(graph: Graph) -> Backward:
     """What the backward passes of all training steps read and where gradients go.
 
     Raises:
-        InputError: a loss depends on none of the variables that its step trains.
+        InputError: a loss depends on none of the variables that its step trains, or gradients come to other tensors than
+            TensorFlow says that they come to in the recorded graph.
     """
     steps = graph.train_steps.values()
-    return _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    if graph.differentiated is not None:
+        _check_differentiated(graph, found, graph.differentiated)
+    return found
+
+
+def _check_differentiated(graph: Graph, found: Backward, expected: Differentiated) -> None:
+    """Refuse a model in which gradients go other ways here than in TensorFlow: it would train to other numbers."""
+    # The gradient of a variable that is updated by rows ends at what its lookups find.
+    by_rows = {graph.operators[name].result.name for name in graph.lookups}
+    differing = (found.reached(graph) ^ expected.tensors) - by_rows
+    for op in reversed(list(graph.operators.values())):
+        places = {place for place, _ in op.operands if (op.name, place) in found.gradients}
+        given = expected.operands.get(op.name, places) - {place for place, each in op.operands if each.name in by_rows}
+        if places != given or any(tensor.name in differing for tensor in op.outputs):
+            raise InputError(
+                describe(
+                    f"gradients don't pass {op.where()} as they do in TensorFlow, so that the model would train to other "
+                    "numbers than on one device",
+                    got=_gradients_text(places),
+                    expected=_gradients_text(given),
+                    advice="where no gradient is to pass, write tf.stop_gradient(...); else use other operators there, and "
+                    "report this one",
+                )
+            )
+
+
+def _gradients_text(places: Collection[int]) -> str:
+    return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
 
 
 def traced(graph: Graph) -> Backward:
@@ -165,7 +195,13 @@ class _Asking:
             ends = [outputs[i] for i in sorted(results)]
             starts = [operands[place] for place in sorted(places)]
             given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
-            found = tf.gradients(ends, starts, given)
+            try:
+                found = tf.gradients(ends, starts, given)
+            except LookupError as error:
+                raise InputError(
+                    f"{op.where()} stands between the loss and a variable that it trains, and TensorFlow has no gradient "
+                    "for it; write tf.stop_gradient(...) where none is to pass, or use other operators"
+                ) from error
             readers = _live(found) - forward
             return _Answer(
                 frozenset(place for place, each in zip(sorted(places), found, strict=True) if each is not None),
@@ -227,7 +263,7 @@ def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -
         places = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
         living = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in alive)
         for i, tensor in enumerate(op.outputs):
-            if places and tf.as_dtype(tensor.dtype).is_floating:
+            if places and carries_gradient(tensor.dtype):
                 reached.add(tensor.name)
                 if living & asking.answer(op, frozenset({i}), living).gives:
                     alive.add(tensor.name)

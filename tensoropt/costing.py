@@ -33,6 +33,7 @@ from .deliveries import (
     inner_deliveries,
 )
 from .ft.problem import INFEASIBLE
+from .gradient_types import carries_gradient
 from .ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from .optimizers.deliveries import update_deliveries
 from .optimizers.rows import row_deliveries
@@ -128,8 +129,11 @@ class OperatorCosting:
             composition = Composition(op)
             body, backward = composition.body, NO_BACKWARD
             if op.type == LOOP and is_differentiated:
-                floats = ([tensor for tensor in tensors if tensor.is_float] for tensors in (body.inputs, body.outputs))
-                backward = analyse_body(body.graph, *floats)
+                followed = (
+                    [tensor for tensor in tensors if carries_gradient(tensor.dtype)]
+                    for tensors in (body.inputs, body.outputs)
+                )
+                backward = analyse_body(body.graph, *followed)
             parts = OperatorCosting(body.graph, backward, self.compute, self.deliveries, is_body=True)
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]

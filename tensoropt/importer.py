@@ -16,9 +16,10 @@ import tensorflow as tf
 from .composite.copying import LOOPS
 from .composite.gradients import import_custom_gradient
 from .composite.loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
+from .connected import Connections
 from .dilated import find_dilated
 from .errors import InputError
-from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
+from .ir import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
 from .operator_attributes import attributes_of
 from .optimizers.protocol import Optimizer
 from .reschedule.layout import Shape
@@ -136,7 +137,23 @@ class _Importer:
                         self._import_constant(tensor)
             elif op.type not in ("NoOp", *LIST_MAKERS):
                 self._import_operator(op)
-        return Graph(self.operators, {step.op.name: self._import_step(step) for step in steps}, self.aliases)
+        imported = {step.op.name: self._import_step(step) for step in steps}
+        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
+
+    def _differentiated(self, steps: tuple[RecordedStep, ...]) -> Differentiated | None:
+        """Return what TensorFlow gives a gradient of what was imported, and imported as it is; None without steps."""
+        if not steps:
+            return None
+        connections = Connections(self.recorded, self.gradients)
+        found = [connections.differentiated(step.loss, step.variables) for step in steps]
+        tensors = {self._canonical(name) for each in found for name in each.tensors}
+        operands: dict[str, frozenset[int]] = {}
+        for each in found:
+            for name, places in each.operands.items():
+                imported = self.operators.get(name)
+                if imported is not None and imported.type == self.recorded.get_operation_by_name(name).type:
+                    operands[name] = operands.get(name, frozenset()) | places
+        return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
 
     def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
         """The ancestors of all results that aren't there for initialisation, in order of creation."""

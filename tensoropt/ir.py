@@ -52,7 +52,8 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        return "float" in self.dtype
+        """Whether elements are floating-point numbers, real or complex, so that it may come in summands."""
+        return "float" in self.dtype or "complex" in self.dtype
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}{list(self.shape)}"
@@ -134,6 +135,20 @@ class TrainStep:
     controls: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """What gets a gradient on the ways from losses to the variables that their steps train.
+
+    Attributes:
+        tensors: by name.
+        operands: of operators to which a gradient comes, the input positions to which it goes on; those that were imported
+            as something else are left out.
+    """
+
+    tensors: frozenset[str]
+    operands: Mapping[str, frozenset[int]]
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A recorded model.
@@ -143,12 +158,14 @@ class Graph:
         train_steps: by the name of the recorded operation.
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
         slicing: of the graph of one of a step's micro-batches, how it comes from that of the whole batch.
+        differentiated: where TensorFlow's gradients go, as the recorded graph says it; None where nobody asked.
     """
 
     operators: Mapping[str, Operator]
     train_steps: Mapping[str, TrainStep]
     aliases: Mapping[str, str]
     slicing: Slicing | None = None
+    differentiated: Differentiated | None = None
 
     @property
     def n_slices(self) -> int:

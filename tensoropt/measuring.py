@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .backward import Backward
+from .gradient_types import carries_gradient
 from .ir import Graph, Operator, Tensor
 from .lowering.operators import Job, Values, emit
 from .profiling.compute import spin, unoptimized
@@ -185,9 +186,9 @@ def _gradients(trial: Trial) -> list[tf.Tensor]:
 
 
 def _made_up(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Floats between 0.25 and 1, where no kernel meets what is slow or undefined; zeros are indices for certain."""
+    """Return numbers between 0.25 and 1, where no kernel meets what is slow or undefined; zeros are indices for certain."""
     kind = tf.as_dtype(tensor.dtype)
-    if not kind.is_floating:
+    if not carries_gradient(kind):
         return tf.zeros(shape, kind)
     values = np.random.default_rng(0).uniform(0.25, 1.0, shape)
     return tf.cast(tf.constant(values), kind)

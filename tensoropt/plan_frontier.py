@@ -190,7 +190,12 @@ class PlanFrontier(ABC):
         if limit_bytes is None:
             return points[0]
         limit, needed_bytes = limit_bytes, self._told(progress, len(points))
-        return first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
+        found = first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
+        if found is not None:
+            return found
+        # Of a long frontier the least is looked for on a finer grid: a limit that a refusal names must do.
+        least = self.least_point(progress)
+        return least if self.needed_bytes(least) <= limit else None
 
     def least_point(self, progress: Progress | None = None) -> int:
         """The number of the point that needs the least, of those that were looked at (:mod:`.fitting`).

@@ -179,6 +179,26 @@ def attention(api: Any = tf.compat.v1, batch: int = 3) -> Built:
     return Built(loss, inputs, (accuracy, api.nn.top_k(logits, 2).values), inner={"scores": scores})
 
 
+def fourier(api: Any = tf.compat.v1, batch: int = 5) -> Built:
+    """Mixing by Fourier transforms beside a residual edge, complex weights, and all ways from complex to real numbers."""
+    length, width = 6, 4
+    x = api.placeholder(api.float64, [batch, length, 3], name="x")
+    w = api.get_variable("w", [3, width], api.float64)
+    real = api.get_variable("real", [length, width], api.float64)
+    imaginary = api.get_variable("imaginary", [length, width], api.float64)
+    filters = api.get_variable("filters", [batch, 1, width // 2 + 1], api.float64)
+    hidden = api.reshape(api.matmul(api.reshape(x, [batch * length, 3]), w), [batch, length, width])
+    mixed = hidden + api.math.real(api.signal.fft2d(api.cast(hidden, api.complex128)))
+    weight = api.complex(real, imaginary)
+    product = api.matmul(api.cast(mixed, api.complex128), weight, adjoint_b=True)
+    back = api.signal.ifft(product * api.math.conj(product[:, :1]) / (3.0 + weight[:, 0]))
+    spectrum = api.signal.rfft(mixed) * api.cast(filters, api.complex128)
+    filtered = api.signal.irfft(spectrum, [width])
+    parts = api.abs(back) + api.math.imag(back) * api.math.angle(product + 9.0)
+    loss = api.reduce_mean(api.square(filtered)) + api.reduce_mean(api.sqrt(1.0 + api.abs(parts)))
+    return Built(loss, {x: _reals(9, batch, length, 3)}, (api.reduce_max(filtered), parts), inner={"mixed": mixed})
+
+
 def broadcasting(api: Any = tf.compat.v1) -> Built:
     """Dimensions of 3 that meet dimensions of 1 in every way: over two devices, blocks of 1 stand beside blocks of 2."""
     x = api.placeholder(api.float64, [3, 3], name="x")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from ..gradient_types import carries_gradient
 from ..ir import Operator, Tensor
 from ..tracing.gradient_function import GradientFunction
 from .body import BODY, CUSTOM_GRADIENT, FORM, GradientForm
@@ -78,6 +79,6 @@ def _wanted(
     pairs = [
         (tensor, gradient)
         for tensor, gradient in zip(op.inputs, function.gradients, strict=True)
-        if gradient is not None and tensor.dtype.is_floating and outside.value(tensor) is None
+        if gradient is not None and carries_gradient(tensor.dtype) and outside.value(tensor) is None
     ]
     return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]

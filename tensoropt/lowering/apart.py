@@ -53,7 +53,9 @@ def leads_to(source: tf.Operation, target: tf.Operation) -> bool:
 def _apart(bias_gradient: tf.Operation) -> None:
     (gradient,) = bias_gradient.inputs
     with bias_gradient.graph.as_default(), tf.control_dependencies(None):
+        # Of channels in uneven blocks the ranks know no extent in common.
+        n_channels = tf.shape(gradient)[-1] if gradient.shape[-1] is None else gradient.shape[-1]
         # An operand's known shape can't be changed for another, so this one's isn't known while the graph is made.
-        shape = tf.compat.v1.placeholder_with_default(tf.constant([-1, gradient.shape[-1]]), [None])
+        shape = tf.compat.v1.placeholder_with_default(tf.stack([-1, n_channels]), [None])
         rows = tf.reshape(gradient, shape, name=f"{bias_gradient.name}/rows")
     bias_gradient._update_input(0, rows)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from ..deliveries import Delivery, Router, differentiated_operands, inner_deliveries
+from ..gradient_types import carries_gradient
 from ..ir import CONSTANT, SOURCES, Operator, Tensor
 from ..micro_batches import Slice
 from ..reschedule.layout import Layout
@@ -158,7 +159,7 @@ class LocalModel:
         with self._computed_again(op.name in self._again):
             results = emit(job, operands)
         for tensor, values in zip(op.outputs, results, strict=True):
-            is_passed = bool(remade) and tf.as_dtype(tensor.dtype).is_floating
+            is_passed = bool(remade) and carries_gradient(tensor.dtype)
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
 
     def _is_made_again(self, op: Operator, position: int) -> bool:

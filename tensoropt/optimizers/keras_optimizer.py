@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tensoropt")
 _ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
-# Muon fails on rows, LAMB takes norms of a direction that rows give otherwise, the last hands parameters to others.
-_DENSE = (keras.optimizers.Muon, keras.optimizers.Lamb, keras.optimizers.MultiOptimizer)
+# The first fails on rows, the second hands parameters to others.
+_DENSE = (keras.optimizers.Muon, keras.optimizers.MultiOptimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class KerasOptimizer:
 
     @property
     def takes_rows(self) -> bool:
-        """Keras's own do, but for those of its updates that fail on rows, and LAMB."""
+        """Keras's own do, but for those of its updates that fail on rows."""
         is_keras = type(self.inner).__module__.startswith("keras.")
         return is_keras and not isinstance(self.inner, _DENSE) and self.inner.loss_scale_factor is None
 

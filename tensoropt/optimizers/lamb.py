@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .rows import Gradient, over_values
+
 
 class LambOnPieces(keras.optimizers.Lamb):
     """Attributes:
@@ -21,14 +23,18 @@ class LambOnPieces(keras.optimizers.Lamb):
 
     ratios: Mapping[int, tf.Tensor]
 
-    def direction(self, gradient: tf.Tensor, variable: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The moments after a step, and the direction of the step."""
+    def direction(self, gradient: Gradient, variable: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The moments after a step, and the direction of the step.
+
+        Of rows, one that occurs twice is squared twice and added up then, as Keras has it.
+        """
         place, dtype = self._get_variable_index(variable), variable.dtype
-        gradient = tf.cast(gradient, dtype)
+        gradient = over_values(lambda values: tf.cast(values, dtype), gradient)
+        squares = tf.convert_to_tensor(over_values(tf.square, gradient))
         step = tf.cast(self.iterations + 1, dtype)
         m, v = self._momentums[place].value, self._velocities[place].value
-        m = m + (gradient - m) * (1 - self.beta_1)
-        v = v + (tf.square(gradient) - v) * (1 - self.beta_2)
+        m = m + (tf.convert_to_tensor(gradient) - m) * (1 - self.beta_1)
+        v = v + (squares - v) * (1 - self.beta_2)
         m_hat = m / (1.0 - tf.pow(keras.ops.cast(self.beta_1, dtype), step))
         v_hat = v / (1.0 - tf.pow(keras.ops.cast(self.beta_2, dtype), step))
         return m, v, m_hat / (tf.sqrt(v_hat) + self.epsilon)
@@ -40,7 +46,7 @@ class LambOnPieces(keras.optimizers.Lamb):
         rate, decay = tf.cast(self.learning_rate, variable.dtype), keras.ops.cast(self.weight_decay, variable.dtype)
         return variable - variable * decay * rate
 
-    def update_step(self, gradient: tf.Tensor, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
         place = self._get_variable_index(variable)
         m, v, direction = self.direction(gradient, variable)
         self.assign(self._momentums[place], m)

@@ -11,11 +11,6 @@ NONLINEAR_UNARY = (
     "Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot "
     "Ndtri OnesLike Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh"
 ).split()
-LINEAR_UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite "
-    "IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot OnesLike Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign "
-    "Sin Sinh Softplus Softsign Sqrt Square Tan Tanh"
-).split()
 LINEAR_UNARY = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike".split()
 NONLINEAR_BINARY = (
     "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac "

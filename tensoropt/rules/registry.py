@@ -98,6 +98,7 @@ def _found(op: Operator) -> Rule:
 def _load() -> None:
     """Import the modules that register rules; not at import time, since they import this one."""
     from . import (  # noqa: F401
+        complex_numbers,
         composite,
         convolution,
         elementwise,

@@ -18,6 +18,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..errors import InputError
+from ..gradient_types import carries_gradient
 from ..source_lines import source_line
 
 Lookup = Callable[[tf.Tensor], tf.Tensor]
@@ -69,7 +70,8 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         graph = FuncGraph("custom_gradient")
     with graph.as_default():
         given = tuple(
-            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if _has_gradient(tensor) else None for tensor in op.outputs
+            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
+            for tensor in op.outputs
         )
         found = framework_ops.get_gradient_function(op)(op, *given)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
@@ -84,10 +86,6 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         raise InputError(f"{where} returns {len(gradients)} gradients for {len(op.inputs)} inputs; return one for each")
     read = tuple((_in_graph(op.graph, outer), inner) for outer, inner in graph.captures)
     return GradientFunction(graph, given, read, gradients)
-
-
-def _has_gradient(tensor: tf.Tensor) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..errors import InputError, short
 from ..execution import Execution
+from ..gradient_types import carries_gradient
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
 from ..processes import current_processes, install_error_handling
@@ -63,7 +64,7 @@ class CapturedFunction:
     @property
     def trained(self) -> list[tf.Variable]:
         """Whole numbers have no gradients, whatever TensorFlow calls them."""
-        return [variable for variable in self.variables if variable.trainable and variable.dtype.is_floating]
+        return [variable for variable in self.variables if variable.trainable and carries_gradient(variable.dtype)]
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         return [own_name(variable) for variable in variables]

@@ -16,7 +16,8 @@ from tensoropt.ir import Graph
 from tensoropt.optimizers.classic import Classic
 from tensoropt.tracing.function import Capture
 
-RECORDED = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.broadcasting)}
+MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.broadcasting, zoo.fourier)
+RECORDED = {function.__name__: function for function in MODELS}
 FROM_ZOO = ("transformer", "rnn", "wide_resnet", "inception_v3")
 
 

@@ -50,6 +50,13 @@ def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
     assert "6 strategies, " in result.stdout
 
 
+def test_complex_numbers_between_processes() -> None:
+    """Some copies are made again, and some operators computed again."""
+    result = run_ranks(3, "-m", "mpi4py", WORKER, "complex", 4, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 strategies, " in result.stdout and " on 3 ranks" in result.stdout
+
+
 def test_blocks_of_one_beside_blocks_of_two_broadcast_alike() -> None:
     """Dimensions of 3 over 2 ranks: from static shapes TensorFlow would emit other gradients on each rank, and hang."""
     result = run_ranks(2, "-m", "mpi4py", WORKER, "broadcasting", 12, timeout=120)

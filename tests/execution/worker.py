@@ -94,10 +94,12 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         "remade": (zoo.mlp, zoo.cnn, zoo.attention),
         "recomputed": (zoo.mlp, zoo.cnn, zoo.attention),
         "broadcasting": (zoo.broadcasting,),
+        "complex": (zoo.fourier,),
         "windows": (zoo.windows,),
     }[case]
     optimizers = tuple(zoo.HYPERPARAMETERS)
-    prefers = {"broadcasting": lambda config: bool(config.used_axes), "windows": slides}.get(case)
+    splits = dict.fromkeys(("broadcasting", "complex"), lambda config: bool(config.used_axes))
+    prefers = {**splits, "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
     n_collectives = n_remade = n_recomputed = 0
     for seed in range(n_strategies):
@@ -107,7 +109,7 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         if key not in models:
             models[key] = zoo.record(function, optimizer)
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
-        shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8)}.get(case, (0.0, 0.0))
+        shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8), "complex": (0.3, 0.3)}.get(case, (0.0, 0.0))
         view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
         n_recomputed += len(view.recomputed)
         n_remade += sum(charge.is_remade for charge in charges(view))

@@ -122,6 +122,7 @@ def of_sequences(depth: int) -> dict[str, Entry]:
     size = Size(length=6, vocabulary=11, width=8, depth=depth, heads=4)
     return {
         "bert": segments(sequences.bert, size, 4),
+        "fnet": words(sequences.fnet, size, 4),
         "gpt": words(sequences.gpt, size, 4),
         "gpt_untied": words(partial(sequences.gpt, tied=False), size, 4),
         "vit": images(lambda: sequences.vit(12, 4, size, CLASSES), 12, 4, CLASSES),

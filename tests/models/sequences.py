@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers
 
 DROPPED = 0.1
@@ -62,6 +63,24 @@ def bert(size: Size) -> keras.Model:
         x = layers.LayerNormalization(epsilon=1e-12)(x + _feed_forward(x, size))
     pooled = layers.Dense(size.width, activation="tanh")(x[:, 0])
     return keras.Model([words, segments], layers.Dense(2)(pooled), name="bert")
+
+
+class Mixing(layers.Layer):
+    """The real part of a Fourier transform over places and features."""
+
+    def call(self, x: Any) -> Any:
+        numbers = tf.complex64 if x.dtype == tf.float32 else tf.complex128
+        return tf.math.real(tf.signal.fft2d(tf.cast(x, numbers)))
+
+
+def fnet(size: Size) -> keras.Model:
+    """An encoder as in FNet, which mixes words by Fourier transforms instead of attention; says a word for each."""
+    words = keras.Input((size.length,), dtype="int32", name="words")
+    x = _embedded(words, size)
+    for _ in range(size.depth):
+        x = layers.LayerNormalization()(x + Mixing()(x))
+        x = layers.LayerNormalization()(x + _feed_forward(x, size))
+    return keras.Model(words, layers.Dense(size.vocabulary)(x), name="fnet")
 
 
 def gpt(size: Size, tied: bool = True) -> keras.Model:

@@ -29,6 +29,7 @@ FAST = {
     "efficientnet_v2": "smallest",
     "convnext": "fastest",
     "bert_of_one_layer": "0",
+    "fnet_of_one_layer": "0",
     "gpt_of_one_layer": "0",
     "vit_of_one_layer": "fastest",
     "encoder_decoder_of_one_layer": "smallest",

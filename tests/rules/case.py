@@ -19,7 +19,9 @@ FLOAT = np.float64
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Random values of a shape: floats from ``low`` to ``high``, or whole numbers below ``high``, or booleans."""
+    """Random values of a shape: floats, or parts of complex numbers, from ``low`` to ``high``; whole numbers below ``high``;
+    or booleans.
+    """
 
     shape: tuple[int, ...]
     low: float = -2.0
@@ -34,6 +36,8 @@ class Input:
         if self.whole or np.issubdtype(self.dtype, np.integer):
             return np.asarray(rng.integers(int(self.low), int(self.high), self.shape)).astype(self.dtype)
         values = rng.uniform(self.low, self.high, self.shape)
+        if np.issubdtype(self.dtype, np.complexfloating):
+            values = values + 1j * rng.uniform(self.low, self.high, self.shape)
         if self.is_distribution:
             values = values / values.sum(-1, keepdims=True)
         return np.asarray(values).astype(self.dtype)
@@ -126,6 +130,10 @@ def _defaults(op_type: str) -> dict[str, Any]:
 
 def f(*shape: int, low: float = -2.0, high: float = 2.0) -> Input:
     return Input(shape, low, high)
+
+
+def complexes(*shape: int) -> Input:
+    return Input(shape, dtype=np.complex128)
 
 
 def positive(*shape: int) -> Input:

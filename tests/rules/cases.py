@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensoropt.rules.gradients import OF_OPERAND, OF_RESULT
 
 from .array_cases import array_cases
-from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, f, f32, ints, positive, ties
+from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, complexes, f, f32, ints, positive, ties
 
 
 def _elementwise() -> list[Case]:
@@ -102,6 +102,40 @@ def _binary() -> list[Case]:
         case("Select/by row", bools(3), f(3, 5), f(3, 5)),
         case("Select/scalar", bools(), f(3, 5), f(3, 5)),
     ]
+    return cases
+
+
+def _complex() -> list[Case]:
+    """Parts, transforms, and what has another gradient for complex numbers than for real ones."""
+    x = complexes(3, 5)
+    cases = [case(kind, x, Tout=tf.float64) for kind in ("Real", "Imag", "ComplexAbs", "Angle")]
+    cases += [
+        case("Conj", x),
+        case("Complex", f(3, 5), f(3, 5), Tout=tf.complex128),
+        case("Complex/parts are broadcast", f(3, 1), f(5), Tout=tf.complex128),
+        case("Mul/complex", complexes(3, 1), complexes(5)),
+        case("RealDiv/complex", complexes(3, 5), complexes(5)),
+        case("Square/complex", x),
+        case("Exp/complex", x),
+        case("Sum/complex", x, Static([1])),
+        case("Mean/complex", x, Static([0]), keep_dims=True),
+        case("Cast/to complex", f(3, 5), DstT=tf.complex128),
+        case("Cast/from complex", x, DstT=tf.float64),
+        case("MatMul/complex", complexes(3, 5), complexes(5, 2), transpose_b=False),
+        case("BatchMatMulV2/complex, both adjoint", complexes(3, 5, 3), complexes(3, 2, 5), adj_x=True, adj_y=True),
+        case("Einsum/complex", (complexes(3, 5), complexes(5, 2)), equation="ij,jk->ik"),
+        case("Transpose/complex", x, Static([1, 0])),
+    ]
+    for n, name in ((1, ""), (2, "2D"), (3, "3D")):
+        shape = (3, 5, 2, 4)[3 - n :]
+        cases += [case(f"{kind}{name}", complexes(*shape)) for kind in ("FFT", "IFFT")]
+        cases += [case(f"{kind}{name}/two others", complexes(3, *shape)) for kind in ("FFT", "IFFT")] if n < 3 else []
+        graded = {"differentiable": n < 3}
+        lengths, half = shape[1:], (*shape[:-1], shape[-1] // 2 + 1)
+        cases += [
+            case(f"RFFT{name}", f(*shape), Static(lengths), Tcomplex=tf.complex128, **graded),
+            case(f"IRFFT{name}", complexes(*half), Static(lengths), Treal=tf.float64, **graded),
+        ]
     return cases
 
 
@@ -450,6 +484,6 @@ def _softmaxes() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _elementwise() + _binary() + _products() + _images() + _reductions() + _moving() + _softmaxes() + _gradients()
-    + array_cases()
+    _elementwise() + _binary() + _complex() + _products() + _images() + _reductions() + _moving() + _softmaxes()
+    + _gradients() + array_cases()
 )

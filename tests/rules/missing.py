@@ -197,8 +197,8 @@ def _is_whole(how: str, blocks: list[np.ndarray], truth: np.ndarray) -> bool:
             if block.shape != (*truth.shape[:d], end - start, *truth.shape[d + 1 :]):
                 return False
         together = np.concatenate(blocks, d)
-    if np.issubdtype(truth.dtype, np.floating):
-        tolerance = 1e-9 if truth.dtype == np.float64 else 1e-5
+    if np.issubdtype(truth.dtype, np.inexact):
+        tolerance = 1e-5 if truth.dtype == np.float32 else 1e-9
         return bool(np.allclose(together, truth, rtol=tolerance, atol=tolerance, equal_nan=True))
     return bool(np.array_equal(together, truth))
 

@@ -1,9 +1,9 @@
 """The brute-force validator of rules: an operator split by a config against the whole operator.
 
 Every config of a case is emitted into one graph on all ranks of a mesh. Operands start in random layouts, partial ones
-included, and are delivered as the config demands; results are delivered in whole. The loss is ``sum(op(x...) * W)`` over
-the float results with random W, that is, W is the gradient with which each result starts. Held against TensorFlow's own
-operator on whole operands are
+included, and are delivered as the config demands; results are delivered in whole. A random W is the gradient with which
+each floating-point result starts, as if the loss were ``sum(op(x...) * W)``. Held against TensorFlow's own operator on whole
+operands are
 
 - each result's pieces: their shapes are the predicted ones, replicas are equal to the bit, and put together they are the
   result;
@@ -124,9 +124,11 @@ def truth_of(case: Case) -> Truth:
         remaining = iter(operands)
         inputs = [op.statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]
         results = operators.raw_operator(op, inputs)
-        weights = [rng.normal(size=t.shape).astype(t.dtype) if t.is_float else None for t in op.outputs]
-        terms = [tf.reduce_sum(r * w) for r, w in zip(results, weights, strict=True) if w is not None]
-        gradients = tf.gradients(tf.add_n(terms), operands) if terms and case.differentiable else [None] * len(operands)
+        weights = [_weight(tensor, rng) for tensor in op.outputs]
+        ends = [(result, weight) for result, weight in zip(results, weights, strict=True) if weight is not None]
+        gradients: Sequence[tf.Tensor | None] = [None] * len(operands)
+        if ends and case.differentiable:
+            gradients = tf.gradients([result for result, _ in ends], operands, [weight for _, weight in ends])
         gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         with session() as running:
             fetched = running.run(
@@ -134,6 +136,15 @@ def truth_of(case: Case) -> Truth:
             )
     values, found = fetched[0], iter(fetched[1])
     return Truth(list(values), weights, [None if g is None else next(found) for g in gradients])
+
+
+def _weight(tensor: Tensor, rng: np.random.Generator) -> np.ndarray | None:
+    if not tensor.is_float:
+        return None
+    weight = rng.normal(size=tensor.shape)
+    if tensor.dtype.startswith("complex"):
+        weight = weight + 1j * rng.normal(size=tensor.shape)
+    return np.asarray(weight).astype(tensor.dtype)
 
 
 def validate(
@@ -300,7 +311,7 @@ def _differs(
 ) -> Iterator[str]:
     if value.shape != expected.shape or value.dtype != expected.dtype:
         yield f"{what}: {value.dtype}{list(value.shape)}, expected {expected.dtype}{list(expected.shape)}"
-    elif not np.issubdtype(value.dtype, np.floating):
+    elif not np.issubdtype(value.dtype, np.inexact):
         if not np.array_equal(value, expected):
             yield f"{what}: {value.tolist()}, expected {expected.tolist()}"
     elif not np.allclose(value, expected, rtol=0, atol=tolerance * (size or _size(expected)), equal_nan=True):

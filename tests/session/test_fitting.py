@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.fitting import ALL_AT_ONCE, FINE_GRID, GRID, first_that_fits, grid, least_of
+from tensoropt.plan_frontier import PlanFrontier
 
 few = st.lists(st.integers(0, 20), min_size=1, max_size=ALL_AT_ONCE)
 many = st.lists(st.integers(0, 50), min_size=ALL_AT_ONCE + 1, max_size=2000)
@@ -41,6 +42,35 @@ def test_of_many_points_none_that_was_looked_at_is_better(needs: list[int], limi
     least = least_of(range(len(needs)), lambda point: asked.add(point) or needs[point])
     assert needs[least] == min(needs[point] for point in asked)
     assert len(asked) <= 2 * ALL_AT_ONCE + 2 * FINE_GRID
+
+
+class Drawn(PlanFrontier):
+    """A frontier of which each point needs a given amount of memory."""
+
+    mesh = hardware_name = costs = None
+    summary = plan = save = None
+
+    def __init__(self, needs: list[int]) -> None:
+        self.needs = needs
+        self._by_time = list(range(len(needs)))
+
+    def __len__(self) -> int:
+        return len(self.needs)
+
+    def peak_bytes(self, point: int) -> int:
+        return self.needs[point]
+
+
+def test_what_a_refusal_says_is_the_least_fits() -> None:
+    """A point that needs less than all others is found for a limit wherever it is found for the message."""
+    for place in range(200):
+        needs = [100] * 200
+        needs[place] = 1
+        frontier = Drawn(needs)
+        least = needs[frontier.least_point()]
+        fits = frontier.fastest_within(least)
+        assert fits is not None and needs[fits] <= least, f"point {place}"
+        assert frontier.fastest_within(0) is None
 
 
 @given(st.integers(1, 5000))

@@ -100,6 +100,61 @@ def test_updates_and_reads_after_them_keep_their_order() -> None:
     hold(function, [w, average, count], reals(8, 5))
 
 
+def test_complex_variables_are_trained() -> None:
+    """By Keras's own update, which rounds complex numbers to those of 64 bits."""
+    values = np.random.default_rng(3).normal(size=(2, 6, 5))
+    w, c = variable("w", 4, 6), tf.Variable(values[0] + 1j * values[1], name="c")
+    first, x = [w.numpy(), c.numpy()], reals(8, 4)
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        product = tf.cast(tf.matmul(x, w), tf.complex128) @ c
+        return tf.reduce_mean(tf.square(tf.abs(product + 1.0))) + tf.reduce_sum(tf.math.imag(c))
+
+    captured = tensoropt.capture(function, [tf.TensorSpec(x.shape, x.dtype)])
+    given = {"cluster": CLUSTER, "parallelism": 4, "collectives": "emulated"}
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(RATE), **given)
+    losses = [trainer.step(x) for _ in range(3)]
+    trainer.export()
+    trained = [w.numpy(), c.numpy()]
+    w.assign(first[0])
+    c.assign(first[1])
+    optimizer, expected = keras.optimizers.SGD(RATE), []
+    optimizer.build([w, c])
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            expected.append(float(loss := function(tf.constant(x))))
+        optimizer.apply(tape.gradient(loss, [w, c]), [w, c])
+    np.testing.assert_allclose(losses, expected, rtol=EXACT)
+    for value, each, before in zip(trained, (w, c), first, strict=True):
+        assert not np.allclose(each.numpy(), before)
+        np.testing.assert_allclose(value, each.numpy(), rtol=EXACT)
+
+
+def test_an_operator_without_a_gradient_is_refused() -> None:
+    w = variable("w", 4, 4)
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        volume = tf.cast(tf.reshape(x @ w, [2, 4, 2, 2]), tf.float32)
+        return tf.reduce_sum(tf.abs(tf.signal.rfft3d(volume)))
+
+    said = r"^RFFT3D 'rfft3d' \(test_tracing.py:\d+\) stands between the loss and a variable .* has no gradient for it"
+    with pytest.raises(tensoropt.InputError, match=said):
+        hold(function, [w], reals(8, 4))
+
+
+def test_a_variable_that_is_read_after_it_was_assigned_is_refused() -> None:
+    """TensorFlow follows a gradient to such a read as to any other."""
+    w = variable("w", 6)
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        first = tf.reduce_sum(w * x)
+        w.assign(0.5 * w)
+        return first + tf.reduce_sum(tf.square(w * x))
+
+    with pytest.raises(tensoropt.InputError, match=r"gradients don't pass AddV2 .* to other numbers than on one device"):
+        hold(function, [w], reals(8, 6))
+
+
 def test_an_embedding_reads_rows_of_a_variable() -> None:
     table, w = variable("table", 11, 6), variable("w", 6, 11)
     words = np.random.default_rng(0).integers(0, 11, (8, 3))

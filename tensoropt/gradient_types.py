@@ -1,0 +1,13 @@
+"""Which types of elements carry gradients: TensorFlow is asked, so that gradients are followed here as there."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# Where ``tf.gradients`` and ``tf.GradientTape`` ask.
+from tensorflow.python.eager.backprop_util import IsTrainable
+
+
+def carries_gradient(dtype: str | tf.DType) -> bool:
+    """Return whether gradients pass through tensors of a type: floating-point and complex numbers, and handles."""
+    return bool(IsTrainable(tf.as_dtype(dtype)))

@@ -1,0 +1,45 @@
+"""Complex numbers between the variables and the loss: random strategies against one device.
+
+What is partial, padded with zeros, exchanged and summed on the way is complex as well; ``test_ranks.py`` holds the same
+between processes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import zoo
+from execution.strategies import (
+    assert_variables,
+    engine_of,
+    evaluate_and_check,
+    pieces_here,
+    random_router,
+    random_strategy,
+    train_and_check,
+)
+
+from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.reschedule.mesh import Mesh
+
+MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(3), Mesh.of(2, 2))
+
+pytestmark = pytest.mark.usefixtures("graphs_as_built")
+
+
+@cache
+def recorded() -> zoo.Recorded:
+    return zoo.record(zoo.fourier, "momentum")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
+    """Three steps: losses and variables; then metrics. Some copies are made again, and some operators computed again."""
+    model, mesh = recorded(), MESHES[seed % 4]
+    share = 0.5 if seed >= 4 else 0.0
+    view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes), share, share)
+    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed >= 4)
+    train_and_check(engine, model)
+    assert_variables(model, view, pieces_here(engine))
+    evaluate_and_check(engine, model)
