@@ -204,11 +204,11 @@ class _Building:
         for _ in range(1 if rng.random() < 0.85 else 2):
             given, x = self._input()
             inputs.append(given)
-            ends.append(self._layers(x, rng.randint(1, 3), branches=True))
+            ends.append(self._layers(x, rng.randint(1, 3)))
         x = ends[0] if len(ends) == 1 else self._merged(ends)
         outputs, heads = [], []
         for _ in range(1 if rng.random() < 0.85 else 2):
-            x = self._layers(x, rng.randint(0, 1), branches=True)
+            x = self._layers(x, rng.randint(0, 1))
             head = drawn_head(rng, self.case.has_statistics)
             heads.append(head)
             outputs.append(self._result(x, head))
@@ -268,12 +268,12 @@ class _Building:
             if not (grows and 2 * size > MOST_ELEMENTS):
                 return self._noted(entry)
 
-    def _layers(self, x: Any, n: int, branches: bool) -> Any:
+    def _layers(self, x: Any, n: int) -> Any:
         for _ in range(n):
             drawn = self.rng.random()
-            if branches and drawn < 0.25:
+            if drawn < 0.25:
                 x = self._residual(x)
-            elif branches and drawn < 0.3:
+            elif drawn < 0.3:
                 x = self._shared(x)
             else:
                 x = self._called(self._entry(x.shape[1:], only_layers=False), x)
@@ -293,14 +293,12 @@ class _Building:
     def _residual(self, x: Any) -> Any:
         """What goes around some layers and meets their result."""
         self.notes.append("(")
-        y = self._layers(x, self.rng.randint(1, 2), branches=False)
+        y = x
+        for _ in range(self.rng.randint(1, 2)):
+            y = self._called(self._noted(drawn_entry(self.rng, y.shape[1:], self.left_out, keeps_shape=True)), y)
         merge = self.rng.choice(MERGES)
-        shape, goal = y.shape[1:], x.shape[1:]
-        if shape != goal and len(shape) == len(goal) and shape[:-1] == goal[:-1] and merge != "Concatenate":
-            y = self._noted(layer("Dense", units=goal[-1])).make()(y)
-        elif shape[:-1] != goal[:-1]:
-            self.notes.append(") alone")
-            return y
+        if y.shape[-1] != x.shape[-1] and merge != "Concatenate":
+            y = self._noted(layer("Dense", units=x.shape[-1])).make()(y)
         self.notes.append(f") {merge}")
         return getattr(keras.layers, merge)()([x, y])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -142,7 +142,7 @@ def reshape(rng: random.Random, shape: Shape) -> Entry | None:
     for extent in shape:
         size *= extent
     ways: list[Shape] = [(size,)]
-    ways += [(a, size // a) for a in range(2, 9) if size % a == 0 and 1 < size // a]
+    ways += [(a, size // a) for a in range(2, 9) if size % a == 0 and size // a > 1]
     ways += [(2, a, size // (2 * a)) for a in range(2, 9) if size % (2 * a) == 0]
     ways = [way for way in ways if way != shape]
     return layer("Reshape", target_shape=rng.choice(ways)) if ways else None
@@ -164,7 +164,7 @@ def operation(rng: random.Random, shape: Shape) -> Entry | None:
     """What users write between layers."""
     axis = rng.randint(1, len(shape))
     extent, ops = shape[axis - 1], keras.ops
-    wide = 1 < extent
+    wide = extent > 1
     kinds = [
         Applied("tanh(x) * 2 + 1", lambda x: ops.tanh(x) * 2 + 1),
         Applied(f"softmax({axis})", lambda x: ops.softmax(x, axis)),
@@ -234,6 +234,10 @@ def conv1d(rng: random.Random, shape: Shape) -> Entry:
     if kind == "DepthwiseConv1D":
         return layer(kind, depth_multiplier=rng.choice((1, 2)), **options)
     return layer(kind, filters=width(rng), **options)
+
+
+def same_conv1d(rng: random.Random, shape: Shape) -> Entry:
+    return layer("Conv1D", filters=width(rng), kernel_size=few(rng), padding=rng.choice(("same", "causal")))
 
 
 def _window_steps(rng: random.Random) -> dict[str, Any]:
@@ -306,6 +310,10 @@ def conv2d(rng: random.Random, shape: Shape) -> Entry:
     return layer(kind, **options)
 
 
+def same_conv2d(rng: random.Random, shape: Shape) -> Entry:
+    return layer("Conv2D", filters=width(rng), kernel_size=(few(rng), few(rng)), padding="same", **_penalties(rng))
+
+
 def pool2d(rng: random.Random, shape: Shape) -> Entry | None:
     if rng.random() < 0.25:
         kind = rng.choice(("GlobalAveragePooling2D", "GlobalMaxPooling2D"))
@@ -330,9 +338,23 @@ IMAGE: tuple[Draw, ...] = (*ANY, conv2d, conv2d, conv2d, conv2d, pool2d, pool2d,
 MENUS: dict[int, tuple[Draw, ...]] = {1: VECTOR, 2: SEQUENCE, 3: IMAGE}
 
 
-def drawn_entry(rng: random.Random, shape: Shape, but: Sequence[Draw] = ()) -> Entry:
-    """An entry that a shape allows."""
-    menu = [draw for draw in MENUS[len(shape)] if draw not in but]
+_KEEPING: tuple[Draw, ...] = (dense, dense, activation, dropout, layer_norm, batch_norm)
+KEEPING: dict[int, tuple[Draw, ...]] = {
+    1: _KEEPING,
+    2: (*_KEEPING, attention, attention, distributed, same_conv1d, same_conv1d),
+    3: (*_KEEPING, same_conv2d, same_conv2d, same_conv2d),
+}
+
+
+def drawn_entry(rng: random.Random, shape: Shape, but: Sequence[Draw] = (), keeps_shape: bool = False) -> Entry:
+    """An entry that a shape allows.
+
+    Args:
+        but: is left out of the menu.
+        keeps_shape: whether all extents but the last must stay.
+    """
+    menu = KEEPING[len(shape)] if keeps_shape else MENUS[len(shape)]
+    menu = tuple(draw for draw in menu if draw not in but)
     while True:
         entry = rng.choice(menu)(rng, shape)
         if entry is not None:
@@ -413,7 +435,8 @@ def drawn_head(rng: random.Random, sees_whole_batch: bool) -> Head:
     heads = (
         Head(_loss("SparseCategoricalCrossentropy", from_logits=from_logits), "classes", probabilities, metrics),
         Head(_loss("SparseCategoricalCrossentropy", from_logits=from_logits), "classes", probabilities, metrics),
-        Head(_loss("CategoricalCrossentropy", from_logits=from_logits, label_smoothing=0.1), "one_hot", probabilities, metrics),
+        Head(_loss("CategoricalCrossentropy", from_logits=from_logits), "one_hot", probabilities, metrics),
+        Head(_loss("CategoricalCrossentropy", label_smoothing=0.1), "one_hot", "softmax", metrics),
         Head(_loss("CategoricalFocalCrossentropy"), "one_hot", "softmax", metrics),
         Head(_loss("KLDivergence"), "one_hot", "softmax"),
         Head(_loss("BinaryCrossentropy", from_logits=from_logits), "bits", None if from_logits else "sigmoid"),
@@ -426,4 +449,4 @@ def drawn_head(rng: random.Random, sees_whole_batch: bool) -> Head:
         Head(_loss("Poisson"), "bits", "softplus"),
     )
     head = rng.choice(heads)
-    return Head(Made(head.loss.name, (*head.loss.options, ("reduction", reduction))), head.kind, head.activation, head.metrics)
+    return replace(head, loss=Made(head.loss.name, (*head.loss.options, ("reduction", reduction))))
