@@ -56,8 +56,9 @@ def main() -> int:
         for seed in tqdm(range(first, first + count), unit="case", disable=None):
             started = time.perf_counter()
             outcomes.append(run(drawn(seed)))
-            if seed % COLLECTED_AFTER == 0:
+            if len(outcomes) % COLLECTED_AFTER == 0:
                 gc.collect()
+                print(f"{len(outcomes)} of {count} cases", file=sys.stderr, flush=True)
             if given.seed is not None or outcomes[-1].kind != SAME:
                 print(f"{outcomes[-1]} [{time.perf_counter() - started:.1f} s]", flush=True)
     print(table(outcomes))
