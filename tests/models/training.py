@@ -202,7 +202,7 @@ def distances(expected: Iterable[Step], found: Iterable[Step], but: Container[st
     What is zero but for rounding (the gradient of a bias ahead of a normalisation) must be that in both.
     """
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        yield Distance(number, "loss", _ratio(np.asarray(ours.loss), np.asarray(theirs.loss), 0.0))
+        yield Distance(number, "loss", ratio(np.asarray(ours.loss), np.asarray(theirs.loss), 0.0))
         for kind, got, wanted in (("", ours.variables, theirs.variables), ("slot ", ours.slots, theirs.slots)):
             missing = set(wanted) - set(got)
             assert not missing, f"{sorted(missing)[:3]} aren't among {sorted(got)[:5]}"
@@ -210,10 +210,11 @@ def distances(expected: Iterable[Step], found: Iterable[Step], but: Container[st
             for name, value in wanted.items():
                 if name not in but:
                     assert got[name].shape == value.shape, f"{name} has shape {got[name].shape}, not {value.shape}"
-                    yield Distance(number, kind + name, _ratio(got[name], value, float(scale)))
+                    yield Distance(number, kind + name, ratio(got[name], value, float(scale)))
 
 
-def _ratio(got: np.ndarray, expected: np.ndarray, scale: float) -> float:
+def ratio(got: np.ndarray, expected: np.ndarray, scale: float) -> float:
+    """Return the largest difference over the largest magnitude expected; 0 where both are but rounding of ``scale``."""
     if expected.dtype.kind != "f":
         return 0.0 if np.array_equal(got, expected) else np.inf
     largest = float(np.max(np.abs(expected), initial=0.0))

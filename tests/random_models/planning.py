@@ -1,0 +1,104 @@
+"""Plans of random cases: any strategy there is, or what the search finds under random wishes."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from execution.strategies import random_router, random_strategy
+
+from random_models.drawing import Wishes
+from tensoropt.frontier import costing_of
+from tensoropt.options import find
+from tensoropt.plan import Plan, PlannedOperator
+from tensoropt.planning import charges, planned_operator
+from tensoropt.request import OF_CURVE, Request, searched
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import configs, why_invalid
+from tensoropt.strategy import StrategyView
+
+MOST_FORCED = 3
+TRIES = 50
+
+
+def plan_of(wishes: Wishes, seed: int, request: Request, option: str) -> Plan:
+    """The plan of a case, where :func:`tensoropt.options.find` is asked for one.
+
+    Raises:
+        InputError: there is none.
+    """
+    rng = random.Random(f"plan {seed}")
+    if wishes.kind == "random":
+        return _random_plan(rng, wishes, request)
+    request = replace(request, budget=OF_CURVE)
+    if wishes.kind == "force":
+        request = replace(request, force=_force(rng, wishes, request))
+    elif wishes.kind in ("point", "limit"):
+        frontier = searched(request, wishes.n_devices)
+        if wishes.kind == "point":
+            return frontier.plan(rng.randrange(len(frontier)))
+        needed = [frontier.needed_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
+        request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
+    plan = find(option, request, wishes.n_devices)
+    assert isinstance(plan, Plan)
+    if wishes.kind == "limit":
+        assert plan.peak_bytes is not None and request.limit_bytes is not None and plan.peak_bytes <= request.limit_bytes
+    return plan
+
+
+def _force(rng: random.Random, wishes: Wishes, request: Request) -> dict[str, dict[str, int]]:
+    """Degrees that single operators can have."""
+    mesh, graph = request.hardware.mesh(wishes.n_devices), request.model.graph
+    forced = {}
+    types = {op.type for op in graph.operators.values()}
+    # What names a type forces all operators of it.
+    operators = [op for op in graph.step_operators if op.updates is None and op.name not in types]
+    for op in rng.sample(operators, min(len(operators), 4 * MOST_FORCED)):
+        possible = [config for config in configs(rule_of(op), mesh) if config.used_axes]
+        if possible and len(forced) < rng.randint(1, MOST_FORCED):
+            config = rng.choice(possible)
+            factors = [factor for factor in dict.fromkeys(config.assignment) if factor and not factor.startswith("+")]
+            if factors:
+                forced[op.name] = {factor: config.degree(factor) for factor in factors}
+    return forced
+
+
+def _random_plan(rng: random.Random, wishes: Wishes, request: Request) -> Plan:
+    mesh, n_slices = request.hardware.mesh(wishes.n_devices), request.micro_batches or 1
+    model = request.model.in_slices(n_slices)
+    whole = request.model.graph.whole
+    splits = (lambda config: bool(config.used_axes)) if rng.random() < 0.4 else None
+    remade = 0.0 if "reuse" in wishes.without else rng.choice((0.0, 0.3))
+    recomputed = 0.0 if "remat" in wishes.without or n_slices > 1 else rng.choice((0.0, 0.3))
+    like_zoo: Any = SimpleNamespace(graph=model.graph, model=model)
+    for _ in range(TRIES):
+        view = random_strategy(like_zoo, mesh, rng.randrange(10**6), splits, remade, recomputed)
+        invalid = (why_invalid(rule_of(whole.operators[name]), config) for name, config in view.strategy.configs.items())
+        if n_slices == 1 or not any(invalid):
+            break
+    return _as_plan(view, rng.randrange(1000), request, n_slices)
+
+
+def _as_plan(view: StrategyView, seed: int, request: Request, n_slices: int) -> Plan:
+    """A strategy as a plan that was read from its file."""
+    mesh, model = view.strategy.mesh, request.model.in_slices(n_slices)
+    view = model.view(replace(view.strategy, recomputed=view.recomputed))
+    costing = costing_of(model, request.hardware, mesh)
+    in_step = {op.name for op in view.graph.step_operators}
+    operators = []
+    for name, seen in view.interfaces.items():
+        op, config = view.graph.operators[name], view.strategy.configs[name]
+        if op.updates is not None:
+            continue
+        if name in in_step:
+            operators.append(planned_operator(costing, op, view.rules[name], config, seen, name in view.recomputed))
+        else:
+            operators.append(PlannedOperator(name, op.type, config, seen.results, 0, 0.0))
+    router = random_router(seed)
+    deliveries = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
+    digest = view.graph.whole.digest
+    plan = Plan(mesh, tuple(operators), tuple(deliveries), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_slices)
+    return Plan.from_json(json.loads(json.dumps(plan.to_json())))

@@ -1,0 +1,105 @@
+"""Whatever the model, the optimizer and the plan: one device's numbers, or a sentence that says what isn't done.
+
+Fifty random cases here; ``tests/benchmarks/random_models.py`` runs as many as one likes, or one by its seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+from random_models import running
+from random_models.drawing import Case, Training, Wishes, drawn
+from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
+from tensoropt import engine
+from tensoropt.engine import Engine
+from tensoropt.ir import Operator
+from tensoropt.lowering import backends
+
+CASES, IN_A_TEST, LEAST_SAME = 50, 5, 3
+SEED, TOO_MUCH = 3, 1.0 + 1e-6
+simulate, gradients_of, update = backends.simulate, engine.gradients_of, Engine._update
+pytestmark = pytest.mark.usefixtures("graphs_as_built")
+
+
+@pytest.mark.parametrize("first", range(0, CASES, IN_A_TEST))
+def test_random_models_train_as_on_one_device(first: int) -> None:
+    outcomes = [run(drawn(seed)) for seed in range(first, first + IN_A_TEST)]
+    faults = "\n".join(str(outcome) for outcome in outcomes if outcome.is_fault)
+    assert not faults, f"python tests/benchmarks/random_models.py --seed N runs one alone:\n{faults}"
+    same = sum(outcome.kind == SAME for outcome in outcomes)
+    assert same >= LEAST_SAME, "too few were compared:\n" + "\n".join(map(str, outcomes))
+
+
+def _collective(path: Any, pieces: Any) -> Any:
+    return [piece * TOO_MUCH if piece.dtype.kind == "f" else piece for piece in simulate(path, pieces)]
+
+
+def _gradients(*arguments: Any) -> Any:
+    found = gradients_of(*arguments)
+    last = found[-1]
+    return [*found[:-1], last if last is None else [gradient * TOO_MUCH for gradient in last]]
+
+
+def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
+    is_real = bool(operands) and operands[0][0].dtype.is_floating
+    return update(self, op, [[value * TOO_MUCH for value in operands[0]]] if is_real else operands)
+
+
+FAULTS = {
+    "collectives": lambda: mock.patch.object(backends, "simulate", _collective),
+    "gradients": lambda: mock.patch.object(engine, "gradients_of", _gradients),
+    "moving statistics": lambda: mock.patch.object(Engine, "_update", _update),
+}
+
+
+def _held(optimizer: keras.optimizers.Optimizer, dtype: str = "float64") -> Outcome:
+    """A model with a bias ahead of a normalisation, whose gradient is zero, by any strategy on two devices."""
+    wishes = Wishes("random", "v100-1x2", 2, None, ())
+    case = replace(drawn(SEED), dtype=dtype, batches=(6, 6), by_fit=False, is_weighted=False, predicts=False, wishes=wishes)
+
+    def made(case: Case) -> Training:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(SEED)
+        layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(3, activation="tanh")]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        rng = np.random.default_rng(SEED)
+        data = rng.normal(size=(12, 5)), rng.normal(size=(12, 3))
+        fresh = optimizer.from_config(optimizer.get_config())
+        return Training(model, fresh, keras.losses.MeanSquaredError(), ["mae"], data, "by hand")
+
+    with mock.patch.object(running, "made", made):
+        return run(case)
+
+
+def test_faults_are_seen() -> None:
+    """A millionth too much of anything in float64."""
+    assert _held(keras.optimizers.SGD(0.1)).kind == SAME
+    for fault, planted in FAULTS.items():
+        with planted():
+            outcome = _held(keras.optimizers.SGD(0.1))
+        assert outcome.kind == WRONG, f"{fault}: {outcome}"
+
+
+def test_what_is_the_same_in_float64_is_rounding() -> None:
+    """A fault differs there too, and what is off by rounding doesn't."""
+    with mock.patch.dict(running.TOLERANCES, float32=1e-12):
+        outcome = _held(keras.optimizers.SGD(0.1), "float32")
+        assert outcome.kind == ROUNDING, str(outcome)
+        with FAULTS["gradients"]():
+            outcome = _held(keras.optimizers.SGD(0.1), "float32")
+        assert outcome.kind == WRONG, str(outcome)
+
+
+def test_a_zero_gradient_is_no_fault() -> None:
+    """Of what is zero but for rounding Lion takes the sign; of what isn't a fault is seen still."""
+    outcome = _held(keras.optimizers.Lion(0.1))
+    assert outcome.kind == UNSTABLE, str(outcome)
+    with FAULTS["moving statistics"]():
+        outcome = _held(keras.optimizers.Lion(0.1))
+    assert outcome.kind == WRONG, str(outcome)
