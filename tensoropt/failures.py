@@ -12,7 +12,7 @@ So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two th
 reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
 end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
 the others as it ends how many collectives of each chain it began, and a thread of each looks once a second whether this
-rank has begun one more than a rank that ended. The same thread sees to collectives that last too long, see :mod:`.waiting`.
+rank has begun one more than a rank that ended. The same thread sees to waits that last too long, see :mod:`.waiting`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
-from .waiting import CHAINS, DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, missing_ranks, timeout_s, too_long
+from .waiting import CHAINS, DEFAULT_TIMEOUT_S, timeout_s
+from .watching import Watch
 
 if TYPE_CHECKING:
     from .processes import Processes
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
 LONGEST_NAP_S = 0.05
+SPEAKING_S = 2.0
+"""How long a rank leaves it to another one to say why all end."""
+
+FAREWELL_TAG, SPEAKING_TAG = 1, 4
+"""Of messages on the ending's communicator, with those of :mod:`.watching`."""
 
 # What a rank posts: its kind, its exit code, and the digest of its error.
 KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
@@ -73,12 +79,14 @@ class Ending:
         self._posted: Any = None
         self._records = bytearray(RECORD_BYTES * comm.size)
         self._farewells: list[Any] = []
+        self.joined_s: float | None = None
 
     def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
         """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
         if self._posted is None:
             record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
             self._posted = self.comm.Iallgather(bytearray(record), self._records)
+            self.joined_s = time.monotonic()
         deadline = None if limit_s is None else time.monotonic() + limit_s
         nap_s = 0.001
         while not self._posted.Test():
@@ -110,12 +118,11 @@ class Ending:
 
     def say_farewell(self, collectives_begun: Sequence[int]) -> None:
         """Tell the other ranks, without waiting, how many collectives of each chain this one has begun in its life."""
-        message = _FAREWELL.pack(*collectives_begun)
-        self._farewells = [
-            self.comm.Isend(bytearray(message), dest=rank, tag=FAREWELL_TAG)
-            for rank in range(self.comm.size)
-            if rank != self.comm.rank
-        ]
+        self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
+
+    def _tell(self, message: bytes, tag: int) -> None:
+        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
 
     def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
         """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
@@ -128,6 +135,14 @@ class Ending:
             self.comm.Recv(message, source=status.Get_source(), tag=FAREWELL_TAG)
             received.append((status.Get_source(), _FAREWELL.unpack(message)))
         return received
+
+    def speak(self) -> None:
+        """Tell the other ranks, without waiting, that this one says why all end."""
+        self._tell(b"", SPEAKING_TAG)
+
+    def others_speak(self) -> bool:
+        """Whether another rank says why all end."""
+        return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once."""
@@ -193,12 +208,13 @@ class ErrorHandling:
         ending = self.processes.ending
         if ending is None:
             return
-        self._stop()
         if ending.joined:
+            self._stop()
             return
         code, collectives_then = self._requested_exit or (0, ())
         # A later collective means that the SystemExit was caught and the work went on.
         if code and collectives_then == self.processes.collectives_begun:
+            self._stop()
             digest = f"exit {code}".encode()
             if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
                 rank = self.processes.rank
@@ -207,6 +223,7 @@ class ErrorHandling:
             return
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
+        self._stop()
 
     def after_all(self) -> None:
         """What ends with this process, once the other ranks have come to their end too."""
@@ -214,7 +231,7 @@ class ErrorHandling:
             action()
 
     def watch(self) -> None:
-        """Look, from a thread, for ranks that ended while this one waits for them, and for collectives that last too long.
+        """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
 
         Raises:
             InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
@@ -227,39 +244,31 @@ class ErrorHandling:
         ending = self.processes.ending
         assert ending is not None
         ended: dict[int, tuple[int, ...]] = {}
-        questions = Questions(ending.comm)
+        watch = Watch(self.processes, ending.comm, self._timeout_s)
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
-            self._look_for_late(ending, questions)
+            said = watch.look(ending.joined_s)
+            if said is not None:
+                self._end_all(said)
             ended.update(ending.receive_farewells())
             own = self.processes.collectives_begun
             missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
             if missing:
-                time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
-                print(
-                    f"tensoropt: rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has "
-                    "ended. All ranks must run the same steps.",
-                    file=sys.stderr,
+                self._end_all(
+                    f"rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has ended. All ranks "
+                    "must run the same steps."
                 )
-                ending.abort(1)
 
-    def _look_for_late(self, ending: Ending, questions: Questions) -> None:
-        """Answer the other ranks, and ask them if this one waits for too long; if it still does then, end all."""
-        processes, waiting = self.processes, self.processes.waiting
-        late_since_s = [each.late_since_s(self._timeout_s) for each in waiting]
-        whats = tuple(each.what if each.is_under_way else "" for each in waiting)
-        own = Answer(processes.collectives_begun, whats, not ending.joined)
-        questions.answer(own)
-        if late_since_s == [None] * len(CHAINS):
-            return
-        answers = questions.ask(own)
-        for chain, since_s in enumerate(late_since_s):
-            missing = missing_ranks(processes.rank, chain, own, answers, processes.size)
-            if since_s is None or waiting[chain].since_s != since_s or not (missing or not waiting[chain].may_compute):
-                continue
-            time.sleep(0.1 * processes.rank)  # as below
-            said = too_long(processes.rank, time.monotonic() - since_s, own.what[chain], missing)
-            print(f"tensoropt: {said}", file=sys.stderr)
+    def _end_all(self, said: str) -> NoReturn:
+        """Say why, unless another rank is about to, and end all ranks."""
+        ending = self.processes.ending
+        assert ending is not None
+        time.sleep(0.1 * self.processes.rank)
+        if not ending.others_speak():
+            ending.speak()
+            print(f"tensoropt: {said}", file=sys.stderr, flush=True)
             ending.abort(1)
+        time.sleep(SPEAKING_S)
+        ending.abort(1)
 
     def _stop(self) -> None:
         self._stop_watching.set()

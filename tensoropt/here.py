@@ -22,6 +22,7 @@ from .profiling.measure import Watching, measure
 from .profiling.memory import available_memory_bytes
 from .profiling.ranks import Place
 from .reschedule.mesh import Level, Mesh
+from .waiting import URGENT
 
 logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
@@ -73,7 +74,9 @@ def measure_here(
 
     mesh = Mesh(levels)
     naps = all(processes.gather(processes.naps))
-    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
+    communicator = MpiCommunicator(
+        processes.comm, mesh, processes.begin_collective, naps, waiting=processes.waiting[URGENT]
+    )
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
     if collectives == HOROVOD:

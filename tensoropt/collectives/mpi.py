@@ -24,9 +24,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ from ..reschedule.execute import ROUND_BYTES
 from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
+from ..waiting import Waiting
 from .buffers import Scratch, aligned_empty, keep_freed_memory
 from .workspace import GATHER_AND_ADD_BYTES
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 Array = npt.NDArray[Any]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 AWAKE_S, NAP_S = 5e-5, 5e-5
 """How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
@@ -63,6 +66,23 @@ TRAILING_NAP_S = 2e-4
 _MPI_TYPES = frozenset("fdilq")
 # What MPI moves in place of other elements of so many bytes: it need not know what they are, and has no type for some.
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def _told(method: Method) -> Method:
+    """Tells in which collective this rank is."""
+
+    @wraps(method)
+    def told(self: MpiCommunicator, *arguments: Any, **named: Any) -> Any:
+        waiting = self._waiting
+        if waiting is None or waiting.is_under_way:
+            return method(self, *arguments, **named)
+        waiting.begin(method.__name__)
+        try:
+            return method(self, *arguments, **named)
+        finally:
+            waiting.end()
+
+    return told  # type: ignore[return-value]
 
 
 class Outbox:
@@ -110,7 +130,8 @@ class MpiCommunicator:
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
 
     MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
-    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too.
+    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too. ``waiting`` is told in which
+    collective this rank is, where nobody who knows what for has told it already.
     """
 
     def __init__(
@@ -120,6 +141,7 @@ class MpiCommunicator:
         on_collective: Callable[[], None] | None = None,
         naps: bool = False,
         gives_way: bool = False,
+        waiting: Waiting | None = None,
     ) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
@@ -130,7 +152,9 @@ class MpiCommunicator:
         self._on_collective = on_collective
         self._naps = naps or gives_way
         self._gives_way = gives_way
+        self._waiting = waiting
 
+    @_told
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
 
@@ -173,6 +197,7 @@ class MpiCommunicator:
         """Rounds are collectives like others."""
         return nullcontext()
 
+    @_told
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
     ) -> list[Array]:
@@ -189,6 +214,7 @@ class MpiCommunicator:
             self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
         return _split(received, recv_shapes)
 
+    @_told
     def all_to_all(
         self,
         axes: Axes,
@@ -205,6 +231,7 @@ class MpiCommunicator:
         self._exchange(group, sends, received, counts, joined)
         return _split(received, recv_shapes)
 
+    @_told
     def reduce_scatter(
         self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
     ) -> Array:
@@ -223,6 +250,7 @@ class MpiCommunicator:
             reduce_in_order(_split(received, [summed.shape] * len(sends)), out=summed)
         return own
 
+    @_told
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
         group = self._group(axes)
