@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
-from .waiting import CHAINS, DEFAULT_TIMEOUT_S, timeout_s
+from .waiting import CHAINS, timeout_s
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class ErrorHandling:
         self._requested_exit: tuple[int, tuple[int, ...]] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._timeout_s = DEFAULT_TIMEOUT_S
+        self.watch: Watch | None = None
         self.last: list[Callable[[], object]] = []
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -230,13 +230,14 @@ class ErrorHandling:
         for action in self.last:
             action()
 
-    def watch(self) -> None:
+    def start_watching(self) -> None:
         """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
 
         Raises:
             InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
         """
-        self._timeout_s = timeout_s()
+        assert self.processes.ending is not None
+        self.watch = Watch(self.processes, self.processes.ending.comm, timeout_s())
         self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
         self._watcher.start()
 
@@ -244,9 +245,9 @@ class ErrorHandling:
         ending = self.processes.ending
         assert ending is not None
         ended: dict[int, tuple[int, ...]] = {}
-        watch = Watch(self.processes, ending.comm, self._timeout_s)
+        assert self.watch is not None
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
-            said = watch.look(ending.joined_s)
+            said = self.watch.look(ending.joined_s)
             if said is not None:
                 self._end_all(said)
             ended.update(ending.receive_farewells())
@@ -310,7 +311,7 @@ def install_error_handling(processes: Processes) -> None:
     from mpi4py import MPI
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        handling.watch()
+        handling.start_watching()
 
 
 def at_the_very_end(action: Callable[[], object]) -> bool:

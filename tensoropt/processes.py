@@ -146,7 +146,8 @@ def _current_call(what: str) -> Call:
 class Processes:
     """The ranks of this run, seen from one of them.
 
-    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone.
+    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone;
+    ``last_calls`` what call each rank was in when it was last heard of.
     Whoever starts a collective, on ``comm`` or on a part of it, calls :meth:`begin_collective` first on all ranks that
     are at work: a rank that waits for one which has already ended then says so instead of hanging.
     """
@@ -158,6 +159,7 @@ class Processes:
     ending: Ending | None = None
     whole: Processes | None = None
     waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS))
+    last_calls: dict[int, str] = field(default_factory=dict)
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
@@ -188,7 +190,7 @@ class Processes:
     def part(self, comm: Any) -> Processes:
         """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
         hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
-        return Processes(comm.rank, comm.size, hosts, comm, self.ending, whole=self, waiting=self.waiting)
+        return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
 
     @property
     def collectives_begun(self) -> tuple[int, ...]:
@@ -225,6 +227,7 @@ class Processes:
             return value
         with self.waiting_in(what):
             call, result = broadcast_object(self.comm, (_current_call(what), value) if self.rank == 0 else None)
+        self.last_calls[0] = str(call)
         self._check_calls([call, _current_call(what)], [0, self.rank])
         return cast(Value, result)
 
@@ -238,6 +241,7 @@ class Processes:
             return [value]
         with self.waiting_in(what):
             gathered = gather_objects(self.comm, (_current_call(what), value))
+        self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
         self._check_calls([call for call, _ in gathered], range(self.size))
         return [value for _, value in gathered]
 

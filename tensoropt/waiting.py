@@ -109,11 +109,13 @@ class Report:
         answer: its last one, if any.
         is_new: whether that came after the last question.
         silent_s: for how long it has left a question open, or hasn't been heard; None if it isn't silent.
+        last_call: the last call that it is known to have been in.
     """
 
     answer: Answer | None
     is_new: bool = True
     silent_s: float | None = None
+    last_call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,8 @@ def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> 
 
 def silent(rank: int, report: Report) -> str:
     """What is said of a rank that doesn't answer, with its last known place."""
-    known = f"; it was {_doing(report.answer)}" if report.answer is not None else ""
-    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{known}"
+    known = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
+    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
 
 
 def _doing(answer: Answer) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ class Watched(Protocol):
     rank: int
     size: int
     waiting: tuple[Waiting, ...]
+    last_calls: dict[int, str]
 
     @property
     def collectives_begun(self) -> tuple[int, ...]: ...
@@ -80,8 +82,8 @@ class Questions:
         up_since_s: since when this process has looked again and again.
     """
 
-    def __init__(self, comm: Any, timeout_s: float) -> None:
-        self.comm, self.timeout_s = comm, timeout_s
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._sent: list[Any] = []  # requests, which must live until they are done
         self._answers: dict[int, Answer] = {}
@@ -110,19 +112,19 @@ class Questions:
             self._heard_s[rank] = now_s
             self._asked_s.pop(rank, None)
 
-    def ask(self, waits_since_s: float) -> None:
+    def ask(self, waits_since_s: float, timeout_s: float) -> None:
         """Ask the others, once the wait has lasted for a while; those that haven't answered yet aren't asked again."""
         now_s = time.monotonic()
-        waited_s, often_s = now_s - waits_since_s, ASKED_AFTER * self.timeout_s
+        waited_s, often_s = now_s - waits_since_s, ASKED_AFTER * timeout_s
         if waited_s < often_s:
             return
         for rank in self._others:
-            is_due = waited_s >= self.timeout_s or now_s - self._heard_s.get(rank, 0.0) >= often_s
+            is_due = waited_s >= timeout_s or now_s - self._heard_s.get(rank, 0.0) >= often_s
             if rank not in self._asked_s and is_due:
                 self._sent.append(self.comm.isend(None, dest=rank, tag=QUESTION_TAG))
                 self._asked_s[rank] = now_s
 
-    def reports(self, waits_since_s: float) -> dict[int, Report]:
+    def reports(self, waits_since_s: float, timeout_s: float, last_calls: Mapping[int, str]) -> dict[int, Report]:
         """What is known of the others, by rank."""
         now_s, found = time.monotonic(), {}
         since_s = max(waits_since_s, self.up_since_s)
@@ -130,10 +132,10 @@ class Questions:
             heard_s, asked_s = self._heard_s.get(rank, 0.0), self._asked_s.get(rank)
             silent_s = now_s - max(since_s, heard_s)
             is_open = asked_s is not None and now_s - max(asked_s, self.up_since_s) >= ANSWER_S
-            is_silent = is_open and silent_s >= self.timeout_s
+            is_silent = is_open and silent_s >= timeout_s
             # After the timeout ranks are asked at every look.
-            is_new = heard_s - waits_since_s >= self.timeout_s
-            found[rank] = Report(self._answers.get(rank), is_new, silent_s if is_silent else None)
+            is_new = heard_s - waits_since_s >= timeout_s
+            found[rank] = Report(self._answers.get(rank), is_new, silent_s if is_silent else None, last_calls.get(rank, ""))
         return found
 
 
@@ -142,7 +144,7 @@ class Watch:
 
     def __init__(self, processes: Watched, comm: Any, timeout_s: float) -> None:
         self.processes, self.timeout_s = processes, timeout_s
-        self.questions, self.progress = Questions(comm, timeout_s), Progress()
+        self.questions, self.progress = Questions(comm), Progress()
 
     def look(self, ended_s: float | None) -> str | None:
         """Answer the others, and ask them if this rank waits; the sentence that ends all if it does so in vain.
@@ -161,7 +163,7 @@ class Watch:
         if ended_s is not None:
             return self._after_the_end(ended_s)
         if started:
-            self.questions.ask(min(started))
+            self.questions.ask(min(started), self.timeout_s)
         for chain in CHAINS:
             said = self._wait_in(chain, waits[chain][1], own)
             if said is not None:
@@ -176,13 +178,16 @@ class Watch:
         if seconds < self.timeout_s:
             return None
         waited = Waited(self.processes.rank, chain, seconds, own, waiting.may_compute)
-        said = verdict(waited, self.questions.reports(since_s), self.timeout_s)
+        said = verdict(waited, self._reports(since_s), self.timeout_s)
         return said if waiting.since_s == since_s else None
+
+    def _reports(self, waits_since_s: float) -> dict[int, Report]:
+        return self.questions.reports(waits_since_s, self.timeout_s, self.processes.last_calls)
 
     def _after_the_end(self, ended_s: float) -> str | None:
         """Others may take their time until they end; but one that is stopped never does."""
-        self.questions.ask(ended_s)
-        for rank, report in self.questions.reports(ended_s).items():
+        self.questions.ask(ended_s, self.timeout_s)
+        for rank, report in self._reports(ended_s).items():
             if report.silent_s is not None:
                 return f"rank {self.processes.rank} has ended and waits for the others: {silent(rank, report)}"
         return None

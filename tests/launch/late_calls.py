@@ -7,9 +7,10 @@ import time
 
 import keras
 import numpy as np
+from hurrying import hurry
 
 import tensoropt
-from tensoropt.processes import current_processes
+from tensoropt.processes import current_processes, install_error_handling
 from tensoropt.trainer import parallelize
 
 CASE = sys.argv[1]
@@ -32,7 +33,10 @@ slow_search.__code__ = slow_search.__code__.replace(co_filename=parallelize.__fi
 
 
 def main() -> None:
-    rank = current_processes().rank
+    processes = current_processes()
+    install_error_handling(processes)
+    hurry(3)
+    rank = processes.rank
     if CASE == "save":
         parallelize.find = slow_search
     model = keras.Sequential([keras.Input([6]), keras.layers.Dense(4)])

@@ -29,9 +29,23 @@ def fault(kind: str) -> None:
         raise KeyboardInterrupt
 
 
+def search() -> None:
+    """Computes for longer than the timeout, and is stopped then."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        sum(range(10000))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# As if it were TensorOpt's own.
+search.__code__ = search.__code__.replace(co_filename=failures.__file__)
+
+
 def main() -> None:
     kind, who = sys.argv[1], sys.argv[2]
     failures.AGREEMENT_S, failures.WATCH_INTERVAL_S = 3.0, 0.5  # sooner than a user's, to be quick
+    if kind == "stop-first" and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
     processes = current_processes()
     install_error_handling(processes)
     processes.barrier()
@@ -41,6 +55,11 @@ def main() -> None:
             f"{processes.gather(processes.rank)} {processes.gather_max(processes.rank / 2)} "
             f"{processes.machines}x{processes.devices_per_machine}"
         )
+    elif kind == "search":
+        if processes.rank == 1:
+            search()
+        processes.broadcast(None, "a plan")
+        processes.gather(None, "a plan")
     elif kind == "leftover":
         if processes.rank == processes.size - 1:
             before = time.process_time()
