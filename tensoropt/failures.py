@@ -26,11 +26,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
+from .interruptions import Interruptions, say
+from .source_lines import users_line_of
 from .waiting import CHAINS, timeout_s
 from .watching import Watch
 
@@ -43,7 +45,10 @@ LONGEST_NAP_S = 0.05
 SPEAKING_S = 2.0
 """How long a rank leaves it to another one to say why all end."""
 
-FAREWELL_TAG, SPEAKING_TAG = 1, 4
+LEAVING_S = 0.3
+"""How long ranks take to leave mpirun once all have ended MPI, with room."""
+
+FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
 """Of messages on the ending's communicator, with those of :mod:`.watching`."""
 
 # What a rank posts: its kind, its exit code, and the digest of its error.
@@ -80,6 +85,7 @@ class Ending:
         self._records = bytearray(RECORD_BYTES * comm.size)
         self._farewells: list[Any] = []
         self.joined_s: float | None = None
+        self._is_complete = False
 
     def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
         """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
@@ -94,12 +100,18 @@ class Ending:
                 return False
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        self._is_complete = True
         return True
 
     def failures(self) -> list[tuple[int, bytes]]:
         """(rank, digest) of the ranks that failed; only after :meth:`join` returned True."""
         records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
         return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether all ranks have ended, and some have failed."""
+        return self._is_complete and bool(self.failures())
 
     def n_working(self) -> int:
         """The ranks that had work; only after :meth:`join` returned True."""
@@ -126,15 +138,7 @@ class Ending:
 
     def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
         """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
-        from mpi4py import MPI
-
-        received = []
-        status = MPI.Status()
-        while self.comm.Iprobe(tag=FAREWELL_TAG, status=status):
-            message = bytearray(_FAREWELL.size)
-            self.comm.Recv(message, source=status.Get_source(), tag=FAREWELL_TAG)
-            received.append((status.Get_source(), _FAREWELL.unpack(message)))
-        return received
+        return [(rank, _FAREWELL.unpack(message)) for rank, message in self._received(FAREWELL_TAG, _FAREWELL.size)]
 
     def speak(self) -> None:
         """Tell the other ranks, without waiting, that this one says why all end."""
@@ -143,6 +147,23 @@ class Ending:
     def others_speak(self) -> bool:
         """Whether another rank says why all end."""
         return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
+
+    def tell_terminated(self) -> None:
+        """Tell the other ranks, without waiting, that this one got SIGTERM."""
+        self._tell(b"", TERMINATED_TAG)
+
+    def receive_terminated(self) -> set[int]:
+        """The ranks that got SIGTERM, of those that have said so since the last call."""
+        return {rank for rank, _ in self._received(TERMINATED_TAG, 0)}
+
+    def _received(self, tag: int, n_bytes: int) -> Iterator[tuple[int, bytearray]]:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self.comm.Iprobe(tag=tag, status=status):
+            message = bytearray(n_bytes)
+            self.comm.Recv(message, source=status.Get_source(), tag=tag)
+            yield status.Get_source(), message
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once."""
@@ -163,6 +184,7 @@ class ErrorHandling:
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
         self.watch: Watch | None = None
+        self.interruptions: Interruptions | None = None
         self.last: list[Callable[[], object]] = []
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -172,12 +194,15 @@ class ErrorHandling:
             self._say(kind, error, trace, prefix="")
             raise SystemExit(exit_code_of(error))
         if issubclass(kind, KeyboardInterrupt):
+            ending.speak()
+            say(f"rank {self.processes.rank}: {_named(error)}")
             ending.abort(130)
         code = exit_code_of(error)
         # Types are compared by name: what is agreed on is what would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
         self._stop()
         if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+            ending.speak()
             self._say(kind, error, trace, prefix=f"rank {self.processes.rank}: ")
             ending.abort(code)
         failures = ending.failures()
@@ -194,7 +219,7 @@ class ErrorHandling:
             print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
             if prefix:
-                print(f"tensoropt: {prefix}{kind.__name__}", file=sys.stderr)
+                print(f"tensoropt: {prefix}{_named(error)}", file=sys.stderr)
             self.previous_hook(kind, error, trace)
             sys.stderr.flush()
 
@@ -218,6 +243,7 @@ class ErrorHandling:
             digest = f"exit {code}".encode()
             if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
                 rank = self.processes.rank
+                ending.speak()
                 print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
                 ending.abort(code)
             return
@@ -229,6 +255,13 @@ class ErrorHandling:
         """What ends with this process, once the other ranks have come to their end too."""
         for action in self.last:
             action()
+        ending = self.processes.ending
+        if ending is not None and ending.has_failures:
+            from mpi4py import MPI
+
+            # The first to exit with a code has mpirun end the others, which complains if they haven't left it yet.
+            MPI.Finalize()
+            time.sleep(LEAVING_S)
 
     def start_watching(self) -> None:
         """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
@@ -266,15 +299,23 @@ class ErrorHandling:
         time.sleep(0.1 * self.processes.rank)
         if not ending.others_speak():
             ending.speak()
-            print(f"tensoropt: {said}", file=sys.stderr, flush=True)
+            say(said)
             ending.abort(1)
         time.sleep(SPEAKING_S)
         ending.abort(1)
 
     def _stop(self) -> None:
         self._stop_watching.set()
+        if self.interruptions is not None:
+            self.interruptions.remove()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(WATCH_INTERVAL_S)
+
+
+def _named(error: BaseException) -> str:
+    """An error's type, message, and the user's line."""
+    message, line = str(error), users_line_of(error)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f' (at {line})' if line else ''}"
 
 
 def _out_of_memory(error: BaseException) -> str:
@@ -312,6 +353,8 @@ def install_error_handling(processes: Processes) -> None:
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         handling.start_watching()
+        handling.interruptions = Interruptions(processes.ending, processes.rank)
+        handling.interruptions.install()
 
 
 def at_the_very_end(action: Callable[[], object]) -> bool:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
 
@@ -73,6 +74,26 @@ class Waiting:
     @property
     def is_under_way(self) -> bool:
         return self.since_s is not None
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def tells(method: Method) -> Method:
+    """Have a method of an object with ``waiting`` tell that it waits, unless whoever calls it has told more."""
+
+    @wraps(method)
+    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+        waiting: Waiting | None = self.waiting
+        if waiting is None or waiting.is_under_way:
+            return method(self, *arguments, **named)
+        waiting.begin(method.__name__)
+        try:
+            return method(self, *arguments, **named)
+        finally:
+            waiting.end()
+
+    return told  # type: ignore[return-value]
 
 
 class Answer(NamedTuple):

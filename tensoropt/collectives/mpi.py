@@ -24,10 +24,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,7 @@ from ..reschedule.execute import ROUND_BYTES
 from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
-from ..waiting import Waiting
+from ..waiting import Waiting, tells
 from .buffers import Scratch, aligned_empty, keep_freed_memory
 from .workspace import GATHER_AND_ADD_BYTES
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 Array = npt.NDArray[Any]
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 AWAKE_S, NAP_S = 5e-5, 5e-5
 """How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
@@ -66,23 +64,6 @@ TRAILING_NAP_S = 2e-4
 _MPI_TYPES = frozenset("fdilq")
 # What MPI moves in place of other elements of so many bytes: it need not know what they are, and has no type for some.
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-
-def _told(method: Method) -> Method:
-    """Tells in which collective this rank is."""
-
-    @wraps(method)
-    def told(self: MpiCommunicator, *arguments: Any, **named: Any) -> Any:
-        waiting = self._waiting
-        if waiting is None or waiting.is_under_way:
-            return method(self, *arguments, **named)
-        waiting.begin(method.__name__)
-        try:
-            return method(self, *arguments, **named)
-        finally:
-            waiting.end()
-
-    return told  # type: ignore[return-value]
 
 
 class Outbox:
@@ -152,9 +133,9 @@ class MpiCommunicator:
         self._on_collective = on_collective
         self._naps = naps or gives_way
         self._gives_way = gives_way
-        self._waiting = waiting
+        self.waiting = waiting
 
-    @_told
+    @tells
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
 
@@ -197,7 +178,7 @@ class MpiCommunicator:
         """Rounds are collectives like others."""
         return nullcontext()
 
-    @_told
+    @tells
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
     ) -> list[Array]:
@@ -214,7 +195,7 @@ class MpiCommunicator:
             self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
         return _split(received, recv_shapes)
 
-    @_told
+    @tells
     def all_to_all(
         self,
         axes: Axes,
@@ -231,7 +212,7 @@ class MpiCommunicator:
         self._exchange(group, sends, received, counts, joined)
         return _split(received, recv_shapes)
 
-    @_told
+    @tells
     def reduce_scatter(
         self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
     ) -> Array:
@@ -250,7 +231,7 @@ class MpiCommunicator:
             reduce_in_order(_split(received, [summed.shape] * len(sends)), out=summed)
         return own
 
-    @_told
+    @tells
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
         group = self._group(axes)

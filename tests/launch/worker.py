@@ -10,6 +10,10 @@ from tensoropt.errors import InputError
 from tensoropt.processes import current_processes, install_error_handling
 
 
+class MyError(Exception):
+    """A user's."""
+
+
 def fault(kind: str) -> None:
     if kind == "input":
         raise InputError("the batch must divide: got 7.")
@@ -25,6 +29,13 @@ def fault(kind: str) -> None:
         sys.exit(0)
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "leave":
+        os._exit(3)
+    if kind == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    if kind == "own-error":
+        raise MyError("not today")
     if kind == "interrupt":
         raise KeyboardInterrupt
 
@@ -55,6 +66,11 @@ def main() -> None:
             f"{processes.gather(processes.rank)} {processes.gather_max(processes.rank / 2)} "
             f"{processes.machines}x{processes.devices_per_machine}"
         )
+    elif kind == "wait":
+        print("up", flush=True)
+        if processes.rank == 0:
+            processes.gather(None)
+        time.sleep(60)
     elif kind == "search":
         if processes.rank == 1:
             search()
