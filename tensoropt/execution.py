@@ -203,13 +203,11 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
 
     naps = all(part.gather(processes.naps))
     urgent, trailing = processes.waiting
-    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps, waiting=urgent)
+    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
     backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent, is_over_link=naps)
     if not naps or not all(part.gather(_allows_two_chains())):
         return backend, part, communicator.prepare
-    behind = MpiCommunicator(
-        comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True, waiting=trailing
-    )
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
 
     def prepare(axes: Sequence[Axes]) -> None:
         communicator.prepare(axes)
@@ -261,5 +259,6 @@ class Agreement:
             )
         wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
         if wanted:
-            self.prepare(sorted(wanted))
+            with self.processes.waiting_in("the groups of collectives"):
+                self.prepare(sorted(wanted))
             self._prepared |= wanted

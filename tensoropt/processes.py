@@ -189,7 +189,8 @@ class Processes:
 
     def part(self, comm: Any) -> Processes:
         """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
-        hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
+        with self.waiting_in("the choice of ranks"):
+            hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
         return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
 
     @property

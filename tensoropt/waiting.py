@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .errors import InputError
 
@@ -76,24 +75,21 @@ class Waiting:
         return self.since_s is not None
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
+    """Have methods of an object tell that they wait, in themselves: those of steps, which tell more, pay nothing for it."""
+    for name in names:
+        setattr(target, name, _telling(getattr(target, name), waiting, name))
 
 
-def tells(method: Method) -> Method:
-    """Have a method of an object with ``waiting`` tell that it waits, unless whoever calls it has told more."""
-
-    @wraps(method)
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
-        waiting: Waiting | None = self.waiting
-        if waiting is None or waiting.is_under_way:
-            return method(self, *arguments, **named)
-        waiting.begin(method.__name__)
+def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callable[..., Any]:
+    def telling(*arguments: Any, **named: Any) -> Any:
+        waiting.begin(what)
         try:
-            return method(self, *arguments, **named)
+            return method(*arguments, **named)
         finally:
             waiting.end()
 
-    return told  # type: ignore[return-value]
+    return telling
 
 
 class Answer(NamedTuple):

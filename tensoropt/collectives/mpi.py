@@ -36,7 +36,6 @@ from ..reschedule.execute import ROUND_BYTES
 from ..reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.summing import reduce_in_order
-from ..waiting import Waiting, tells
 from .buffers import Scratch, aligned_empty, keep_freed_memory
 from .workspace import GATHER_AND_ADD_BYTES
 
@@ -111,8 +110,7 @@ class MpiCommunicator:
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
 
     MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
-    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too. ``waiting`` is told in which
-    collective this rank is, where nobody who knows what for has told it already.
+    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too.
     """
 
     def __init__(
@@ -122,7 +120,6 @@ class MpiCommunicator:
         on_collective: Callable[[], None] | None = None,
         naps: bool = False,
         gives_way: bool = False,
-        waiting: Waiting | None = None,
     ) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
@@ -133,9 +130,7 @@ class MpiCommunicator:
         self._on_collective = on_collective
         self._naps = naps or gives_way
         self._gives_way = gives_way
-        self.waiting = waiting
 
-    @tells
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
 
@@ -178,7 +173,6 @@ class MpiCommunicator:
         """Rounds are collectives like others."""
         return nullcontext()
 
-    @tells
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
     ) -> list[Array]:
@@ -195,7 +189,6 @@ class MpiCommunicator:
             self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
         return _split(received, recv_shapes)
 
-    @tells
     def all_to_all(
         self,
         axes: Axes,
@@ -212,7 +205,6 @@ class MpiCommunicator:
         self._exchange(group, sends, received, counts, joined)
         return _split(received, recv_shapes)
 
-    @tells
     def reduce_scatter(
         self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
     ) -> Array:
@@ -231,7 +223,6 @@ class MpiCommunicator:
             reduce_in_order(_split(received, [summed.shape] * len(sends)), out=summed)
         return own
 
-    @tells
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
         group = self._group(axes)
