@@ -49,7 +49,7 @@ class Interruptions:
 
     def install(self) -> None:
         """Take SIGTERM, unless the user's code has; notice ``os._exit``."""
-        os._exit = self._on_exit  # type: ignore[assignment]
+        os._exit = self._on_exit
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return

@@ -4,10 +4,13 @@ import os
 import signal
 import sys
 import time
+from unittest.mock import patch
 
-from tensoropt import failures
+import numpy as np
+
+from tensoropt import failures, objects_between_ranks
 from tensoropt.errors import InputError
-from tensoropt.processes import current_processes, install_error_handling
+from tensoropt.processes import Processes, current_processes, install_error_handling
 
 
 class MyError(Exception):
@@ -40,6 +43,17 @@ def fault(kind: str) -> None:
         raise KeyboardInterrupt
 
 
+def check_long_values(processes: Processes) -> None:
+    """Values of different lengths, in many rounds, are whole, and the receiver's own to change."""
+    with patch.object(objects_between_ranks, "ROUND_BYTES", 1000):
+        own = np.arange(100 * (processes.rank + 1))
+        for found in (processes.gather(own), processes.collect(own, processes.size - 1)):
+            assert found is not None or processes.rank != processes.size - 1
+            for rank, value in enumerate(found or []):
+                assert value.tolist() == list(range(100 * (rank + 1))) and value.flags.writeable
+        assert processes.broadcast(own).tolist() == list(range(100))
+
+
 def search() -> None:
     """Computes for longer than the timeout, and is stopped then."""
     until = time.monotonic() + 5
@@ -61,6 +75,7 @@ def main() -> None:
     install_error_handling(processes)
     processes.barrier()
     if kind == "collectives":
+        check_long_values(processes)
         print(
             f"rank {processes.rank} of {processes.size}: {processes.broadcast(processes.rank + 5)} "
             f"{processes.gather(processes.rank)} {processes.gather_max(processes.rank / 2)} "
