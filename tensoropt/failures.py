@@ -194,9 +194,7 @@ class ErrorHandling:
             self._say(kind, error, trace, prefix="")
             raise SystemExit(exit_code_of(error))
         if issubclass(kind, KeyboardInterrupt):
-            ending.speak()
-            say(f"rank {self.processes.rank}: {_named(error)}")
-            ending.abort(130)
+            self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
         code = exit_code_of(error)
         # Types are compared by name: what is agreed on is what would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
@@ -292,7 +290,7 @@ class ErrorHandling:
                     "must run the same steps."
                 )
 
-    def _end_all(self, said: str) -> NoReturn:
+    def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
         """Say why, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
@@ -300,9 +298,9 @@ class ErrorHandling:
         if not ending.others_speak():
             ending.speak()
             say(said)
-            ending.abort(1)
+            ending.abort(exit_code)
         time.sleep(SPEAKING_S)
-        ending.abort(1)
+        ending.abort(exit_code)
 
     def _stop(self) -> None:
         self._stop_watching.set()

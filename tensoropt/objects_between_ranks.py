@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 AWAKE_S, SHORTEST_NAP_S, LONGEST_NAP_S = 2e-4, 5e-5, 5e-3
+NAP_SHARE = 0.05
+"""Of the time waited, how much a nap may add."""
 ROUND_BYTES = 1 << 30
 """MPI counts to 2^31; what is longer goes in rounds."""
 
@@ -33,11 +35,11 @@ def receive_object(comm: Any, rank: int, tag: int) -> Any:
 
 def _until(look: Callable[[], Any]) -> Any:
     """Look until something is there, and return it."""
-    started_s, nap_s = time.perf_counter(), SHORTEST_NAP_S
+    started_s = time.perf_counter()
     while not (found := look()):
-        if time.perf_counter() - started_s > AWAKE_S:
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        waited_s = time.perf_counter() - started_s
+        if waited_s > AWAKE_S:
+            time.sleep(min(max(NAP_SHARE * waited_s, SHORTEST_NAP_S), LONGEST_NAP_S))
     return found
 
 
