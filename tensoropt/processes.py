@@ -23,7 +23,7 @@ from .launch import share_of_cores, usable_cores
 from .mpi_start import in_time, started_mpi
 from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects
 from .source_lines import whereabouts
-from .waiting import CHAINS, URGENT, Waiting, timeout_s
+from .waiting import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
 
 __all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
 
@@ -330,7 +330,10 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
         # Horovod's thread waits in MPI all the time. It must leave the core to the rank's others: a Keras model's step took
         # 660 ms and not 60. MPI asks for this once, when it starts.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    timeout = timeout_s()
+    try:
+        timeout = timeout_s()
+    except InputError:
+        timeout = DEFAULT_TIMEOUT_S  # refused once ranks can agree on who says it
     with in_time(launched_rank, timeout):
         MPI = _mpi(launched_rank)
     world = MPI.COMM_WORLD
