@@ -51,7 +51,7 @@ def broadcast_object(comm: Any, value: Any) -> Any:
     buffer = np.frombuffer(sent, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
     for start in range(0, len(buffer), ROUND_BYTES):
         complete(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
-    return value if comm.rank == 0 else pickle.loads(memoryview(buffer))
+    return value if comm.rank == 0 else pickle.loads(buffer.data)
 
 
 def gather_objects(comm: Any, value: Any) -> list[Any]:
@@ -64,7 +64,7 @@ def gather_objects(comm: Any, value: Any) -> list[Any]:
         start, end = bounds[comm.rank]
         complete(comm.Iallgatherv(sent[start:end], (received, counts)))
         _share_out(received, counts, parts)
-    return [pickle.loads(memoryview(np.concatenate(each))) for each in parts]
+    return [pickle.loads(np.concatenate(each).data) for each in parts]
 
 
 def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
@@ -78,7 +78,7 @@ def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
         complete(comm.Igatherv(sent[start:end], (received, counts) if comm.rank == rank else None, root=rank))
         if comm.rank == rank:
             _share_out(received, counts, parts)
-    return [pickle.loads(memoryview(np.concatenate(each))) for each in parts] if comm.rank == rank else None
+    return [pickle.loads(np.concatenate(each).data) for each in parts] if comm.rank == rank else None
 
 
 def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
