@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments) or 0)
     except KeyboardInterrupt:
+        print("tensoropt: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if arguments.debug:

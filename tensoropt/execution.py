@@ -174,7 +174,8 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
     if processes.alone:
         return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
     takes_part = processes.rank < mesh.n_devices
-    comm = processes.comm.Split(int(not takes_part), processes.rank)
+    with processes.waiting_in("the choice of ranks"):
+        comm = processes.comm.Split(int(not takes_part), processes.rank)
     if not takes_part:
         print(
             f"rank {processes.rank} has nothing to do: the plan needs {mesh.n_devices} of {processes.size} devices; it "
@@ -190,7 +191,8 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
         from .lowering.in_graph import GraphBackend
 
         # Process sets are made while graphs are built.
-        operators = HorovodCollectives(comm, mesh, same_on_all(part))
+        with processes.waiting_in("Horovod's start"):
+            operators = HorovodCollectives(comm, mesh, same_on_all(part))
 
         def on_run() -> None:
             operators.check_running()
@@ -249,7 +251,7 @@ class Agreement:
             dump("collectives", *log)
         if self.prepare is None:
             return
-        other = self.processes.first_that_differs(digest)
+        other = self.processes.first_that_differs(digest, "the comparison of what is about to run")
         if other is not None:
             raise InputError(
                 f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
@@ -257,5 +259,6 @@ class Agreement:
             )
         wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
         if wanted:
-            self.prepare(sorted(wanted))
+            with self.processes.waiting_in("the groups of collectives"):
+                self.prepare(sorted(wanted))
             self._prepared |= wanted

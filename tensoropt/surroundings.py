@@ -53,7 +53,7 @@ class Surroundings:
             if isinstance(answer, TensorOptError):
                 raise answer
             return mine
-        answer = self.processes.broadcast(answer)
+        answer = self.processes.broadcast(answer, "what rank 0 computes for all")
         if isinstance(answer, TensorOptError):
             raise answer
         return mine if mine is not None else Plan.from_json(answer) if isinstance(answer, dict) else answer

@@ -1,9 +1,13 @@
-"""Waiting too long: a rank that finds itself in a collective for longer than ``TENSOROPT_TIMEOUT`` asks who is missing.
+"""Waiting too long: no wait between ranks lasts longer than ``TENSOROPT_TIMEOUT`` without a reason.
 
-A thread of each rank looks once a second. It answers what other ranks ask (how many collectives this one has begun, and in
-which it is), and asks itself when this rank's collective has lasted too long. Who has begun fewer collectives hasn't come to
-this one; who doesn't answer is stopped, or its machine can't be reached. The messages go over the communicator of the
-:class:`~tensoropt.failures.Ending`, so they meet nothing else, and cost nothing until they are needed.
+A thread of each rank (:mod:`.watching`) looks once a second at what the rank is in, and answers what others ask: how many
+collectives it has begun, in which it is, where it is, and for how long it has made no progress. A rank that waits asks the
+others; :func:`verdict` says from their answers whether the wait is over:
+
+    others do long work of TensorOpt's (search, capture, save, ...) and progress   wait on
+    one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
+    all have come, or wait as well, but for something else                        end all, and name both calls
+    all have come to the same                                                     end all: the connection is slow
 
 A rank may be in a collective of each of two *chains* at once. Each chain has one order on all ranks, but not both together:
 so collectives are counted by chain, and compared with those of the same chain.
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +26,7 @@ from .errors import InputError
 
 TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
 ANSWER_S = 4.0
-"""How long to wait for answers: a few times the interval at which ranks look for questions."""
-_NAP_S = 0.02
-FAREWELL_TAG, _QUESTION_TAG, _ANSWER_TAG = 1, 2, 3
+"""How long a question stays open, at least, before its rank counts as silent: a few times the interval of looks."""
 
 URGENT, TRAILING = CHAINS = range(2)
 """Collectives that something else of the step waits for, and those that only updates wait for where these have a chain of
@@ -43,7 +45,7 @@ def timeout_s() -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise InputError(f"{TIMEOUT} is how many seconds a rank waits in a collective, a number above 0, got {given!r}")
+        raise InputError(f"{TIMEOUT} is how many seconds a rank waits for others, a number above 0, got {given!r}")
     return seconds
 
 
@@ -72,80 +74,126 @@ class Waiting:
     def is_under_way(self) -> bool:
         return self.since_s is not None
 
-    def late_since_s(self, timeout_s: float) -> float | None:
-        """Since when this rank is in what it is in, if that is too long; else None."""
-        since_s = self.since_s
-        return since_s if since_s is not None and time.monotonic() - since_s >= timeout_s else None
+
+def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
+    """Have methods of an object tell that they wait, in themselves: those of steps, which tell more, pay nothing for it."""
+    for name in names:
+        setattr(target, name, _telling(getattr(target, name), waiting, name))
+
+
+def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callable[..., Any]:
+    def telling(*arguments: Any, **named: Any) -> Any:
+        waiting.begin(what)
+        try:
+            return method(*arguments, **named)
+        finally:
+            waiting.end()
+
+    return telling
 
 
 class Answer(NamedTuple):
-    """By chain how many collectives a rank has begun and what it is in ("" if none), and whether it is at work.
+    """What a rank says of itself.
 
-    A rank for which the plan has no work has begun fewer, and nobody waits for it.
+    A rank for which the plan has no work has begun fewer collectives, and nobody waits for it.
+
+    Attributes:
+        begun: how many collectives it has begun, by chain.
+        what: which one it is in, by chain; "" if none.
+        is_at_work: whether it hasn't come to its end, and has work.
+        idle_s: for how long it has made no progress: waited, run the user's code, or stood still.
+        where: where it is (:class:`~tensoropt.source_lines.Whereabouts` as text).
+        call: the call of TensorOpt that it is in.
     """
 
     begun: tuple[int, ...]
     what: tuple[str, ...]
     is_at_work: bool = True
+    idle_s: float = math.inf
+    where: str = ""
+    call: str = ""
+
+    @property
+    def waits_in(self) -> str:
+        return " and in ".join(filter(None, self.what))
 
 
-class Questions:
-    """Asks the other ranks, and answers them, from one thread of each.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of another rank.
 
-    Args:
-        comm: a communicator (mpi4py) whose messages with these tags are used for nothing else.
+    Attributes:
+        answer: its last one, if any.
+        is_new: whether that came after the last question.
+        silent_s: for how long it has left a question open, or hasn't been heard; None if it isn't silent.
+        last_call: the last call that it is known to have been in.
     """
 
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
-        self._sent: list[Any] = []  # requests, which must live until they are done
-
-    def answer(self, own: Answer) -> None:
-        """Answer what was asked since the last call."""
-        for rank, _ in self._received(_QUESTION_TAG):
-            self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=_ANSWER_TAG))
-
-    def ask(self, own: Answer) -> dict[int, Answer]:
-        """What the other ranks answer, by rank; those who don't are left out. Answers them meanwhile."""
-        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        self._sent += [self.comm.isend(None, dest=rank, tag=_QUESTION_TAG) for rank in others]
-        answers: dict[int, Answer] = {}
-        deadline = time.monotonic() + ANSWER_S
-        while len(answers) < len(others) and time.monotonic() < deadline:
-            self.answer(own)
-            answers |= {rank: Answer(*answer) for rank, answer in self._received(_ANSWER_TAG)}
-            time.sleep(_NAP_S)
-        return answers
-
-    def _received(self, tag: int) -> Iterator[tuple[int, Any]]:
-        """(rank, message) of what has come with a tag."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=tag, status=status):
-            source = status.Get_source()
-            yield source, self.comm.recv(source=source, tag=tag)
+    answer: Answer | None
+    is_new: bool = True
+    silent_s: float | None = None
+    last_call: str = ""
 
 
-def missing_ranks(rank: int, chain: int, own: Answer, answers: Mapping[int, Answer], size: int) -> list[str]:
-    """Who hasn't come to the collective that this rank is in, of a chain, in words."""
-    missing = []
-    for other in range(size):
-        answer = answers.get(other)
-        if other == rank:
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A wait that has lasted for the timeout: of which rank, in which chain, for how long, and what the rank says itself."""
+
+    rank: int
+    chain: int
+    seconds: float
+    own: Answer
+    may_compute: bool = False
+
+
+def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> str | None:
+    """Return the sentence that ends all ranks, or None while there is a reason to wait on."""
+    missing, differing, is_over, is_excused = [], [], False, False
+    own, chain = waited.own, waited.chain
+    for rank, report in sorted(reports.items()):
+        answer = report.answer
+        if answer is not None and not answer.is_at_work:
             continue
-        if answer is None:
-            missing.append(f"rank {other} doesn't answer")
-        elif answer.is_at_work and answer.begun[chain] < own.begun[chain]:
-            where = f"is in {' and in '.join(filter(None, answer.what))}" if any(answer.what) else "is in no collective"
-            missing.append(f"rank {other} hasn't come to it and {where}")
-    return missing
-
-
-def too_long(rank: int, waited_s: float, what: str, missing: Sequence[str]) -> str:
-    """The sentence about a collective that lasts too long."""
-    who = "; ".join(missing) or "all ranks have come to it, so the connection between them is what is slow"
+        if report.silent_s is not None:
+            missing.append(silent(rank, report))
+            is_over = True
+        elif answer is None or not report.is_new or answer.idle_s < timeout_s:
+            is_excused = True
+        elif answer.begun[chain] < own.begun[chain]:
+            missing.append(f"rank {rank} hasn't come to it and has been {_doing(answer)} for {answer.idle_s:.0f} s")
+            # Who waits itself, waits for someone else.
+            is_over |= not answer.waits_in
+        elif _differs(answer, own, chain):
+            differing.append(f"rank {rank} is {_doing(answer)}")
+    if is_excused and not is_over:
+        return None
+    found = missing or differing
+    if not found and waited.may_compute:
+        return None
+    who = "; ".join(found) or "all ranks have come to it, so the connection between them is what is slow"
+    call = f", in {own.call}" if own.call else ""
     return (
-        f"rank {rank} has waited for {waited_s:.0f} s in {what}: {who}. All ranks must run the same steps; "
-        f"{TIMEOUT}=SECONDS lets ranks wait for longer"
+        f"rank {waited.rank} has waited for {waited.seconds:.0f} s in {own.what[chain]}{call}: {who}. All ranks must make "
+        f"the same calls; {TIMEOUT}=SECONDS lets ranks wait for longer"
+    )
+
+
+def silent(rank: int, report: Report) -> str:
+    """What is said of a rank that doesn't answer, with its last known place."""
+    known = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
+    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
+
+
+def _doing(answer: Answer) -> str:
+    if not answer.waits_in:
+        return answer.where
+    return f"in {answer.waits_in}{f', in {answer.call}' if answer.call else ''}"
+
+
+def _differs(answer: Answer, own: Answer, chain: int) -> bool:
+    """Whether a rank that has begun as many collectives is in another one, or in none, or has gone on to another call."""
+    return (answer.begun[chain], answer.what[chain], answer.call.partition(" at ")[0]) != (
+        own.begun[chain],
+        own.what[chain],
+        own.call.partition(" at ")[0],
     )

@@ -10,6 +10,7 @@ that is there has all of its data files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from google.protobuf import text_format
 
 from ..errors import InputError, TensorOptError, describe
 from ..files import write_atomically
+from .lock import Lock
 
 _DATA_FILE = re.compile(r"\.data-(\d{5})-of-(\d{5})")
 _REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")
@@ -57,6 +59,10 @@ class Place:
         """The folder in which a new checkpoint is made; whatever is in it was cut short."""
         return self.folder / f".{self.name}.partial"
 
+    def lock(self) -> Lock:
+        """What one save alone may hold at a time, not held yet."""
+        return Lock(self.folder / f".{self.name}.lock", self.prefix)
+
     def data_files(self) -> dict[tuple[int, int], Path]:
         """The files there are, by (number, of how many)."""
         found = {}
@@ -66,14 +72,16 @@ class Place:
                 found[int(match[1]), int(match[2])] = file
         return found
 
-    def prepare(self) -> None:
-        """Make the empty scratch folder, and the target's folder where it isn't there.
+    def prepare(self, lock: Lock) -> None:
+        """Make the target's folder where it isn't there, take the lock, and make the empty scratch folder.
 
         Raises:
             InputError: the folder can't be made or written.
+            TensorOptError: another process holds the lock.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
             self.scratch.mkdir()
@@ -139,11 +147,13 @@ def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
     except (OSError, tf.errors.OpError) as error:
         size = f" of {n_bytes} bytes" if n_bytes else ""
         free = shutil.disk_usage(place.folder).free if place.folder.is_dir() else 0
+        is_full = free < n_bytes or reason(error) == os.strerror(errno.ENOSPC)
+        advice = "make room, or save elsewhere" if is_full else "save elsewhere, or see to that folder"
         raise TensorOptError(
             describe(
                 f"checkpoint '{place.prefix}' can't be saved",
                 got=f"'{reason(error)}' for file '{file}'{size}, with {free} bytes free there",
-                advice="make room, or save elsewhere; the checkpoints that were there are as they were",
+                advice=f"{advice}; the checkpoints that were there are as they were",
             )
         ) from error
 

@@ -1,6 +1,6 @@
 """Saving: each rank writes its parts into files of its own, which rank 0 joins into one checkpoint.
 
-1. Rank 0 makes an empty folder beside the target (``place.py``).
+1. Rank 0 takes the prefix's lock (``lock.py``) and makes an empty folder beside the target (``place.py``).
 2. Each rank writes its parts (``parts.py``) with SaveV2, a file for each gigabyte. Nothing is communicated but variables of
    types that can't be saved in slices, which one rank collects.
 3. Rank 0 writes what the checkpoint says about itself, joins the files with MergeV2Checkpoints, which rewrites only their
@@ -26,6 +26,7 @@ from ..errors import InputError, TensorOptError, describe
 from ..lowering.local import piece_of
 from ..processes import Processes
 from ..state import StateEntry
+from .lock import Lock
 from .metadata import ENTRY as METADATA
 from .metadata import Metadata, read_at
 from .objects import COUNTER, Objects, object_graph
@@ -75,25 +76,27 @@ def save(
 
     Raises:
         InputError: the folder can't be written; two variables of one name; metadata that isn't JSON.
-        TensorOptError: writing failed, on this rank or another one; what was there before is as it was.
+        TensorOptError: another run saves to this prefix, or writing failed, on this rank or another one; what was there
+            before is as it was.
     """
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
     _check_json(metadata)
     place = Place.of(prefix if number is None else f"{os.fspath(prefix)}-{number}")
     variables = variables_of(entries)
-    on_rank_0(processes, place.prepare)
+    lock = place.lock()
     try:
+        on_rank_0(processes, lambda: place.prepare(lock))
         together(processes, lambda: _find_scratch(place, processes))
         items = _items(variables, ranks, processes)
         written = together(processes, lambda: [_write_shards(place, rank, items[rank]) for rank in ranks])
         files = [file for of_process in processes.gather(written) for of_rank in of_process for file in of_rank]
         own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number)
-        on_rank_0(processes, lambda: _join(place, files, own))
+        on_rank_0(processes, lambda: _join(place, files, own, lock, max_to_keep))
     finally:
-        if processes.rank == 0:
+        if lock.is_held:
             place.discard()
-    on_rank_0(processes, lambda: keep_newest(place, max_to_keep))
+            lock.release()
     return place.prefix
 
 
@@ -207,8 +210,8 @@ class OwnEntries:
         ]
 
 
-def _join(place: Place, files: Sequence[str], own: OwnEntries) -> None:
-    """Join the ranks' files and put the checkpoint in its place."""
+def _join(place: Place, files: Sequence[str], own: OwnEntries, lock: Lock, max_to_keep: int | None) -> None:
+    """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
         if not Path(f"{file}.index").is_file():
             raise TensorOptError(
@@ -228,7 +231,9 @@ def _join(place: Place, files: Sequence[str], own: OwnEntries) -> None:
     merged = place.scratch / place.name
     with writing(place, merged.with_name(f"{place.name}.index"), 0), tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=joined, destination_prefix=str(merged), delete_old_dirs=False)
+    lock.check()
     place.commit()
+    keep_newest(place, max_to_keep)
 
 
 def _file_counts(place: Place) -> set[int]:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..objects_between_ranks import complete, receive_object
 from ..processes import Processes
 from ..reschedule.layout import block_bounds
 from .batch import Batch
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302
+_BATCH = "a batch that rank 0 hands out"
 Posted = tuple[Batch, list[Any], list[Any]] | None
 """A batch, the requests of its messages, and what must be kept until these are complete."""
 
@@ -28,8 +30,6 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
     Args:
         batches: whole; on rank 0, None on the others.
     """
-    from mpi4py import MPI
-
     def post() -> Posted:
         return _receive(processes) if batches is None else _send(next(batches, None), processes)
 
@@ -38,21 +38,20 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
         while posted is not None:
             batch, requests, _ = posted
             following = post()
-            MPI.Request.Waitall(requests)
+            processes.complete(requests, _BATCH)
             posted = following
             yield batch
     finally:
         # Whoever stops early has the next batch under way already, on every rank.
         if posted is not None:
-            MPI.Request.Waitall(posted[1])
+            processes.complete(posted[1], _BATCH)
 
 
 def _send(batch: Batch | None, processes: Processes) -> Posted:
     processes.begin_collective()
     others = range(1, processes.size)
     if batch is None:
-        for rank in others:
-            processes.comm.send(None, rank, _HEADER_TAG)
+        complete(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
         return None
     is_share = batch.n_samples >= processes.size
     leaves = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
@@ -73,8 +72,8 @@ def _send(batch: Batch | None, processes: Processes) -> Posted:
 
 
 def _receive(processes: Processes) -> Posted:
-    processes.begin_collective()
-    header = processes.comm.recv(source=0, tag=_HEADER_TAG)
+    with processes.waiting_in(_BATCH):
+        header = receive_object(processes.comm, 0, _HEADER_TAG)
     if header is None:
         return None
     like, specs = header

@@ -31,6 +31,7 @@ from .runs import Runs
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
 _DO, _DONE, _FAILED = "do", "done", "failed"
+_CALLBACKS = "what rank 0 does in its callbacks"
 
 
 def everywhere(method: Method) -> Method:
@@ -39,7 +40,7 @@ def everywhere(method: Method) -> Method:
     @wraps(method)
     def called(self: Ranks, *arguments: Any) -> Any:
         if self.leads:
-            self.processes.broadcast((_DO, method.__name__, arguments))
+            self.processes.broadcast((_DO, method.__name__, arguments), _CALLBACKS)
         return method(self, *arguments)
 
     return called  # type: ignore[return-value]
@@ -96,16 +97,16 @@ class Ranks:
         try:
             result = action()
         except Exception as error:
-            self.processes.broadcast((_FAILED, _portable(error), ()))
+            self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
         finally:
             self.leads = False
-        self.processes.broadcast((_DONE, result, ()))
+        self.processes.broadcast((_DONE, result, ()), _CALLBACKS)
         return result
 
     def _follow(self) -> Any:
         while True:
-            message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()))
+            message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()), _CALLBACKS)
             what, which, arguments = message
             if what == _DONE:
                 return which

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from hurrying import hurry
 
 from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.processes import current_processes, install_error_handling
@@ -15,6 +16,7 @@ N_ROUNDS = 20
 def main() -> None:
     processes = current_processes()
     install_error_handling(processes)
+    hurry(2)
     mesh = Mesh.of(2)
     chains = [
         MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps=True),

@@ -1,18 +1,23 @@
 """tensoropt run, the command line around it, and what install writes for bare mpirun."""
 
 import os
+import pty
+import select
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpirun import run_command
+from mpirun import child_environment, run_command
 
 from tensoropt import cli, launch
 from tensoropt.configure import configure_environment
 from tensoropt.errors import TensorOptError
 
+ENDED_BY_MPIRUN = "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to end, or a rank was killed or has crashed"
 WORKER = Path(__file__).with_name("worker.py")
 TENSOROPT = [sys.executable, "-m", "tensoropt"]
 
@@ -38,6 +43,52 @@ def test_run_takes_a_module_with_its_options(tmp_path):
 
 def test_run_passes_the_exit_code_on():
     assert tensoropt("run", "-n", 2, WORKER, "exit", "all").returncode == 3
+
+
+def run_in_a_terminal(command: list[str]) -> tuple[int, list[str]]:
+    """Run a command in a terminal of its own, press Ctrl-C once both ranks are up, and return what it shows after that."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, child_environment())
+    shown, pressed_at = b"", None
+    try:
+        deadline = time.monotonic() + 60
+        while select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0]:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # the last process with this terminal has ended
+                break
+            if pressed_at is None and shown.count(b"up") == 2:
+                pressed_at = len(shown)
+                os.write(terminal, b"\x03")
+        else:
+            raise AssertionError(f"hung: {shown!r}")
+    finally:
+        os.close(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, shown[pressed_at:].decode().replace("^C", "").split("\r\n")
+
+
+def test_ctrl_c_has_a_line_which_is_the_last_one():
+    code, lines = run_in_a_terminal([*TENSOROPT, "run", "-n", "2", str(WORKER), "wait", "all"])
+    assert code == 130
+    assert lines == ["tensoropt: interrupted by SIGINT; all ranks have ended", ""]
+
+
+def test_ctrl_c_under_plain_mpirun_has_a_line_of_rank_0():
+    code, lines = run_in_a_terminal([str(launch.find_mpirun()), "-n", "2", sys.executable, str(WORKER), "wait", "all"])
+    assert code != 0
+    assert [line for line in lines if "tensoropt" in line] == [f"tensoropt: {ENDED_BY_MPIRUN}"]
+
+
+def test_a_signal_to_run_reaches_the_ranks():
+    command = [*TENSOROPT, "run", "-n", "2", str(WORKER), "wait", "all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment()) as process:
+        assert process.stdout.readline() == b"up\n"
+        process.terminate()
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert stderr.decode().splitlines()[-1] == "tensoropt: interrupted by SIGTERM; all ranks have ended"
 
 
 def test_run_debug_reaches_the_ranks():

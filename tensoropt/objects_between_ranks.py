@@ -1,0 +1,102 @@
+"""Collectives of picklable values that leave the core to others while they wait, and the main thread to signals.
+
+Ranks may wait for minutes here, while one of them searches. MPI's own waits take a core, which the search has use for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+AWAKE_S, SHORTEST_NAP_S, LONGEST_NAP_S = 2e-4, 5e-5, 5e-3
+NAP_SHARE = 0.05
+"""Of the time waited, how much a nap may add."""
+ROUND_BYTES = 1 << 30
+"""MPI counts to 2^31; what is longer goes in rounds."""
+
+
+def complete(*requests: Any) -> None:
+    """Return when all requests are complete: without a nap if that is soon."""
+    from mpi4py import MPI
+
+    pending = list(requests)
+    _until(lambda: MPI.Request.Testall(pending))
+
+
+def receive_object(comm: Any, rank: int, tag: int) -> Any:
+    """Return what another rank sends by ``comm.isend``."""
+    return _until(lambda: comm.improbe(source=rank, tag=tag)).recv()
+
+
+def _until(look: Callable[[], Any]) -> Any:
+    """Look until something is there, and return it."""
+    started_s = time.perf_counter()
+    while not (found := look()):
+        waited_s = time.perf_counter() - started_s
+        if waited_s > AWAKE_S:
+            time.sleep(min(max(NAP_SHARE * waited_s, SHORTEST_NAP_S), LONGEST_NAP_S))
+    return found
+
+
+def broadcast_object(comm: Any, value: Any) -> Any:
+    """Return rank 0's value on every rank of a communicator (mpi4py)."""
+    sent = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
+    size = np.array([len(sent)], np.int64)
+    complete(comm.Ibcast(size, root=0))
+    buffer = np.frombuffer(sent, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
+    for start in range(0, len(buffer), ROUND_BYTES):
+        complete(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
+    return value if comm.rank == 0 else pickle.loads(buffer.data)
+
+
+def gather_objects(comm: Any, value: Any) -> list[Any]:
+    """Return every rank's value, in rank order, on every rank of a communicator."""
+    sent, sizes = _pickled(comm, value)
+    parts: list[list[np.ndarray]] = [[] for _ in sizes]
+    for bounds in _rounds(sizes):
+        counts = [end - start for start, end in bounds]
+        received = np.empty(sum(counts), np.uint8)
+        start, end = bounds[comm.rank]
+        complete(comm.Iallgatherv(sent[start:end], (received, counts)))
+        _share_out(received, counts, parts)
+    return [pickle.loads(np.concatenate(each).data) for each in parts]
+
+
+def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
+    """Return every rank's value, in rank order, on one rank of a communicator; None on the others."""
+    sent, sizes = _pickled(comm, value)
+    parts: list[list[np.ndarray]] = [[] for _ in sizes]
+    for bounds in _rounds(sizes):
+        counts = [end - start for start, end in bounds]
+        received = np.empty(sum(counts) if comm.rank == rank else 0, np.uint8)
+        start, end = bounds[comm.rank]
+        complete(comm.Igatherv(sent[start:end], (received, counts) if comm.rank == rank else None, root=rank))
+        if comm.rank == rank:
+            _share_out(received, counts, parts)
+    return [pickle.loads(np.concatenate(each).data) for each in parts] if comm.rank == rank else None
+
+
+def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
+    """This rank's value as bytes, and how many bytes each rank has."""
+    sent = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    complete(comm.Iallgather(np.array([len(sent)], np.int64), sizes))
+    return sent, [int(size) for size in sizes]
+
+
+def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """By round, what of each rank's bytes goes in it, as (start, end)."""
+    each = max(1, ROUND_BYTES // len(sizes))
+    return [
+        [(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)
+    ]
+
+
+def _share_out(received: np.ndarray, counts: Sequence[int], parts: Sequence[list[np.ndarray]]) -> None:
+    for part, end, count in zip(parts, accumulate(counts), counts, strict=True):
+        part.append(received[end - count : end])
