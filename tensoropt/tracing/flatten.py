@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ..errors import InputError
 from ..importer import source_line
+from .called import function_graph, is_call_by_name
 from .conditionals import taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
 from .loops import READERS, copy_while, read_value
@@ -138,6 +139,11 @@ class _Copy:
             results = self._inline(op, name, arguments)
         elif op.type in LOOPS:
             results = copy_while(op, inputs, self._copy_body)
+        elif is_call_by_name(op):
+            results = self._inline(op, op.type, inputs)
+        elif op.type == "Empty":
+            # What isn't written yet may have any value; a constant is none of the operators that are split.
+            results = [tf.zeros(inputs[0], op.outputs[0].dtype, name=self.prefix + op.name)]
         elif is_custom_gradient(op):
             results = copy_custom_gradient(op, inputs, self.tensor)
         else:
@@ -165,15 +171,15 @@ class _Copy:
         return list(made.outputs)
 
     def _inline(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        inner = self._inside(function, inputs, f"{self.prefix}{op.name}/")
+        inner = self._inside(op, function, inputs)
         self.writes += inner.writes
         self._writes_of[op.name] = inner.writes
         return [inner.tensor(_behind_controls(tensor)) for tensor in inner.source.outputs]
 
-    def _inside(self, function: str, inputs: Sequence[tf.Tensor], prefix: str) -> _Copy:
-        graph = self.source._get_function(function).graph
+    def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
+        graph = function_graph(op, function)
         given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, prefix)
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/")
         copy.run()
         return copy
 
