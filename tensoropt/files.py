@@ -9,7 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, short
+from .source_lines import calling_line
+
+
+def path_text(path: object, what: str) -> str:
+    """Return a path as text.
+
+    Raises:
+        InputError: it is none; ``what`` takes it stands in the message.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise InputError(f"{what} ({calling_line()}) takes the path of a file, got {short(path)}")
+    return os.fsdecode(path)
 
 
 def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], what: str) -> None:

@@ -13,6 +13,7 @@ from ..importer import RecordedStep, import_graph
 from ..ir import Graph, Operator, Tensor
 from ..optimizers.protocol import Optimizer
 from ..tracing.function import Capture, Program
+from .compiling import in_a_sentence
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -89,7 +90,13 @@ def capture_program(
     """
     function, arguments = objective.functions(signature)[kind]
     capture = Capture(objective.names_of)
-    program = capture.add(function, arguments)
+    try:
+        program = capture.add(function, arguments)
+    except Exception as error:
+        said = in_a_sentence(error, signature)
+        if said is error:
+            raise
+        raise said from error
     steps = [_step(capture, program, objective, optimizer)] if kind == TRAIN else []
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes])

@@ -20,10 +20,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
-from ..errors import InputError
+from ..errors import InputError, short
 from ..execution import Execution
+from ..files import path_text
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
+from ..source_lines import calling_line
 from .batch import Batch
 from .callbacks import on_ranks
 from .data import Shares, Sharing
@@ -113,6 +115,19 @@ class Trainer(KerasObjective):
         return self._progress.position
 
     @property
+    def steps_per_execution(self) -> int:
+        """Ranks run one step at a time."""
+        return 1
+
+    @steps_per_execution.setter
+    def steps_per_execution(self, value: Any) -> None:
+        if value != 1:
+            raise InputError(
+                f"steps_per_execution ({calling_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers are "
+                "the same"
+            )
+
+    @property
     def layers(self) -> list[keras.Layer]:
         """Those of the user's model."""
         return self.inner.layers
@@ -170,7 +185,7 @@ class Trainer(KerasObjective):
             InputError: the folder can't be written.
             TensorOptError: writing failed; what was there before is as it was.
         """
-        path = os.fspath(filepath)
+        path = path_text(filepath, "save")
         if is_keras_format(path):
             self._saving.write(path, lambda model: model.save(path, overwrite=overwrite, **options))
         else:
@@ -185,20 +200,21 @@ class Trainer(KerasObjective):
         Raises:
             InputError: there is no such checkpoint, it is damaged, or of another model.
         """
-        if is_keras_format(filepath):
-            self.load_weights(filepath)
+        path = path_text(filepath, "load")
+        if is_keras_format(path):
+            self.load_weights(path)
             return
         self._progress.shares = None
-        self._progress.resumes = self._saving.load(os.fspath(filepath))
+        self._progress.resumes = self._saving.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
         """As ``keras.Model.save_weights``, by rank 0."""
-        path = os.fspath(filepath)
+        path = path_text(filepath, "save_weights")
         self._saving.write(path, lambda model: model.save_weights(path, overwrite=overwrite, **options))
 
     def load_weights(self, filepath: str | os.PathLike[str], **options: Any) -> None:
         """As ``keras.Model.load_weights``, read by rank 0 for all ranks."""
-        path = os.fspath(filepath)
+        path = path_text(filepath, "load_weights")
         self._saving.read(path, lambda model: model.load_weights(path, **options))
 
     def export_to(self, model: keras.Model) -> None:
