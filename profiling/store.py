@@ -184,7 +184,8 @@ class Store:
             self._do_without(another)
             return None
         self._say(
-            f"the store of measured operators '{path}' is broken ({cut(error)}); it is now '{aside.name}', and a new one begun"
+            f"the store of measured operators '{path}' is broken ({cut(error)}); it is now '{aside.name}', and a new one "
+            "begun"
         )
         return connection
 

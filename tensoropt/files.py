@@ -49,8 +49,11 @@ def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -
     write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), what)
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, any_number: bool = False) -> Any:
     """Return the value of a JSON text in which whoever wrote it holds to what can be computed with.
+
+    Args:
+        any_number: whether whoever reads the value looks after numbers that are none or infinite.
 
     Raises:
         JsonError: it is no whole JSON in UTF-8, is nested too deeply, has a field twice, or a number that is none (``NaN``,
@@ -61,8 +64,9 @@ def parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise JsonError(f"got bytes that are no text, expected UTF-8: {error.reason} at byte {error.start}") from error
     try:
+        real, constant = (float, float) if any_number else (_real, _no_number)
         value = json.loads(
-            text, parse_int=_whole, parse_float=_real, parse_constant=_no_number, object_pairs_hook=_without_duplicates
+            text, parse_int=_whole, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
         )
     except RecursionError as error:
         raise JsonError(_TOO_DEEP) from error
@@ -82,7 +86,7 @@ class JsonError(ValueError):
     """A text isn't JSON that can be used; says why, without the file."""
 
 
-MOST_NESTED, MOST_DIGITS = 40, 20
+MOST_NESTED, MOST_DIGITS = 40, 30
 _TOO_DEEP = f"it is nested more than {MOST_NESTED} levels deep"
 
 

@@ -154,8 +154,8 @@ class SavedFrontier(PlanFrontier):
             loaded = _from_json(value) if checksum == actual else None
         if loaded is None:
             raise InputError(
-                f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(checksum)}, its contents' is "
-                f"{actual!r}; save it again, after a search with force= for what should differ"
+                f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(checksum)}, its contents' "
+                f"is {actual!r}; save it again, after a search with force= for what should differ"
             )
         return loaded
 

@@ -185,8 +185,8 @@ def _recorded_too_late(error: BaseException) -> str | None:
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""
     return (
-        f"a recorded tensor was computed with{where} after build_execution_graph; record all that is to be fetched before it, "
-        "as double = loss * 2, and give run that, or compute with what run returns"
+        f"a recorded tensor was computed with{where} after build_execution_graph; record all that is to be fetched before "
+        "it, as double = loss * 2, and give run that, or compute with what run returns"
     )
 
 

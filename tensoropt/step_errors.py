@@ -14,6 +14,7 @@ from .ir import Graph, Operator
 from .source_lines import calling_line
 
 MOST_REASON = 240
+_ABOUT_WHERE = ("File ", "[[", "Detected at", "Graph execution")
 _running = threading.Lock()
 _runner = ""
 
@@ -69,6 +70,6 @@ def _operator(graph: Graph, message: str) -> Operator | None:
 def _reason(message: str) -> str:
     """What TensorFlow says without its trace: the last line that isn't about where."""
     lines = [line.strip() for line in message.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("File ", "[[", "Detected at", "Graph execution", "tf2xla"))]
+    kept = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
     text = re.sub(r"\s*\[Op:\w*\]$", "", kept[-1] if kept else "it is refused").rstrip(".")
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 4]} ..."

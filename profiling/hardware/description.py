@@ -342,7 +342,7 @@ class Hardware:
             HardwareError: the file can't be read, is no JSON, or describes no possible hardware; names the file.
         """
         try:
-            return cls.from_json(parse_json(Path(path).read_bytes()))
+            return cls.from_json(parse_json(Path(path).read_bytes(), any_number=True))
         except OSError as error:
             raise HardwareError(f"{cut(path)}: cannot be read: {error.strerror or error}") from None
         except JsonError as error:
@@ -364,8 +364,8 @@ def _check_format(value: object) -> None:
     got = (found.get("format"), found.get("version"))
     if got[0] != FORMAT or isinstance(got[1], bool) or got[1] != VERSION:
         raise HardwareError(
-            f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of file, "
-            f"or from another release?"
+            f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "
+            f"file, or from another release?"
         )
 
 

@@ -50,10 +50,12 @@ class Flattener:
 
     Attributes:
         graph: the flat graph.
+        layer_of: gives what a sentence calls the layer that an operator (by its name) is of, None for one that is of none.
         lines: by name of a copied operator, the line of the user's code that made its original.
     """
 
     graph: tf.Graph
+    layer_of: Callable[[str], str | None] = lambda name: None
     handles: dict[int, tf.Tensor] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
 
@@ -88,9 +90,13 @@ class Flattener:
             return tf.constant(outer.numpy(), name="captured")
         if id(outer) not in self.handles:
             user = next(iter(inner.consumers()), inner.op)
+            layer = self.layer_of(user.name)
+            # A model's layers are called once more where it is captured, so that their operators' line isn't theirs.
+            what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
-                f"{user.type} '{user.name}' ({source_line(user)}) uses something of its own outside of the function that "
-                "is no variable, such as a lookup table or an iterator; look it up before the model and pass the result in"
+                f"{what} uses something of its own outside of the function that is no variable, such as a lookup table or "
+                f"an iterator ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
+                "build the model for what it gives"
             )
         return self.handles[id(outer)]
 
@@ -185,7 +191,10 @@ class _Copy:
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Copy the body of a loop into the graph that is the default one, which TensorFlow builds for the new loop."""
-        inside = Flattener(tf.compat.v1.get_default_graph(), self.flattener.handles, self.flattener.lines)
+        flattener = self.flattener
+        inside = Flattener(
+            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines
+        )
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
         copy.run()

@@ -31,8 +31,9 @@ def check_eager(what: str) -> None:
     """
     if not tf.executing_eagerly():
         raise InputError(
-            f"{what} ({calling_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init and "
-            "takes models that were made without: leave tensoropt.init() out, and call it outside of tf.Graph and tf.function"
+            f"{what} ({calling_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init "
+            "and takes models that were made without: leave tensoropt.init() out, and call it outside of tf.Graph and "
+            "tf.function"
         )
 
 

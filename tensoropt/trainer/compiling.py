@@ -80,12 +80,12 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
         )
     if signature.labels is None and what == "loss":
         return InputError(
-            f"the loss ({where}) can't be computed without labels: {_cut(reason)}. Batches have inputs alone, as data= says; "
-            "give a tuple (x, y), or a dataset of such"
+            f"the loss ({where}) can't be computed without labels: {_cut(reason)}. Batches have inputs alone, as data= "
+            "says; give a tuple (x, y), or a dataset of such"
         )
     return InputError(
-        f"the {what} ({where}) can't be computed for {_labels_text(signature)}: {_cut(reason)}. Where your labels are others, "
-        "say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
+        f"the {what} ({where}) can't be computed for {_labels_text(signature)}: {_cut(reason)}. Where your labels are "
+        "others, say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
     )
 
 

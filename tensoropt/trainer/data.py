@@ -39,6 +39,9 @@ class Sharing:
 
     def whole(self, element: Structure) -> Batch:
         """A batch that every rank has in whole, as ``train_on_batch`` is given."""
+        for name, part in zip(PARTS, element, strict=False):
+            for leaf in tf.nest.flatten(part):
+                check_dense(leaf, f"{name} of a batch")
         element = _each(tf.convert_to_tensor, element)
         specs = _each(tf.TensorSpec.from_tensor, element)
         return _Parts.of(specs, self._signature).batch(element)

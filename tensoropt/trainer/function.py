@@ -69,6 +69,10 @@ class CapturedFunction:
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         return [own_name(variable) for variable in variables]
 
+    def layer_of(self, name: str) -> str | None:
+        """No layers are known of a function."""
+        return None
+
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """The training step alone."""
         return {TRAIN: (self.function, signature.inputs)}

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from ..errors import InputError, short
 from ..execution import checked_collectives, execute, loaded_plan

@@ -31,6 +31,10 @@ class Objective(Protocol):
         """What the variables that a function uses are called."""
         ...
 
+    def layer_of(self, name: str) -> str | None:
+        """What a sentence calls the layer that an operator, by its name, is of; None where there is none."""
+        ...
+
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """By program, its function and the signature of its arguments; the training step's returns the loss first."""
         ...
@@ -89,7 +93,7 @@ def capture_program(
         InputError: something can't be captured, or the loss isn't a scalar.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.names_of)
+    capture = Capture(objective.names_of, objective.layer_of)
     try:
         program = capture.add(function, arguments)
     except Exception as error:

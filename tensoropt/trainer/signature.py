@@ -102,16 +102,16 @@ def _spec_of(leaf: Any, part: str) -> tf.TensorSpec:
     if not isinstance(leaf, tf.TensorSpec):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise InputError(
-                f"data= ({calling_line()}) takes a tf.data.Dataset of batches, or arrays x, (x, y) or (x, y, sample_weight), "
-                f"got {short(leaf)} for {part}; make a dataset of it, as by tf.data.Dataset.from_generator(..., "
-                "output_signature=...).batch(batch_size)"
+                f"data= ({calling_line()}) takes a tf.data.Dataset of batches, or arrays x, (x, y) or (x, y, "
+                f"sample_weight), got {short(leaf)} for {part}; make a dataset of it, as by "
+                "tf.data.Dataset.from_generator(..., output_signature=...).batch(batch_size)"
             )
         leaf = tf.TensorSpec(leaf.shape, leaf.dtype)
     if leaf.shape.rank is None or None in leaf.shape[1:]:
         raise InputError(
-            f"{part} of data= ({calling_line()}) has shape {leaf.shape}; expected every extent but the first one to be known, "
-            "since a plan is made for one shape: pad to a fixed length, as by padded_batch(batch_size, padded_shapes=...), or "
-            "say the shape by dataset.map with tf.ensure_shape"
+            f"{part} of data= ({calling_line()}) has shape {leaf.shape}; expected every extent but the first one to be "
+            "known, since a plan is made for one shape: pad to a fixed length, as by padded_batch(batch_size, "
+            "padded_shapes=...), or say the shape by dataset.map with tf.ensure_shape"
         )
     return leaf
 
@@ -208,8 +208,8 @@ def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None
         got = f"one for {others[0]!r}" if others else f"{len(loss)} losses"
         called = f" ({', '.join(map(repr, known))})" if known else ""
         raise InputError(
-            f"loss= ({calling_line()}) has {got}, expected one for each of the model's {n_results} results{called}; None for "
-            "those that have no loss"
+            f"loss= ({calling_line()}) has {got}, expected one for each of the model's {n_results} results{called}; None "
+            "for those that have no loss"
         )
 
 

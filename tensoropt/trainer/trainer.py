@@ -123,8 +123,8 @@ class Trainer(KerasObjective):
     def steps_per_execution(self, value: Any) -> None:
         if value != 1:
             raise InputError(
-                f"steps_per_execution ({calling_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers are "
-                "the same"
+                f"steps_per_execution ({calling_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers "
+                "are the same"
             )
 
     @property

@@ -170,7 +170,7 @@ def test_the_list_of_checkpoints_empty_or_no_text(folder):
     save(folder / "ckpt", state, [0], ALONE, {})
     for content in (b"", b"\x80\xff", b"model_checkpoint_path", b'model_checkpoint_path: ""'):
         (folder / "checkpoint").write_bytes(content)
-        with pytest.raises(tensoropt.InputError, match="the list of checkpoints '.*checkpoint' is damaged"):
+        with pytest.raises(tensoropt.InputError, match=r"the list of checkpoints '.*checkpoint' is damaged"):
             restore(folder, state, [0], ALONE)
         restore(folder / "ckpt", state, [0], ALONE)
         save(folder / "ckpt", state, [0], ALONE, {}, max_to_keep=2)  # the list is made again
