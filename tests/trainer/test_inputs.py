@@ -111,7 +111,7 @@ def ragged(n: int = 2 * BATCH) -> tf.RaggedTensor:
         ({"data": iter([X])}, r"data= HERE takes a tf.data.Dataset of batches, or arrays .*, got <list_iter"),
         ({"data": (ragged(), Y)}, r"x of data= HERE is ragged; expected dense tensors.*x.to_tensor\(shape"),
         ({"data": (tf.sparse.from_dense(X), Y)}, "x of data= .* is sparse; expected dense tensors.*tf.sparse.to_dense"),
-        ({"data": tf.data.Dataset.from_tensors(X[0]).padded_batch(4, [None])}, r"x of data= .* has shape \(None, None\); expe"),
+        ({"data": tf.data.Dataset.from_tensors(X[0]).padded_batch(4, [None])}, r"x of data= .* has shape \(None, None\);"),
     ],
 )  # fmt: skip
 def test_what_parallelize_cant_take(options: dict[str, Any], said: str):
