@@ -62,7 +62,7 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     """
     metadata = getattr(error, "ag_error_metadata", None)
     # Outermost first; those of converted functions are known to AutoGraph alone.
-    frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     if metadata is not None:
         frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
     what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)

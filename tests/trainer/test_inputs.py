@@ -68,6 +68,34 @@ def test_ctc_trains_as_on_one_device(n_ranks):
     assert_same_weights(trained.get_weights(), expected.get_weights())
 
 
+def test_ctc_of_a_captured_function_and_of_a_recorded_model():
+    """A function is captured; a recording refuses with the user's line."""
+    rng = np.random.default_rng(0)
+    w = tf.Variable(rng.normal(size=(5, 6)).astype(np.float32))
+    x, y = rng.normal(size=(BATCH, 9, 5)).astype(np.float32), rng.integers(1, 6, size=(BATCH, 3)).astype(np.int32)
+
+    def loss(x: Any, y: Any, w: Any) -> Any:
+        logits, lengths = tf.matmul(x, tf.tile(w[None], [BATCH, 1, 1])), (tf.fill([BATCH], 3), tf.fill([BATCH], 9))
+        return tf.reduce_mean(tf.nn.ctc_loss(y, logits, *lengths, logits_time_major=False, blank_index=0))
+
+    with tf.GradientTape() as tape:
+        expected = loss(x, y, w)
+    trained = w.numpy() - tape.gradient(expected, w).numpy()
+    captured = tensoropt.capture(lambda x, y: loss(x, y, w), [tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.int32)])
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(1.0), **RANKS)
+    assert trainer.step(x, y) == pytest.approx(float(expected), rel=1e-5)
+    trainer.export()
+    np.testing.assert_allclose(w.numpy(), trained, rtol=1e-5, atol=1e-6)
+    session = tensoropt.init("v100-1x2", seed=1)
+    try:
+        px, py = tensoropt.placeholder("float32", x.shape), tensoropt.placeholder("int32", y.shape)
+        tensoropt.GradientDescentOptimizer(0.1).minimize(loss(px, py, tensoropt.get_variable("w", [5, 6])))
+        with refuses("the loop '.*' HERE calls a function by its name, as tf.nn.ctc_loss does, which can't be recorded"):
+            tensoropt.find_strategy()
+    finally:
+        session._recording.close()
+
+
 # Data and labels
 
 
