@@ -3,11 +3,14 @@
 mpirun -n 2 inputs_worker.py train      CTC, compared with plain Keras; refusals; then a label that one rank alone has
 mpirun -n 2 inputs_worker.py loss       a loss that Keras doesn't know
 mpirun -n 2 inputs_worker.py "too late" computes with a recorded tensor after the build
+mpirun -n 2 inputs_worker.py thread     wrong input in a thread of each rank, while the rank itself goes on
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 
 import keras
 import numpy as np
@@ -57,9 +60,16 @@ def too_late() -> None:
     tensoropt.run(loss * 2, {x: np.ones((BATCH, 6), np.float32)})
 
 
+def in_a_thread() -> None:
+    tensoropt.init("v100-1x2", seed=1)
+    threading.Thread(target=lambda: tensoropt.load_plan("no/such/plan")).start()
+    time.sleep(120)
+    print("went on", flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "loss":
         dense = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
         tensoropt.parallelize(dense, "sgd", "xent", batch_size=BATCH, cluster="v100-1x2")
     else:
-        {"train": train, "too late": too_late}[sys.argv[1]]()
+        {"train": train, "too late": too_late, "thread": in_a_thread}[sys.argv[1]]()

@@ -264,3 +264,9 @@ def test_what_is_computed_with_a_recorded_tensor_after_the_build_is_said_once():
     result = run_ranks(2, WORKER, "too late")
     assert result.stderr.count("a recorded tensor was computed with (inputs_worker.py:") == 1
     assert result.returncode == 2 and "Traceback" not in result.stderr
+
+
+def test_wrong_input_in_a_thread_ends_all_ranks():
+    result = run_ranks(2, WORKER, "thread")
+    assert result.stderr.count("plan 'no/such/plan' can't be read") == 1
+    assert result.returncode == 2 and "Traceback" not in result.stderr and "went on" not in result.stdout
