@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..errors import cut
 from .work import Measured, Work
 
 VERSION = 3
@@ -145,6 +146,9 @@ class Store:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_SCHEMA)
             self._read(connection)
+        except (TypeError, ValueError, OverflowError) as error:  # what is read isn't what was written
+            connection.close()
+            raise sqlite3.DatabaseError(f"{type(error).__name__}: {error}") from error
         except BaseException:
             connection.close()
             raise
@@ -160,7 +164,7 @@ class Store:
     def _read_only(self, path: Path) -> None:
         """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""
         for how in ("mode=ro", "immutable=1"):
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error, TypeError, ValueError):
                 connection = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, timeout=self._patience_s)
                 with contextlib.closing(connection):
                     self._read(connection)
@@ -180,13 +184,14 @@ class Store:
             self._do_without(another)
             return None
         self._say(
-            f"the store of measured operators '{path}' is broken ({error}); it is now '{aside.name}', and a new one begun"
+            f"the store of measured operators '{path}' is broken ({cut(error)}); it is now '{aside.name}', and a new one "
+            "begun"
         )
         return connection
 
     def _do_without(self, error: Exception) -> None:
         reason = error.strerror if isinstance(error, OSError) else error
-        self._say(f"what is measured isn't kept for later runs: the store '{self._path}' can't be used ({reason})")
+        self._say(f"what is measured isn't kept for later runs: the store '{self._path}' can't be used ({cut(reason)})")
         self.close()
 
 

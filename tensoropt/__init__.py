@@ -144,6 +144,7 @@ def parallelize(
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
     micro_batches: int | None = None,
+    **others: Any,
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
@@ -159,9 +160,11 @@ def parallelize(
         collectives: as for :func:`build_execution_graph`.
         labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
         sample_weight: whether batches come with sample weights.
-        data: a dataset whose elements tell what inputs, labels and weights are, instead of the model and the loss.
+        data: what inputs, labels and weights are, instead of the model and the loss: a dataset of batches, or arrays
+            ``(x, y)``.
         profile_budget: as for :func:`find_strategy`.
         without, micro_batches: as for :func:`find_strategy`.
+        others: nothing else; what ``keras.Model.compile`` takes and a plan doesn't is refused with a sentence.
 
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
@@ -174,7 +177,9 @@ def parallelize(
     from .quiet import import_tensorflow
 
     import_tensorflow()
-    from .trainer.parallelize import Wishes, parallelized
+    from .trainer.parallelize import Wishes, parallelized, refuse_others
+
+    refuse_others(others)
 
     wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
     return parallelized(

@@ -31,6 +31,7 @@ from .optimizers.rows import Lookup, row_deliveries
 from .reschedule.layout import Layout, Shape
 from .rules.rule import Demand
 from .state import StateEntry, local_variables
+from .step_errors import only_step, refused_values
 from .strategy import StrategyView
 
 UPDATE_OPERATORS = {
@@ -162,7 +163,14 @@ class Engine:
         """Run once; per fetched tensor its value on each rank that is built here.
 
         What is fed whole, as an array, is cut; a tensor that needs no cut is taken as it is, without a copy.
+
+        Raises:
+            InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
+        with only_step():
+            return self._run(fetch, feeds)
+
+    def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         built = self.function(fetch, tuple(feeds))
         arguments = []
         for (feed, value), layout, slices in zip(feeds.items(), built.layouts, built.slices, strict=True):
@@ -172,7 +180,7 @@ class Engine:
                     continue
                 piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
-        with self.backend.watched(built.log):
+        with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]

@@ -32,6 +32,12 @@ def short(value: object) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]} ..."
 
 
+def cut(text: object, most: int = 2 * MOST_CHARACTERS) -> str:
+    """Return a text on one line, cut where it is long: what a damaged file holds may be all of it."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[: most - 4]} ..."
+
+
 def describe(
     what: str,
     *,

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .errors import TensorOptError
+from .errors import InputError, TensorOptError
 from .interruptions import Interruptions, say
 from .source_lines import users_line_of
 from .waiting import CHAINS, timeout_s
@@ -180,6 +180,7 @@ class ErrorHandling:
     def __init__(self, processes: Processes, previous_hook: Hook) -> None:
         self.processes = processes
         self.previous_hook = previous_hook
+        self.previous_thread_hook = threading.excepthook
         self._requested_exit: tuple[int, tuple[int, ...]] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -190,6 +191,8 @@ class ErrorHandling:
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         """Replaces ``sys.excepthook``."""
         ending = self.processes.ending
+        error = _explained(error)
+        kind = type(error)
         if ending is None:
             self._say(kind, error, trace, prefix="")
             raise SystemExit(exit_code_of(error))
@@ -209,6 +212,21 @@ class ErrorHandling:
             unanimous = len(same) == ending.n_working()
             self._say(kind, error, trace, prefix="" if unanimous else f"rank {self.processes.rank}: ")
         raise SystemExit(code)
+
+    def on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
+        """Replaces ``threading.excepthook``: an error of ours in a thread ends all ranks as in the main thread."""
+        error = arguments.exc_value
+        if not isinstance(error, TensorOptError):
+            self.previous_thread_hook(arguments)
+            return
+        code = error.exit_code
+        try:
+            self.on_exception(type(error), error, error.__traceback__)
+        except SystemExit:
+            if self.processes.ending is None:
+                os._exit(code)
+            time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
+            self.processes.ending.abort(code)
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
         if isinstance(error, TensorOptError) and not debugging():
@@ -327,6 +345,27 @@ def _out_of_memory(error: BaseException) -> str:
 
 
 _installed: ErrorHandling | None = None
+_explanations: list[Callable[[BaseException], str | None]] = []
+
+
+def explain_errors(explanation: Callable[[BaseException], str | None]) -> None:
+    """Have errors of other libraries said in a sentence where they come of wrong use.
+
+    Args:
+        explanation: gives the sentence, or None where it knows of none.
+    """
+    if explanation not in _explanations:
+        _explanations.append(explanation)
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return the error to say for one that nobody caught."""
+    sentence = next((said for said in (explain(error) for explain in _explanations) if said is not None), None)
+    if sentence is None:
+        return error
+    explained = InputError(sentence)
+    explained.__cause__ = error
+    return explained.with_traceback(error.__traceback__)
 
 
 def install_error_handling(processes: Processes) -> None:
@@ -342,6 +381,7 @@ def install_error_handling(processes: Processes) -> None:
     _installed = handling
     if not hasattr(sys, "ps1"):
         sys.excepthook = handling.on_exception
+        threading.excepthook = handling.on_thread_exception
     if processes.ending is None:
         return
     sys.exit = _noting_exit(handling, sys.exit)

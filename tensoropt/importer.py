@@ -405,6 +405,13 @@ def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
         return tuple(tensor.shape.as_list())
     if (op.type, tensor.value_index) in _ROOM:
         return (0,)
+    if op.type != "Placeholder" and all(each.shape.is_fully_defined() for each in op.inputs):
+        raise InputError(
+            f"the result of {op.type} '{op.name}' ({line}) has shape {tensor.shape}: how much there is depends on the "
+            "values that the model computes, and a plan is made for known shapes; keep all, and choose by "
+            "tf.where(condition, x, y) or a mask that is multiplied in"
+            + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
+        )
     what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
     raise InputError(
         f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from .deliveries import Router
-from .errors import InputError
+from .errors import InputError, cut
 from .explanation import explain
-from .files import read_json, write_json
+from .files import name_of, read_json, reading_value, write_json
 from .ir import Graph, Operator
 from .memory_limit import memory_text
 from .recomputing import NEVER
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "tensoropt/plan", 1
 NAME_WIDTH, TYPE_WIDTH = 40, 24
+MOST_UNITS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class PlannedOperator:
     def from_json(cls, mesh: Mesh, value: Mapping[str, Any]) -> PlannedOperator:
         """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
         return cls(
-            value["name"],
-            value["type"],
+            name_of(value["name"]),
+            name_of(value["type"]),
             Config.parse(mesh, value["config"]),
             tuple(Layout.parse(mesh, text) for text in value["results"]),
             int(value["memory_bytes"]),
@@ -341,7 +342,7 @@ class Plan:
                 rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
                 _check_config(actual[name], rule, op)
             return
-        raise InputError(f"the plan was made for another model: {difference}; find a strategy for this one")
+        raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan; a file that is there stays whole until the new one is."""
@@ -355,11 +356,10 @@ class Plan:
             InputError: the file can't be read, is cut off, is not a plan, or of another version.
         """
         value = read_json(file, "plan", FORMAT, VERSION)
-        try:
+        with reading_value("plan", file):
             plan = cls.from_json(value)
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise InputError(f"plan '{file}' is damaged ({type(error).__name__}: {error}); save it again") from error
-        for key, kept in plan.to_json().items():
+            read_back = plan.to_json()
+        for key, kept in read_back.items():
             if kept != value.get(key):
                 raise InputError(f"plan '{file}' is damaged: '{key}' doesn't read back as it was written; save it again")
         return plan
@@ -420,6 +420,12 @@ def _halo_json(step: HaloStep) -> dict[str, Any]:
     return {"windows": windows, "fill": step.fill}
 
 
+def _names(values: list[Any]) -> tuple[str, ...]:
+    if not values:
+        raise ValueError("expected at least one name, got none")
+    return tuple(map(name_of, values))
+
+
 def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
     demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
     if "halo" in d:
@@ -429,8 +435,8 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
     return PlannedDelivery(
-        d["tensor"],
-        tuple(d["takers"]),
+        name_of(d["tensor"]),
+        _names(d["takers"]),
         demand,
         bool(d["is_shared"]),
         ways[0],
@@ -447,9 +453,13 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
 
 
 def _plan_from_json(value: dict[str, Any]) -> Plan:
-    mesh = Mesh(tuple(Level(level["name"], level["count"]) for level in value["mesh"]))
+    mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
     deliveries = tuple(_delivery(mesh, each) for each in value["deliveries"])
+    micro_batches = int(value.get("micro_batches", 1))
+    wrong = [each.n_runs for each in deliveries if each.n_runs not in (1, micro_batches)]
+    if wrong:
+        raise ValueError(f"a delivery is made {wrong[0]} times in a step of {micro_batches} micro-batches")
     return Plan(
         mesh,
         operators,
@@ -464,5 +474,14 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         "\n".join(value["frontier"]),
         hidden_time_us=float(value.get("hidden_time_us", 0.0)),
         peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
-        micro_batches=int(value.get("micro_batches", 1)),
+        micro_batches=micro_batches,
     )
+
+
+def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
+    """Return the mesh that a file describes."""
+    for level in levels:
+        if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
+            raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")
+    return Mesh(tuple(Level(name_of(level["name"]), level["count"]) for level in levels))
+

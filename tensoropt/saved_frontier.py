@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from .errors import InputError
-from .files import read_json, write_atomically
+from .errors import InputError, cut, short
+from .files import DAMAGE, read_json, reading_value, write_atomically
 from .ft.bound import LowerBound
 from .ft.frontier import Frontier
 from .objectives import Costs, Objectives, parse_objectives
-from .plan import Plan
+from .plan import Plan, mesh_of
 from .plan_frontier import PlanFrontier, Progress
-from .reschedule.mesh import Level, Mesh
+from .reschedule.mesh import Mesh
 
 FORMAT, VERSION = "tensoropt/frontier", 1
 Entry = dict[str, Any]
@@ -128,9 +128,9 @@ class SavedFrontier(PlanFrontier):
         }
         try:
             made = Plan.from_json(value)
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        except DAMAGE as error:
             raise InputError(
-                f"point {number} of the frontier is damaged ({type(error).__name__}: {error}); save the frontier again"
+                f"point {number} of the frontier is damaged ({type(error).__name__}: {cut(error)}); save the frontier again"
             ) from error
         return replace(made, frontier=self, point=number)
 
@@ -148,15 +148,14 @@ class SavedFrontier(PlanFrontier):
             InputError: the file can't be read, is cut off, is not a frontier, of another version, or was changed.
         """
         value = read_json(file, "frontier", FORMAT, VERSION)
-        try:
+        with reading_value("frontier", file):
             checksum = value.pop("checksum")
-            loaded = _from_json(value)
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            raise InputError(f"frontier '{file}' is damaged ({type(error).__name__}: {error}); save it again") from error
-        if checksum != _checksum(value):
+            actual = _checksum(value)
+            loaded = _from_json(value) if checksum == actual else None
+        if loaded is None:
             raise InputError(
-                f"frontier '{file}' was changed since it was saved: its checksum is {checksum!r}, its contents' is "
-                f"{_checksum(value)!r}; save it again, after a search with force= for what should differ"
+                f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(checksum)}, its contents' "
+                f"is {actual!r}; save it again, after a search with force= for what should differ"
             )
         return loaded
 
@@ -224,7 +223,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
     )
     columns = [_chosen(text, n_points) for text in value["columns"]]
     searched = Searched(
-        Mesh(tuple(Level(level["name"], level["count"]) for level in value["mesh"])),
+        mesh_of(value["mesh"]),
         value["hardware"],
         value["model_digest"],
         value["assumed"],

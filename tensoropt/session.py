@@ -5,6 +5,8 @@ Rank 0 plans, the others get the plan; then every rank builds its own graph and 
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from .curve import Curve
 from .engine import Engine
 from .errors import InputError
 from .execution import Execution, checked_collectives, execute, loaded_plan
+from .failures import explain_errors
 from .fetching import plan_feeds, plan_fetches
 from .first_values import FirstValues
 from .forcing import Force
@@ -28,6 +31,7 @@ from .processes import Processes
 from .profiling.hardware import Hardware
 from .recording import Recording
 from .same_data import SameData
+from .source_lines import is_users
 from .surroundings import Surroundings, resolve_cluster
 
 _SAME_FEEDS = (
@@ -150,6 +154,7 @@ class Session:
             values = FirstValues(recording.graph)
             self.execution = execute(plan, model, values, self.processes, collectives)
             self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
+            explain_errors(_recorded_too_late)
         except BaseException:
             recording.reopen()
             raise
@@ -179,6 +184,21 @@ class Session:
         if self.execution is None or self._model is None:
             raise InputError("statistics come after build_execution_graph")
         return self.execution.statistics(self._model.graph.parameter_bytes)
+
+
+def _recorded_too_late(error: BaseException) -> str | None:
+    """Return what to say of an error that TensorFlow raises for a recorded tensor that is computed with after the build."""
+    if not isinstance(error, TypeError) or _current is None or _current.execution is None:
+        return None
+    said = str(error)
+    if "out of scope" not in said or hex(id(_current._recording.graph)) not in said:
+        return None
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    where = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""
+    return (
+        f"a recorded tensor was computed with{where} after build_execution_graph; record all that is to be fetched before "
+        "it, as double = loss * 2, and give run that, or compute with what run returns"
+    )
 
 
 _current: Session | None = None

@@ -6,13 +6,15 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...errors import short
+
 
 class HardwareError(ValueError):
     """A hardware description, or what is asked of it, is impossible."""
 
 
 def fail(field: str, got: object, expected: str) -> HardwareError:
-    return HardwareError(f"{field}: got {got!r}, expected {expected}")
+    return HardwareError(f"{field}: got {short(got)}, expected {expected}")
 
 
 def number(value: object, field: str, expected: str, least: float | None = None) -> float:

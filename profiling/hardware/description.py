@@ -20,6 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...errors import cut, short
+from ...files import DAMAGE, JsonError, parse_json
 from ...reschedule.layout import axes_text, parse_axes
 from ...reschedule.mesh import Level, Mesh
 from . import checks
@@ -340,19 +342,17 @@ class Hardware:
             HardwareError: the file can't be read, is no JSON, or describes no possible hardware; names the file.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
-            return cls.from_json(json.loads(text, object_pairs_hook=_without_duplicates))
+            return cls.from_json(parse_json(Path(path).read_bytes(), any_number=True))
         except OSError as error:
-            raise HardwareError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            raise HardwareError(f"{path}: got bytes that are no text, expected JSON in UTF-8") from None
-        except json.JSONDecodeError as error:
+            raise HardwareError(f"{cut(path)}: cannot be read: {error.strerror or error}") from None
+        except JsonError as error:
             raise HardwareError(
-                f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; expected one JSON object of format "
-                f"{FORMAT!r}: is the file cut off?"
+                f"{cut(path)}: {cut(error)}; expected one JSON object of format {FORMAT!r}: is the file cut off?"
             ) from None
         except HardwareError as error:
-            raise HardwareError(f"{path}: {error}") from None
+            raise HardwareError(f"{cut(path)}: {cut(error, 360)}") from None
+        except DAMAGE as error:
+            raise HardwareError(f"{cut(path)}: is no hardware file ({type(error).__name__}: {cut(error)})") from None
 
     def save(self, path: str | Path) -> None:
         """Write a file that :meth:`load` reads back as an equal description."""
@@ -364,8 +364,8 @@ def _check_format(value: object) -> None:
     got = (found.get("format"), found.get("version"))
     if got[0] != FORMAT or isinstance(got[1], bool) or got[1] != VERSION:
         raise HardwareError(
-            f"format, version: got {got[0]!r}, {got[1]!r}, expected {FORMAT!r}, {VERSION}: is it another kind of file, "
-            f"or from another release?"
+            f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "
+            f"file, or from another release?"
         )
 
 
@@ -383,13 +383,4 @@ def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:
             result[axes] = CollectiveTable(table["bytes"], table["time_us"], table.get("spread", ()))
         except HardwareError as error:
             raise HardwareError(f"{where}.{error}") from None
-    return result
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise HardwareError(f"{key}: occurs twice in one object, expected each field once")
-        result[key] = value
     return result

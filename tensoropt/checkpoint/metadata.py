@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from ..errors import InputError, describe
+from ..errors import InputError, describe, short
+from ..files import name_of, parse_json, reading_value
 from ..reschedule.layout import Shape
-from .place import Place, kept, reason
+from .place import Place, kept, latest_in, reason
 from .variable import Variable
 
 ENTRY = "tensoropt/metadata"
@@ -76,15 +78,24 @@ class Metadata:
     @classmethod
     def from_json(cls, text: str | bytes, prefix: str) -> Metadata:
         """Raises InputError where it was written by another version."""
-        value = json.loads(text)
-        if value["version"] != VERSION:
-            raise InputError(f"checkpoint '{prefix}' has version {value['version']}, expected {VERSION}; save it again")
-        return cls(
-            tuple(Saved(name, tuple(shape), dtype) for name, shape, dtype in value["variables"]),
-            value["files"],
-            {name: tuple(names) for name, names in value["objects"].items()},
-            value["content"],
-        )
+        with reading_value("checkpoint", prefix):
+            value = parse_json(text.encode() if isinstance(text, str) else text)
+            if value["version"] != VERSION:
+                raise InputError(
+                    f"checkpoint '{prefix}' has version {short(value['version'])}, expected {VERSION}; save it again"
+                )
+            if not isinstance(value["files"], int) or not isinstance(value["content"], dict):
+                raise TypeError("files and content aren't a number and an object")
+            return cls(
+                tuple(_saved(*entry) for entry in value["variables"]),
+                value["files"],
+                {name: tuple(names) for name, names in value["objects"].items()},
+                value["content"],
+            )
+
+
+def _saved(name: str, shape: list[int], dtype: str) -> Saved:
+    return Saved(name_of(name), tuple(map(int, shape)), name_of(dtype))
 
 
 def find(path: str | os.PathLike[str]) -> Place:
@@ -95,7 +106,7 @@ def find(path: str | os.PathLike[str]) -> Place:
     """
     text = os.fspath(path)
     if os.path.isdir(text):
-        latest = tf.train.latest_checkpoint(text)
+        latest = latest_in(Path(text))
         if latest is None:
             raise InputError(
                 describe(f"folder '{text}' names no checkpoint", expected="a file 'checkpoint' there, as save makes it")

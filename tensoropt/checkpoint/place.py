@@ -17,11 +17,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from google.protobuf import text_format
+from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from ..errors import InputError, TensorOptError, describe
+from ..errors import InputError, TensorOptError, cut, describe
 from ..files import write_atomically
 from .lock import Lock
 
@@ -190,6 +192,42 @@ def _writer(text: str) -> Callable[[Path], object]:
 
 
 def kept(folder: Path) -> list[str]:
-    """The prefixes that a folder's ``checkpoint`` file lists, oldest first."""
-    state = tf.train.get_checkpoint_state(str(folder)) if (folder / "checkpoint").is_file() else None
+    """The prefixes that a folder's ``checkpoint`` file lists, oldest first; none where it can't be read."""
+    try:
+        state = _list_in(folder)
+    except InputError:
+        return []
     return list(state.all_model_checkpoint_paths) if state is not None else []
+
+
+def latest_in(folder: Path) -> str | None:
+    """The prefix that a folder's ``checkpoint`` file has for the latest, if its files are there.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    state = _list_in(folder)
+    latest = str(state.model_checkpoint_path) if state is not None else None
+    return latest if latest and Place.of(latest).index.is_file() else None
+
+
+def _list_in(folder: Path) -> Any:
+    """What a folder's ``checkpoint`` file says; None without one."""
+    file = folder / "checkpoint"
+    if not file.is_file():
+        return None
+    try:
+        state = text_format.Parse(file.read_bytes().decode("utf-8"), CheckpointState())
+        if not state.model_checkpoint_path:
+            raise ValueError("it names no checkpoint")
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise InputError(
+            describe(
+                f"the list of checkpoints '{file}' is damaged",
+                got=f"{type(error).__name__}: {cut(error)}",
+                advice="load a checkpoint by its own name, folder/name, or save another one into the folder",
+            )
+        ) from error
+    paths = [state.model_checkpoint_path, *state.all_model_checkpoint_paths]
+    whole = [path if os.path.isabs(path) else os.path.join(str(folder), path) for path in paths]
+    return CheckpointState(model_checkpoint_path=whole[0], all_model_checkpoint_paths=whole[1:])

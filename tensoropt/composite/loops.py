@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from ..errors import InputError, short
 from ..ir import Operator, Tensor
+from ..tracing.called import is_call_by_name
 from ..tracing.loops import is_passed_on, loop_functions
 from .body import BODY, FORM, LOOP, Body, LoopForm
 from .copying import Collector, Surroundings
@@ -66,7 +67,13 @@ class _Reader:
 
     @cached_property
     def functions(self) -> tuple[Any, Any]:
-        return loop_functions(self.op)
+        functions = loop_functions(self.op)
+        if any(is_call_by_name(inner) for function in functions for inner in function.get_operations()):
+            raise InputError(
+                f"{self.where} calls a function by its name, as tf.nn.ctc_loss does, which can't be recorded; write the "
+                "loss as a function and give it to tensoropt.capture, or use keras.losses.CTC() with tensoropt.parallelize"
+            )
+        return functions
 
     @property
     def body(self) -> Any:

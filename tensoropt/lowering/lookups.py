@@ -10,6 +10,18 @@ from .local import opaque
 from .operators import Job, Values, emit_plain, lowering
 
 
+def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Tensor:
+    """Return an index that is split; a step in which it points outside fails, as TensorFlow's kernel has it.
+
+    Each rank takes what isn't among its own for another's, so that without this nobody would notice.
+    """
+    is_there = tf.reduce_all(tf.logical_and(index >= 0, index < tf.constant(extents, index.dtype)))
+    said = f"got an index outside of 0 to one less than {extents}"
+    check = tf.raw_ops.Assert(condition=is_there, data=[tf.constant(said)], name=f"{job.op.name}/in_range")
+    with tf.control_dependencies([check]):
+        return tf.identity(index)
+
+
 @lowering("GatherV2", always=True)
 def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     params, indices = operands
@@ -21,6 +33,7 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     batch = job.op.attrs["batch_dims"] % (len(job.op.inputs[1].shape) + 1)
     found = []
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
+        index = in_range(job, index, shape[axis])
         local = index - opaque(layout.bounds(shape, rank)[axis][0], index.dtype)
         own = tf.logical_and(local >= 0, local < tf.shape(table, index.dtype)[axis])
         rows = tf.gather(table, tf.where(own, local, tf.zeros_like(local)), axis=axis, batch_dims=batch)
@@ -41,6 +54,7 @@ def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
         return emit_plain(job, operands)
     found = []
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
+        index = in_range(job, index, list(shape[:depth]))
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
         local, own = within(index, starts, tf.shape(table, index.dtype)[:depth])
         rows = tf.gather_nd(table, local)

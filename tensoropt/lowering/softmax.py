@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .local import opaque
+from .lookups import in_range
 from .operators import Job, Values, lowering
 
 
@@ -63,6 +64,7 @@ def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
     layout, shape = job.interface.operands[0].layout, job.op.inputs[0].shape
     losses, gradients = [], []
     for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
+        label = in_range(job, label, shape[-1])
         first = opaque(layout.bounds(shape, rank)[-1][0], label.dtype)
         own = tf.equal(tf.expand_dims(label - first, -1), tf.range(tf.shape(x, label.dtype)[-1], dtype=label.dtype))
         # By selection: infinity times zero is not a number.

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ..errors import InputError
 from ..importer import source_line
+from .called import function_graph, is_call_by_name
 from .conditionals import taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
 from .loops import READERS, copy_while, read_value
@@ -49,10 +50,12 @@ class Flattener:
 
     Attributes:
         graph: the flat graph.
+        layer_of: gives what a sentence calls the layer that an operator (by its name) is of, None for one that is of none.
         lines: by name of a copied operator, the line of the user's code that made its original.
     """
 
     graph: tf.Graph
+    layer_of: Callable[[str], str | None] = lambda name: None
     handles: dict[int, tf.Tensor] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
 
@@ -87,9 +90,13 @@ class Flattener:
             return tf.constant(outer.numpy(), name="captured")
         if id(outer) not in self.handles:
             user = next(iter(inner.consumers()), inner.op)
+            layer = self.layer_of(user.name)
+            # A model's layers are called once more where it is captured, so that their operators' line isn't theirs.
+            what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
-                f"{user.type} '{user.name}' ({source_line(user)}) uses something of its own outside of the function that "
-                "is no variable, such as a lookup table or an iterator; look it up before the model and pass the result in"
+                f"{what} uses something of its own outside of the function that is no variable, such as a lookup table or "
+                f"an iterator ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
+                "build the model for what it gives"
             )
         return self.handles[id(outer)]
 
@@ -138,6 +145,11 @@ class _Copy:
             results = self._inline(op, name, arguments)
         elif op.type in LOOPS:
             results = copy_while(op, inputs, self._copy_body)
+        elif is_call_by_name(op):
+            results = self._inline(op, op.type, inputs)
+        elif op.type == "Empty":
+            # What isn't written yet may have any value; a constant is none of the operators that are split.
+            results = [tf.zeros(inputs[0], op.outputs[0].dtype, name=self.prefix + op.name)]
         elif is_custom_gradient(op):
             results = copy_custom_gradient(op, inputs, self.tensor)
         else:
@@ -165,21 +177,24 @@ class _Copy:
         return list(made.outputs)
 
     def _inline(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        inner = self._inside(function, inputs, f"{self.prefix}{op.name}/")
+        inner = self._inside(op, function, inputs)
         self.writes += inner.writes
         self._writes_of[op.name] = inner.writes
         return [inner.tensor(_behind_controls(tensor)) for tensor in inner.source.outputs]
 
-    def _inside(self, function: str, inputs: Sequence[tf.Tensor], prefix: str) -> _Copy:
-        graph = self.source._get_function(function).graph
+    def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
+        graph = function_graph(op, function)
         given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, prefix)
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/")
         copy.run()
         return copy
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Copy the body of a loop into the graph that is the default one, which TensorFlow builds for the new loop."""
-        inside = Flattener(tf.compat.v1.get_default_graph(), self.flattener.handles, self.flattener.lines)
+        flattener = self.flattener
+        inside = Flattener(
+            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines
+        )
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
         copy.run()

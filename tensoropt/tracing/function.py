@@ -36,12 +36,17 @@ class Capture:
 
     Attributes:
         names_of: what to call variables, where their own names won't do.
+        layer_of: what a sentence calls the layer that an operator is of, see :class:`Flattener`.
         variables: the user's variables, by their names in the flat graph.
     """
 
     names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: [own_name(each) for each in variables]
+    layer_of: Callable[[str], str | None] = lambda name: None
     variables: dict[str, tf.Variable] = field(default_factory=dict)
-    flattener: Flattener = field(default_factory=lambda: Flattener(tf.Graph()))
+    flattener: Flattener = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flattener = Flattener(tf.Graph(), self.layer_of)
 
     @property
     def graph(self) -> tf.Graph:

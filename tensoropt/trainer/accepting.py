@@ -7,8 +7,10 @@ import os
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ..errors import InputError, short
+from ..source_lines import running_line
 from .objective import KerasObjective
 
 # What a model may override of Keras's steps, and where it can go instead.
@@ -19,6 +21,20 @@ _NOT_CALLED = {
     "compute_loss": "put what it computes into loss= or add_loss",
     "compute_metrics": "put what it computes into metrics=",
 }
+
+
+def check_eager(what: str) -> None:
+    """Refuse to work where a graph is the default one, as between ``init`` and ``build_execution_graph``.
+
+    Raises:
+        InputError: it is.
+    """
+    if not tf.executing_eagerly():
+        raise InputError(
+            f"{what} ({running_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init "
+            "and takes models that were made without: leave tensoropt.init() out, and call it outside of tf.Graph and "
+            "tf.function"
+        )
 
 
 def check_model(model: Any) -> None:

@@ -19,11 +19,12 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..errors import InputError
 from ..same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
+from ..source_lines import running_line
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .ranks import Ranks
 from .runs import check_fits
-from .signature import Signature, Structure
+from .signature import PARTS, Signature, Structure, check_dense
 
 logger = logging.getLogger("tensoropt")
 
@@ -44,6 +45,10 @@ class Sharing:
         Raises:
             InputError: the ranks have different ones.
         """
+        """A batch that every rank has in whole, as ``train_on_batch`` is given."""
+        for name, part in zip(PARTS, element, strict=False):
+            for leaf in tf.nest.flatten(part):
+                check_dense(leaf, f"{name} of a batch")
         element = _each(tf.convert_to_tensor, element)
         parts = _Parts.of(_each(tf.TensorSpec.from_tensor, element), self._signature)
         batch = parts.batch(element)
@@ -222,12 +227,19 @@ class _Parts:
         paths: list[tuple[int, int]] = []
         n_of_part = []
         for place, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
-            taken = [] if given is None or planned is None else _matched(given, planned, ("x", "y", "sample_weight")[place])
+            for leaf in tf.nest.flatten(given):
+                check_dense(leaf, f"{PARTS[place]} of a batch")
+            if given is None and planned is not None:
+                raise InputError(
+                    f"batches ({running_line()}) have no {PARTS[place]}, for which the plan was made; give "
+                    f"({', '.join(PARTS[: place + 1])})"
+                )
+            taken = [] if given is None or planned is None else _matched(given, planned, PARTS[place])
             n_of_part.append(len(taken))
             for spec, leaf in zip(tf.nest.flatten(planned), taken, strict=False):
                 got = tf.nest.flatten(given)[leaf]
                 if got.shape.rank is not None:
-                    name = spec.name or ("x", "y", "sample_weight")[place]
+                    name = spec.name or PARTS[place]
                     check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
                 specs.append(spec)
                 paths.append((place, leaf))

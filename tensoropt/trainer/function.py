@@ -13,12 +13,14 @@ import tensorflow as tf
 
 from ..errors import InputError, short
 from ..execution import Execution
+from ..files import path_text
 from ..gradient_types import carries_gradient
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
 from ..processes import current_processes, install_error_handling
 from ..same_data import SameData
 from ..tracing.function import concrete, own_name
+from .accepting import check_eager
 from .batch import SAME_BATCHES
 from .programs import TRAIN
 from .ranks import Ranks
@@ -50,6 +52,7 @@ class CapturedFunction:
         """
         # Ahead of all checks, so that rank 0 speaks for all ranks.
         install_error_handling(current_processes())
+        check_eager("capture")
         if not callable(function):
             raise InputError(f"capture takes a function that returns a loss, got {short(function)}")
         if not isinstance(input_signature, Sequence):
@@ -68,6 +71,10 @@ class CapturedFunction:
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         return [own_name(variable) for variable in variables]
+
+    def layer_of(self, name: str) -> str | None:
+        """No layers are known of a function."""
+        return None
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """The training step alone."""
@@ -135,7 +142,7 @@ class FunctionTrainer:
             InputError: the folder can't be written.
             TensorOptError: writing failed; what was there before is as it was.
         """
-        self._ranks.save(os.fspath(filepath), {}, max_to_keep)
+        self._ranks.save(path_text(filepath, "save"), {}, max_to_keep)
 
     def load(self, filepath: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint that was saved under whatever plan.
@@ -146,7 +153,7 @@ class FunctionTrainer:
         Raises:
             InputError: there is no such checkpoint, it is damaged, or of another function.
         """
-        self._ranks.restore(os.fspath(filepath))
+        self._ranks.restore(path_text(filepath, "load"))
 
     def export(self) -> None:
         """Give the function's own variables the trained values, on every rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,15 @@ class KerasObjective(keras.Model):
         }
         known.update((id(inner(each)), str(each.path)) for each in self.inner.variables)
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
+
+    def layer_of(self, name: str) -> str | None:
+        """The innermost layer whose scope is in an operator's name; scopes that are entered again have a number behind."""
+        layers = {layer.name: layer for layer in self.inner._flatten_layers()}
+        for part in reversed(name.split("/")):
+            layer = layers.get(part) or layers.get(re.sub(r"_\d+$", "", part))
+            if layer is not None:
+                return f"layer '{layer.name}' ({type(layer).__name__}) of model '{self.inner.name}'"
+        return None
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """The training step, an evaluation of a batch, and a prediction."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from ..errors import InputError, short
 from ..execution import checked_collectives, execute, loaded_plan
@@ -22,8 +22,10 @@ from ..options import OPTIONS, find, request_of
 from ..plan import Plan
 from ..processes import current_processes, install_error_handling
 from ..profiling.hardware import Hardware
+from ..source_lines import running_line
 from ..surroundings import Surroundings
-from .accepting import check_model
+from .accepting import check_eager, check_model
+from .compiling import check_compilation
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation
 from .programs import TRAIN, Captured, capture_program
@@ -147,6 +149,30 @@ class _FirstValues:
         return np.asarray(self.surroundings.processes.broadcast(value))
 
 
+# What keras.Model.compile takes beside, and what becomes of it.
+_COMPILED_OTHERWISE = {
+    "steps_per_execution": "ranks run one step at a time, with the same numbers; leave it out",
+    "jit_compile": "steps run as TensorFlow's graphs; leave it out",
+    "run_eagerly": "steps run as TensorFlow's graphs; leave it out",
+    "auto_scale_loss": "losses are scaled for mixed_float16 alone, by keras.optimizers.LossScaleOptimizer",
+}
+
+
+def refuse_others(others: Mapping[str, Any]) -> None:
+    """Refuse arguments that :func:`tensoropt.parallelize` doesn't have.
+
+    Raises:
+        InputError: there is one.
+    """
+    from .. import parallelize
+
+    install_error_handling(current_processes())
+    for name in others:
+        taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]
+        said = _COMPILED_OTHERWISE.get(name, f"it takes {', '.join(taken)}")
+        raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
+
+
 def parallelized(
     model: Any,
     optimizer: Any,
@@ -159,11 +185,12 @@ def parallelized(
     weighted_metrics: Any = None,
     labels: Any = None,
     sample_weight: bool = False,
-    data: tf.data.Dataset | None = None,
+    data: Any = None,
 ) -> Trainer | FunctionTrainer:
     """See :func:`tensoropt.parallelize`."""
     # Ahead of all checks, so that rank 0 speaks for all ranks.
     install_error_handling(current_processes())
+    check_eager("parallelize")
     trainer: Trainer | FunctionTrainer
     if isinstance(model, CapturedFunction):
         if any(given is not None for given in (loss, metrics, batch_size, labels, data)):
@@ -174,6 +201,7 @@ def parallelized(
         trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
     else:
         check_model(model)
+        check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
         signature = signature_of(model, loss, batch_size, labels, sample_weight, data)

@@ -13,6 +13,7 @@ from ..importer import RecordedStep, import_graph
 from ..ir import Graph, Operator, Tensor
 from ..optimizers.protocol import Optimizer
 from ..tracing.function import Capture, Program
+from .compiling import in_a_sentence
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -28,6 +29,10 @@ class Objective(Protocol):
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
         """What the variables that a function uses are called."""
+        ...
+
+    def layer_of(self, name: str) -> str | None:
+        """What a sentence calls the layer that an operator, by its name, is of; None where there is none."""
         ...
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
@@ -88,8 +93,14 @@ def capture_program(
         InputError: something can't be captured, or the loss isn't a scalar.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.names_of)
-    program = capture.add(function, arguments)
+    capture = Capture(objective.names_of, objective.layer_of)
+    try:
+        program = capture.add(function, arguments)
+    except Exception as error:
+        said = in_a_sentence(error, signature)
+        if said is error:
+            raise
+        raise said from error
     steps = [_step(capture, program, objective, optimizer)] if kind == TRAIN else []
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes])

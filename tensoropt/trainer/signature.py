@@ -10,8 +10,10 @@ import keras
 import tensorflow as tf
 
 from ..errors import InputError, short
+from ..source_lines import running_line
 
 Structure = Any
+PARTS = ("x", "y", "sample_weight")
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Signature:
 
 
 def signature_of(
-    model: keras.Model, loss: Any, batch_size: int, labels: Structure, has_weights: bool, data: tf.data.Dataset | None
+    model: keras.Model, loss: Any, batch_size: int, labels: Structure, has_weights: bool, data: Any
 ) -> Signature:
-    """What a model's batches look like: as a dataset says, else as the model's inputs and its loss say.
+    """What a model's batches look like: as a dataset or arrays say, else as the model's inputs and its loss say.
 
     Raises:
         InputError: the model isn't built, or the labels can't be told from the loss.
@@ -68,24 +70,80 @@ def signature_of(
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
     if data is not None:
-        return _from_dataset(data).resized(batch_size)
+        return _from_data(data).resized(batch_size)
     inputs = _inputs(model, batch_size)
     if labels is None and loss is not None:
         results = model.compute_output_spec(keras.tree.map_structure(_symbolic, inputs))
         labels = _labels(loss, results, getattr(model, "output_names", None))
+    else:
+        labels = None if labels is None else tf.nest.map_structure(_spec_of_labels, labels)
     if labels is not None:
         labels = _named(labels, "labels")
     weights = tf.TensorSpec([batch_size], keras.backend.floatx(), "sample_weight") if has_weights else None
     return Signature(inputs, labels, weights).resized(batch_size)
 
 
-def _from_dataset(data: tf.data.Dataset) -> Signature:
-    parts = data.element_spec
+def _from_data(data: Any) -> Signature:
+    """What the elements of a dataset are, or a batch of arrays ``x``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+    parts = getattr(data, "element_spec", data)
     parts = parts if isinstance(parts, tuple) else (parts,)
     if not 1 <= len(parts) <= 3:
         raise InputError(f"a dataset gives (x, y) or (x, y, sample_weight), got elements of {len(parts)} parts")
-    names = ("x", "y", "sample_weight")
-    return Signature(*(_named(part, name) for part, name in zip(parts, names, strict=False)))
+    return Signature(*(_part(part, name) for part, name in zip(parts, PARTS, strict=False) if part is not None))
+
+
+def _part(part: Structure, name: str) -> Structure:
+    return _named(tf.nest.map_structure(lambda leaf: _spec_of(leaf, name), part, expand_composites=False), name)
+
+
+def _spec_of(leaf: Any, part: str) -> tf.TensorSpec:
+    """The spec of a batch's leaf, given as a spec or as an array."""
+    check_dense(leaf, f"{part} of data=")
+    if not isinstance(leaf, tf.TensorSpec):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise InputError(
+                f"data= ({running_line()}) takes a tf.data.Dataset of batches, or arrays x, (x, y) or (x, y, "
+                f"sample_weight), got {short(leaf)} for {part}; make a dataset of it, as by "
+                "tf.data.Dataset.from_generator(..., output_signature=...).batch(batch_size)"
+            )
+        leaf = tf.TensorSpec(leaf.shape, leaf.dtype)
+    if leaf.shape.rank is None or None in leaf.shape[1:]:
+        raise InputError(
+            f"{part} of data= ({running_line()}) has shape {leaf.shape}; expected every extent but the first one to be "
+            "known, since a plan is made for one shape: pad to a fixed length, as by padded_batch(batch_size, "
+            "padded_shapes=...), or say the shape by dataset.map with tf.ensure_shape"
+        )
+    return leaf
+
+
+def check_dense(spec: Any, what: str) -> None:
+    """Refuse what isn't a dense tensor.
+
+    Raises:
+        InputError: it is ragged, sparse, or a nested dataset.
+    """
+    if isinstance(spec, (tf.SparseTensor, tf.SparseTensorSpec)) or hasattr(spec, "tocsr"):
+        kind, instead = "sparse", "dataset.map with tf.sparse.to_dense, or array.toarray()"
+    elif isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+        kind, instead = "ragged", "dataset.map with x.to_tensor(shape=...)"
+    else:
+        return
+    raise InputError(
+        f"{what} ({running_line()}) is {kind}; expected dense tensors, which can be cut into shares of known shape: make it "
+        f"dense, as by {instead}"
+    )
+
+
+def _spec_of_labels(leaf: Any) -> tf.TensorSpec:
+    """What ``labels=`` says of one tensor."""
+    if isinstance(leaf, tf.TensorSpec):
+        return leaf
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
+        return tf.TensorSpec(leaf.shape, leaf.dtype)
+    raise InputError(
+        f"labels= ({running_line()}) takes a tf.TensorSpec(shape, dtype) of a batch of labels, or a structure of such, got "
+        f"{short(leaf)}"
+    )
 
 
 def _inputs(model: keras.Model, batch_size: int) -> Structure:
@@ -101,7 +159,8 @@ def _inputs(model: keras.Model, batch_size: int) -> Structure:
         if None in tensor.shape[1:]:
             raise InputError(
                 f"input '{tensor.name}' of model '{model.name}' has shape {tensor.shape}; expected every extent but the "
-                "batch to be known, since a plan is made for one shape: build the model with keras.Input of a known shape"
+                "batch to be known, since a plan is made for one shape: say it by parallelize(..., data=) with a dataset or "
+                "arrays (x, y) of that shape, or build the model with keras.Input of a known shape"
             )
         # Keras numbers the names that it gives itself by what was made before.
         name = None if tensor.name.startswith("keras_tensor") else tensor.name
@@ -124,6 +183,8 @@ def _symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
 
 def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure:
     """The labels that losses take for a model's results: classes where a loss is sparse, else what the results are."""
+    if isinstance(loss, (Mapping, list, tuple)):
+        _check_count(loss, results, names)
     if isinstance(loss, Mapping):
         of = results if isinstance(results, Mapping) else dict(zip(names or loss, tf.nest.flatten(results), strict=True))
         return {key: _labels(each, of[key], None) for key, each in loss.items()}
@@ -136,6 +197,20 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
     if "sparse" in str(name):
         return tf.TensorSpec(results.shape[:-1], tf.int64)
     return tf.TensorSpec(results.shape, results.dtype)
+
+
+def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None:
+    """Hold the losses of several results against these."""
+    n_results = len(tf.nest.flatten(results))
+    known = list(results) if isinstance(results, Mapping) else (names or [])
+    others = [key for key in loss if key not in known] if isinstance(loss, Mapping) else []
+    if len(loss) != n_results or others:
+        got = f"one for {others[0]!r}" if others else f"{len(loss)} losses"
+        called = f" ({', '.join(map(repr, known))})" if known else ""
+        raise InputError(
+            f"loss= ({running_line()}) has {got}, expected one for each of the model's {n_results} results{called}; None "
+            "for those that have no loss"
+        )
 
 
 def _named(structure: Structure, name: str) -> Structure:

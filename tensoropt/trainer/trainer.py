@@ -20,10 +20,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
-from ..errors import InputError
+from ..errors import InputError, short
 from ..execution import Execution
+from ..files import path_text
 from ..plan import Plan
 from ..plan_frontier import PlanFrontier
+from ..source_lines import running_line
 from .batch import Batch
 from .callbacks import on_ranks
 from .data import Shares, Sharing
@@ -115,6 +117,19 @@ class Trainer(LiveModel):
         """Where the run is, in its epochs and in its data: what :meth:`save` notes."""
         return self._progress.position
 
+    @property
+    def steps_per_execution(self) -> int:
+        """Ranks run one step at a time."""
+        return 1
+
+    @steps_per_execution.setter
+    def steps_per_execution(self, value: Any) -> None:
+        if value != 1:
+            raise InputError(
+                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers "
+                "are the same"
+            )
+
     def explain(self) -> str:
         """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
         return self.plan.explained()
@@ -171,7 +186,7 @@ class Trainer(LiveModel):
             InputError: the folder can't be written.
             TensorOptError: writing failed; what was there before is as it was.
         """
-        path = os.fspath(filepath)
+        path = path_text(filepath, "save")
         if is_keras_format(path):
             self._saving.write(path, lambda model: model.save(path, overwrite=overwrite, **options))
         else:
@@ -186,20 +201,21 @@ class Trainer(LiveModel):
         Raises:
             InputError: there is no such checkpoint, it is damaged, or of another model.
         """
-        if is_keras_format(filepath):
-            self.load_weights(filepath)
+        path = path_text(filepath, "load")
+        if is_keras_format(path):
+            self.load_weights(path)
             return
         self._progress.shares = None
-        self._progress.resumes = self._saving.load(os.fspath(filepath))
+        self._progress.resumes = self._saving.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
         """As ``keras.Model.save_weights``, by rank 0."""
-        path = os.fspath(filepath)
+        path = path_text(filepath, "save_weights")
         self._saving.write(path, lambda model: model.save_weights(path, overwrite=overwrite, **options))
 
     def load_weights(self, filepath: str | os.PathLike[str], **options: Any) -> None:
         """As ``keras.Model.load_weights``, read by rank 0 for all ranks."""
-        path = os.fspath(filepath)
+        path = path_text(filepath, "load_weights")
         self._saving.read(path, lambda model: model.load_weights(path, **options))
 
     def export_to(self, model: keras.Model) -> None:

@@ -1,0 +1,104 @@
+"""What a model is compiled with: names that Keras doesn't know, and losses that can't be computed, in sentences."""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..errors import InputError, short
+from ..source_lines import is_users, running_line
+from .signature import Signature
+
+# The functions of Keras in which a loss or a metric is computed, with what a sentence calls it.
+_COMPUTED_IN = {"compute_loss": "loss", "compute_metrics": "metrics"}
+_EXAMPLES = {"loss": "keras.losses.SparseCategoricalCrossentropy(from_logits=True)", "metrics": "'accuracy'"}
+
+
+def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+    """Refuse names of losses and metrics that Keras doesn't know.
+
+    Raises:
+        InputError: there is one; the message names the nearest that Keras has.
+    """
+    _check_names("loss", loss, keras.losses.get, keras.losses)
+    for what, given in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
+        _check_names(what, given, _metric, keras.metrics)
+
+
+def _metric(name: Any) -> Any:
+    # Keras chooses what these are by the shapes of labels and results.
+    return name if name in ("accuracy", "acc", "crossentropy", "ce") else keras.metrics.get(name)
+
+
+def _check_names(what: str, given: Any, get: Callable[[Any], Any], names: Any) -> None:
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    if isinstance(given, (list, tuple)):
+        for each in given:
+            _check_names(what, each, get, names)
+        return
+    try:
+        get(given)
+    except (ValueError, TypeError) as error:
+        near = difflib.get_close_matches(given, dir(names), 1) if isinstance(given, str) else []
+        example = f"{near[0]!r}" if near else _EXAMPLES[what.removeprefix("weighted_")]
+        raise InputError(
+            f"parallelize ({running_line()}) has {what}={short(given)}, which Keras doesn't know; give one of "
+            f"keras.{'losses' if what == 'loss' else 'metrics'} or its name, such as {example}, or a function of labels and "
+            "results"
+        ) from error
+
+
+def in_a_sentence(error: Exception, signature: Signature) -> Exception:
+    """Return what to raise for an exception in the trace of a step: a sentence where a loss or a metric can't be computed.
+
+    Args:
+        signature: what the step was traced for.
+    """
+    metadata = getattr(error, "ag_error_metadata", None)
+    # Outermost first; those of converted functions are known to AutoGraph alone.
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    if metadata is not None:
+        frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
+    what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
+    if what is None or isinstance(error, InputError) or not isinstance(error, (ValueError, TypeError, tf.errors.OpError)):
+        return error
+    message = str(error) if metadata is None else str(metadata.cause_message)
+    reason = " ".join(message.split()).removeprefix(f"{type(error).__name__}: ")
+    reason = reason.partition(" for '{{node")[0].rstrip(".")
+    inside = [(file, line) for file, line, name in frames[_last(frames) :] if is_users(file)]
+    where = f"{inside[-1][0].rpartition('/')[2]}:{inside[-1][1]}" if inside else running_line()
+    if reason.startswith("No loss to compute"):
+        return InputError(
+            f"parallelize ({where}) has no loss=, and the model adds none by add_loss; give one of keras.losses, such as "
+            f"{_EXAMPLES['loss']}"
+        )
+    if signature.labels is None and what == "loss":
+        return InputError(
+            f"the loss ({where}) can't be computed without labels: {_cut(reason)}. Batches have inputs alone, as data= "
+            "says; give a tuple (x, y), or a dataset of such"
+        )
+    return InputError(
+        f"the {what} ({where}) can't be computed for {_labels_text(signature)}: {_cut(reason)}. Where your labels are "
+        "others, say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
+    )
+
+
+def _last(frames: list[tuple[str, int, str]]) -> int:
+    """The place of the last frame in which a loss or metrics are computed."""
+    return max(i for i, (_, _, name) in enumerate(frames) if name in _COMPUTED_IN)
+
+
+def _labels_text(signature: Signature) -> str:
+    specs = tf.nest.flatten(signature.labels) if signature.labels is not None else []
+    found = ", ".join(f"{list(spec.shape)} of {spec.dtype.name}" for spec in specs[:4])
+    return f"labels of shape {found}{', ...' if len(specs) > 4 else ''}" if found else "batches without labels"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 240 else f"{text[:236]} ..."

@@ -1,0 +1,75 @@
+"""One rank of the tests of wrong input under mpirun.
+
+mpirun -n 2 inputs_worker.py train      CTC, compared with plain Keras; refusals; then a label that one rank alone has
+mpirun -n 2 inputs_worker.py loss       a loss that Keras doesn't know
+mpirun -n 2 inputs_worker.py "too late" computes with a recorded tensor after the build
+mpirun -n 2 inputs_worker.py thread     wrong input in a thread of each rank, while the rank itself goes on
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tensoropt
+
+BATCH = 8
+
+
+def train() -> None:
+    keras.utils.set_random_seed(1)
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((12, 5)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
+    x = rng.normal(size=(2 * BATCH, 12, 5)).astype(np.float32)
+    labels = rng.integers(1, 6, size=(2 * BATCH, 4)).astype(np.int32)
+    data = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH)
+    plain = keras.models.clone_model(model)
+    trainer = tensoropt.parallelize(
+        model, keras.optimizers.SGD(0.1), keras.losses.CTC(), batch_size=BATCH, data=data, cluster="v100-1x2"
+    )
+    # Rank 0 has drawn the first values.
+    plain.set_weights(trainer.get_weights())
+    plain.compile(keras.optimizers.SGD(0.1), keras.losses.CTC(), jit_compile=False)
+    ours = trainer.fit(data, epochs=2, verbose=0).history["loss"]
+    np.testing.assert_allclose(ours, plain.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"], rtol=1e-5)
+    for one, other in zip(trainer.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    print("as on one device", flush=True)
+    try:
+        trainer.load(None)
+    except tensoropt.InputError as error:
+        print(f"refused: {error}", flush=True)
+    classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    trainer = tensoropt.parallelize(model, "sgd", classes, batch_size=BATCH, cluster="v100-1x2")
+    trainer.fit(x[:BATCH, 0], np.array([0] * (BATCH - 1) + [4]), verbose=0)
+
+
+def too_late() -> None:
+    tensoropt.init("v100-1x2", seed=1)
+    x = tensoropt.placeholder("float32", [BATCH, 6])
+    w = tensoropt.get_variable("w", [6, 4])
+    loss = tensoropt.reduce_mean(tensoropt.matmul(x, w) ** 2)
+    tensoropt.GradientDescentOptimizer(0.1).minimize(loss)
+    tensoropt.build_execution_graph(plan=tensoropt.find_strategy())
+    tensoropt.run(loss * 2, {x: np.ones((BATCH, 6), np.float32)})
+
+
+def in_a_thread() -> None:
+    tensoropt.init("v100-1x2", seed=1)
+    threading.Thread(target=lambda: tensoropt.load_plan("no/such/plan")).start()
+    time.sleep(120)
+    print("went on", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "loss":
+        dense = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+        tensoropt.parallelize(dense, "sgd", "xent", batch_size=BATCH, cluster="v100-1x2")
+    else:
+        {"train": train, "too late": too_late, "thread": in_a_thread}[sys.argv[1]]()
