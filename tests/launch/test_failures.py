@@ -123,7 +123,6 @@ def test_a_rank_that_mpirun_sees_killed_ends_the_others():
     [
         ("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
         ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+"),
-        ("fetch", "rank 1 is in the comparison of what is about to run, in run at late_rank.py:30"),
     ],
 )
 def test_a_collective_that_waits_too_long_says_who_is_missing(does, said):
@@ -137,14 +136,26 @@ def test_a_collective_that_waits_too_long_says_who_is_missing(does, said):
     assert re.match(f"{said}. All", sentence) and "TENSOROPT_TIMEOUT=SECONDS" in sentence and "rank 2" not in sentence
 
 
+def test_one_fetch_more_is_named_with_both_lines():
+    """Each rank has begun as many collectives; whichever is the first to speak names both."""
+    result = run_ranks(3, LATE, "fetch", "0", timeout=2 * LIMIT_S)
+    assert result.returncode == 1
+    step = r"\w+\(a\) of float32\[[\d, ]+\] for \w+, in run at late_rank.py:32"
+    fetch = r"the comparison of what is about to run, in run at late_rank.py:30"
+    by_rank_0 = rf"rank 0 has waited for \d+ s in {step}: rank 1 is in {fetch}\. All"
+    by_rank_1 = rf"rank 1 has waited for \d+ s in {fetch}: rank 0 is in {step}\. All"
+    assert len(re.findall(f"tensoropt: (?:{by_rank_0}|{by_rank_1})", result.stderr)) == 1, result.stderr
+
+
 def test_of_two_chains_the_one_is_named_that_waits():
     """Each rank has begun as many collectives as the other, but not of the same chain."""
     result = run_ranks(2, LATE_CHAINS, timeout=2 * LIMIT_S)
     assert result.returncode == 1
     assert "done" not in result.stdout and "Traceback" not in result.stderr
-    said = re.findall(r"tensoropt: rank 0 has waited for \d+ s in (.*)\. All", result.stderr)
-    assert len(said) == 1 and said[0].startswith("the activations' sum, in ")
-    assert ": rank 1 hasn't come to it and has been in the gradients' sum, in " in said[0]
+    [(rank, sentence)] = re.findall(r"tensoropt: rank (\d) has waited for \d+ s in (.*)\. All", result.stderr)
+    own, others = ("activations", "gradients")[:: -1 if rank == "1" else 1]
+    missing = f"rank {1 - int(rank)} hasn't come to it and has been in the {others}' sum, in "
+    assert re.match(f"the {own}' sum, in all_reduce at late_chains.py:\\d+: {missing}", sentence), sentence
 
 
 @pytest.mark.parametrize(
