@@ -88,7 +88,7 @@ def test_faults_are_seen() -> None:
 
 def test_what_is_the_same_in_float64_is_rounding() -> None:
     """A fault differs there too, and what is off by rounding doesn't."""
-    with mock.patch.dict(running.TOLERANCES, float32=1e-12):
+    with mock.patch.dict(running.TOLERANCES, float32=1e-12), mock.patch.dict(running.FLOORS, float32=0.0):
         outcome = _held(keras.optimizers.SGD(0.1), "float32")
         assert outcome.kind == ROUNDING, str(outcome)
         with FAULTS["gradients"]():
