@@ -33,7 +33,7 @@ $(INSTALLED): setup.py
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns that the folder tensoropt/ is the package: it is meant to be.
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$(TENSORFLOW),demo,plot,fast,test,lint]"
-	$(BIN)/python -m tensoropt.configure
+	$(BIN)/python -m tensoropt.runtime.mpi_config
 	@touch $@
 
 demo: install ## train on handwritten digits with NP=2 ranks
@@ -49,7 +49,7 @@ test-all: install ## every Keras model at full depth against plain Keras, too
 	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
 
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
-	$(BIN)/python -m tensoropt.collectives.build_horovod
+	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

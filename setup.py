@@ -93,7 +93,7 @@ def describe_package():
             ],
             "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
-        entry_points={"console_scripts": ["tensoropt = tensoropt.cli:main"]},
+        entry_points={"console_scripts": ["tensoropt = tensoropt.tools.cli.main:main"]},
         classifiers=["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],
     )
 

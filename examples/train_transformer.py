@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import tensoropt
-from tensoropt.memory_limit import memory_text, parse_memory
+from tensoropt.common.memory_units import memory_text, parse_memory
 
 BATCH, LENGTH, VOCABULARY, LAYERS, WIDTH, HEADS = 8, 8, 1024, 2, 1024, 8
 

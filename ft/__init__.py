@@ -1,9 +1,9 @@
 """Frontier-Tracking: the search over costs alone. Arrays in, arrays out; see ``docs/ft.md``."""
 
-from .bound import LowerBound
 from .budget import Budget
 from .frontier import Frontier
-from .overlap import Overlap, at_true_times, search_overlapping
+from .lower_bound import LowerBound
+from .nonadditive.overlap import Overlap, at_true_times, search_overlapping
 from .problem import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from .search import ALGORITHMS, search
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from .bound import LowerBound
+from .lower_bound import LowerBound
 from .problem import Ints
 
 KINDS = ("node", "edge", "branch", "heuristic")
@@ -59,7 +59,7 @@ class Frontier:
 
     @property
     def gaps(self) -> npt.NDArray[np.float64]:
-        """The gap of each point of the lower bound (see :mod:`.bound`); zeros if exact."""
+        """The gap of each point of the lower bound (see :mod:`.lower_bound`); zeros if exact."""
         if self.bound is None:
             return np.zeros(len(self))
         return self.bound.gaps(self.mem_bytes, self.time_ns)

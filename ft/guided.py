@@ -2,11 +2,11 @@
 
 A round is
 
-1. *lines*: the least weighted cost of all strategies for several weights (:mod:`.lagrangian`), each with a strategy that has
-   (nearly) this cost. They bound every strategy from below.
+1. *lines*: the least weighted cost of all strategies for several weights (:mod:`.weighted.lagrangian`), each with a strategy
+   that has (nearly) this cost. They bound every strategy from below.
 2. *reduced costs*: for some of the lines and each state of each node, by how much the least cost of a strategy with this
-   state is above that of all (:mod:`.least`). A strategy on the frontier is close to some line, so its states have small
-   reduced costs.
+   state is above that of all (:mod:`.weighted.weighted_search`). A strategy on the frontier is close to some line, so its
+   states have small reduced costs.
 3. *restriction*: the states of the strategies found so far, and those of the least reduced costs.
 4. Frontier-Tracking on what is left: hundreds of points between those that the lines touch.
 
@@ -26,15 +26,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .bound import LowerBound
-from .dominance import states_that_matter
-from .lagrangian import Found, Hull, lagrangian
-from .least import WeightedSearch
+from .elimination.solver import Report
+from .elimination.tracking import Limits, Tracked, track
+from .lower_bound import LowerBound
+from .presolve.dead_end_elimination import without_replaceable
+from .presolve.dominated_states import states_that_matter
 from .problem import Ints, Problem
-from .replaceable import without_replaceable
-from .solver import Report
-from .tracking import Limits, Tracked, track
-from .trim import Thinning
+from .tables.thinning import Thinning
+from .weighted.lagrangian import Found, Hull, lagrangian
+from .weighted.weighted_search import WeightedSearch
 
 FIRST_CELLS = 1 << 16
 FIRST_LINES = 12

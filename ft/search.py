@@ -13,11 +13,11 @@ result then says so, and carries a lower bound, from which it tells how far from
 2. Else weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these states
    (:mod:`.guided`). This always counts, however long it takes; where 1 left a gap by thinning alone it is done while there
    is time.
-3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.pruning`), and the rest is solved exactly
-   if it can be; then there are more rounds of 2.
+3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.weighted.reduced_cost_pruning`), and the
+   rest is solved exactly if it can be; then there are more rounds of 2.
 
 Without weighted searches, as in the paper, heuristic elimination takes over where exact elimination would take too much, in
-rounds with more and more cells, and a relaxation bounds it (:mod:`.elimination`).
+rounds with more and more cells, and a relaxation bounds it (:mod:`.elimination.table_graph`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from .bound import LowerBound
 from .budget import Budget
-from .dominance import check_supported, states_that_matter
-from .elimination import TableGraph, TooLargeError
-from .exhaustive import exhaustive
+from .elimination.table_graph import TableGraph, TooLargeError
+from .elimination.tracking import Limits, Tracked, relaxation, track
 from .frontier import Frontier
 from .guided import Guide
-from .lagrangian import Found
-from .least import TimeIsUpError
+from .lower_bound import LowerBound
 from .pareto import reduce_unsorted
+from .presolve.dead_end_elimination import without_replaceable
+from .presolve.dominated_states import check_supported, states_that_matter
 from .problem import InfeasibleError, Ints, Problem
-from .pruning import N_WEIGHTS, pruned
-from .replaceable import without_replaceable
+from .reference.exhaustive import exhaustive
+from .tables.thinning import Thinning
 from .threads import using
-from .tracking import Limits, Tracked, relaxation, track
-from .trim import Thinning
+from .weighted.lagrangian import Found
+from .weighted.reduced_cost_pruning import N_WEIGHTS, pruned
+from .weighted.weighted_search import TimeIsUpError
 
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import cut
+from ..common.errors import cut
 from .work import Measured, Work
 
 VERSION = 3

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .curve import Curve
-    from .forcing import Force
-    from .plan import Plan
+    from .plan.frontier_file import SavedFrontier
+    from .plan.plan import Plan
+    from .plan.scaling_curve import Curve
     from .profiling.hardware import Hardware
-    from .saved_frontier import SavedFrontier
-    from .session import Session
+    from .session.session import Session
+    from .sharding.constraints import Force
     from .trainer.function import CapturedFunction
 
 __version__ = "0.1.0"
@@ -25,19 +25,19 @@ __version__ = "0.1.0"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys():
     # A Keras model that is made ahead of parallelize starts TensorFlow, whose threads are fixed from then on.
-    from .processes import limit_threads
+    from .runtime.ranks import limit_threads
 
     limit_threads()
 
 _OWN = {
-    "GradientDescentOptimizer": "recording",
-    "MomentumOptimizer": "recording",
-    "AdamOptimizer": "recording",
-    "softmax_cross_entropy": "recording",
-    "current_session": "session",
-    "load_checkpoint": "checkpoint",
-    "InputError": "errors",
-    "TensorOptError": "errors",
+    "GradientDescentOptimizer": "frontend.recording",
+    "MomentumOptimizer": "frontend.recording",
+    "AdamOptimizer": "frontend.recording",
+    "softmax_cross_entropy": "frontend.recording",
+    "current_session": "session.session",
+    "load_checkpoint": "runtime.checkpoint",
+    "InputError": "common.errors",
+    "TensorOptError": "common.errors",
 }
 
 
@@ -54,10 +54,10 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Ses
     Raises:
         InputError: the ranks are neither p devices of one machine nor M machines times D; no such hardware.
     """
-    from .quiet import import_tensorflow
+    from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    from .session import start
+    from .session.session import start
 
     return start(hardware, seed)
 
@@ -92,12 +92,12 @@ def find_strategy(
             whole batch; by default 1, and 2, 4, ... where the memory limit asks for that.
 
     Returns:
-        A :class:`~tensoropt.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.curve.Curve`.
+        A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
 
     Raises:
         InputError: wrong use, or nothing fits: the message says what would.
     """
-    from .session import current_session
+    from .session.session import current_session
 
     return current_session().find_strategy(
         option, memory, parallelism, cluster, force, profile_budget, without, micro_batches
@@ -114,7 +114,7 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     Raises:
         InputError: it isn't a function, or the signature leaves an extent open.
     """
-    from .quiet import import_tensorflow
+    from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.function import CapturedFunction
@@ -174,7 +174,7 @@ def parallelize(
     Raises:
         InputError: something can't be captured, nothing fits, or what is asked for isn't there.
     """
-    from .quiet import import_tensorflow
+    from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import Wishes, parallelized, refuse_others
@@ -203,7 +203,7 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
     Raises:
         InputError: the file is missing, cut off, or not a plan.
     """
-    from .plan import Plan
+    from .plan.plan import Plan
 
     return Plan.load(file)
 
@@ -214,7 +214,7 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
-    from .saved_frontier import SavedFrontier
+    from .plan.frontier_file import SavedFrontier
 
     return SavedFrontier.load(file)
 
@@ -233,7 +233,7 @@ def build_execution_graph(
     Raises:
         InputError: the plan is for another model or for more devices than there are.
     """
-    from .session import current_session
+    from .session.session import current_session
 
     current_session().build(engine, plan, collectives)
 
@@ -246,21 +246,21 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
             wrapped in :func:`local` as this rank's piece.
         feed_dict: full batches on every rank, or this rank's share wrapped in :func:`local`.
     """
-    from .session import current_session
+    from .session.session import current_session
 
     return current_session().run(fetches, feed_dict)
 
 
 def local(value: Any) -> Any:
     """Mark a fed array as this rank's share of the batch, or a fetch as this rank's piece."""
-    from .fetching import Local
+    from .session.feeds_and_fetches import Local
 
     return Local(value)
 
 
 def __getattr__(name: str) -> Any:
     """TensorFlow's names, and this package's own that are loaded when first used."""
-    from .quiet import import_tensorflow
+    from .common.tensorflow_import import import_tensorflow
 
     if name.startswith("_"):
         raise AttributeError(f"module 'tensoropt' has no attribute {name!r}")
@@ -269,6 +269,6 @@ def __getattr__(name: str) -> Any:
     import_tensorflow()
     if name in _OWN:
         return getattr(importlib.import_module(f".{_OWN[name]}", __name__), name)
-    from .forwarding import forwarded
+    from .session.tf_names import forwarded
 
     return forwarded(name)

@@ -24,7 +24,7 @@ settings.load_profile("tensoropt")
 def _no_recording_stays_open() -> Iterator[None]:
     """A session that a module leaves unbuilt would leave its graph the default one for the next."""
     yield
-    session = sys.modules.get("tensoropt.session")
+    session = sys.modules.get("tensoropt.session.session")
     if session is not None and session._current is not None:
         session._current._recording.close()
 
@@ -39,7 +39,7 @@ def _interruptions_arrive() -> None:
 @pytest.fixture(scope="module")
 def float64() -> Iterator[None]:
     """What Keras makes meanwhile computes in float64: what differs then is no rounding."""
-    from switches import floats
+    from helpers.switches import floats
 
     with floats("float64"):
         yield
@@ -48,7 +48,7 @@ def float64() -> Iterator[None]:
 @pytest.fixture
 def graphs_as_built() -> Iterator[None]:
     """See :func:`switches.graphs_as_built`."""
-    from switches import graphs_as_built
+    from helpers.switches import graphs_as_built
 
     with graphs_as_built():
         yield

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...errors import short
+from ...common.errors import short
 
 
 class HardwareError(ValueError):

@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import cut, short
-from ...files import DAMAGE, JsonError, parse_json
+from ...common.errors import cut, short
+from ...common.files import DAMAGE, JsonError, parse_json
 from ...reschedule.layout import axes_text, parse_axes
 from ...reschedule.mesh import Level, Mesh
 from . import checks

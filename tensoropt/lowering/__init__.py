@@ -1,1 +1,1 @@
-"""From a plan to the graph that each rank runs."""
+"""From a plan to the TensorFlow graph that each rank runs."""

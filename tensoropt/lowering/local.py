@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Interface
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from ..deliveries import Delivery, Router, differentiated_operands, inner_deliveries
-from ..gradient_types import carries_gradient
-from ..ir import CONSTANT, SOURCES, Operator, Tensor
-from ..micro_batches import Slice
+from ..common.gradient_types import carries_gradient
+from ..ir.graph import CONSTANT, SOURCES, Operator, Tensor
+from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
-from ..strategy import Copy, StrategyView
-from ..views import viewed_operand
-from .deliver import Deliverer, send_buckets
+from ..sharding.micro_batches import Slice
+from ..sharding.resharding import Delivery, Router, differentiated_operands, inner_deliveries
+from ..sharding.strategy import Copy, StrategyView
 from .operators import Job, Values, emit
-from .recomputing import Recomputing
-from .remaking import RemadeCopy, Remaking
+from .regather import RemadeCopy, Remaking
+from .rematerialize import Recomputing
+from .resharding.deliver import Deliverer, send_buckets
 
 
 @dataclass

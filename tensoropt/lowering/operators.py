@@ -13,15 +13,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
-from ..ir import ARGUMENTS, CONSTANT, Operator
-from ..micro_batches import Slice
-from ..random_mode import RandomMode, random_mode
+from ..common.settings import RandomMode, random_mode
+from ..ir.graph import ARGUMENTS, CONSTANT, Operator
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
-from .dilated import convolved, is_dilated
-from .halo import AVERAGES, averages, of_frames
-from .lean_gradients import lean_gradient
+from ..sharding.micro_batches import Slice
+from .gradient_overrides import lean_gradient
 from .local import local_constant, local_statics, opaque, uniform_shape
+from .ops.dilated_convolution import convolved, is_dilated
+from .ops.halo import AVERAGES, averages, of_frames
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
 Values = list[tf.Tensor]  # one per rank that is built here
@@ -98,7 +98,7 @@ def special_lowering(op_type: str) -> Special | None:
 
 def _load() -> None:
     """Import the modules that register special lowerings; not at import time, since they import this one."""
-    from . import batch_norm, composite, lookups, matrices, random, scattering, softmax, statistics  # noqa: F401
+    from .ops import batch_norm, control_flow, lookups, matrices, random, scattering, softmax, statistics  # noqa: F401
 
 
 def emit(job: Job, operands: Sequence[Values]) -> list[Values]:

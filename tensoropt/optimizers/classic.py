@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..ir import Tensor
-from .protocol import ParameterUpdate, Shards
+from ..ir.graph import Tensor
+from .runtime import ParameterUpdate, Shards
 
 if TYPE_CHECKING:
     from .classic_updates import RunningClassic

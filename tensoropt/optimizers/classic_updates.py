@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import InputError
-from ..ir import Tensor
+from ..common.errors import InputError
+from ..ir.graph import Tensor
 from ..lowering.operators import Values
+from ..lowering.variables import StateEntry, local_variables
 from ..reschedule.layout import Layout
-from ..state import StateEntry, local_variables
 from .classic import SLOTS, Classic
-from .protocol import Emission, Shards
-from .rows import Gradient, added_up, places_of, row_gradients
+from .runtime import Emission, Shards
+from .sparse import Gradient, added_up, places_of, row_gradients
 
 Numbers = Mapping[str, tf.Tensor]
 

@@ -8,7 +8,7 @@ from functools import partial
 import tensorflow as tf
 
 from .copies import KerasBase
-from .rows import Gradient, over_values
+from .sparse import Gradient, over_values
 
 
 def clip(optimizer: KerasBase, gradients: Sequence[Gradient], squares: Sequence[tf.Tensor]) -> list[Gradient]:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError
+from ..common.errors import InputError
 from ..reschedule.layout import Shape
 
 KerasBase = Any  # keras.optimizers.Optimizer, which has no types

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from ..errors import InputError
+from ..common.errors import InputError
 from .copies import KerasBase, Parameter, Piece, build, fresh_copy
 
 _ELEMENTWISE = frozenset(

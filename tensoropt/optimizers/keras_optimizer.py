@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError, short
+from ..common.errors import InputError, short
 from .copies import KerasBase, Parameter, inner_of, slots_of
 from .elementwise import fault_of, is_taken_over, starts_from_values
-from .protocol import ParameterUpdate, Shards
+from .runtime import ParameterUpdate, Shards
 
 if TYPE_CHECKING:
-    from ..ir import Tensor
+    from ..ir.graph import Tensor
     from .keras_running import RunningKeras
 
 logger = logging.getLogger("tensoropt")

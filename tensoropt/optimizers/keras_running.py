@@ -3,8 +3,8 @@
 A step goes through
 
 1. gradients of the scaled loss; of parameters that are updated whole, gradient and value are brought to every rank;
-2. sums over all pieces (:mod:`.completing`) of what clipping, loss scaling and LAMB will ask for, ahead of the update: that
-   may stand inside of a condition, where ranks could go apart, so no collective is ever emitted in there;
+2. sums over all pieces (:mod:`.global_norms`) of what clipping, loss scaling and LAMB will ask for, ahead of the update:
+   that may stand inside of a condition, where ranks could go apart, so no collective is ever emitted in there;
 3. per rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients take the completed sums.
 """
 
@@ -18,18 +18,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError, short
+from ..common.errors import InputError, short
 from ..lowering.local import piece_of
 from ..lowering.operators import Values
+from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
-from ..state import StateEntry
-from .completing import Completing
+from ..sharding.update_resharding import piece_delivery, whole_delivery
 from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
-from .deliveries import piece_delivery, whole_delivery
+from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnPieces
-from .protocol import Emission, Shards
-from .rows import Gradient, places_of, row_gradients
+from .runtime import Emission, Shards
+from .sparse import Gradient, places_of, row_gradients
 from .sums import Sums
 
 

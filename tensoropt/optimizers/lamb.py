@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .rows import Gradient, over_values
+from .sparse import Gradient, over_values
 
 
 class LambOnPieces(keras.optimizers.Lamb):

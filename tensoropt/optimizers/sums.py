@@ -15,8 +15,8 @@ import tensorflow as tf
 from ..lowering.local import opaque
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
-from .deliveries import sum_delivery
-from .protocol import Emission
+from ..sharding.update_resharding import sum_delivery
+from .runtime import Emission
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What each operator type is, as data: which of its dimensions may be split, and what a split means."""
+"""The sharding rule of each operator type, as data."""

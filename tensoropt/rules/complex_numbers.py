@@ -5,7 +5,7 @@ A transform needs the dimensions that it transforms whole, and is linear; what i
 
 from __future__ import annotations
 
-from ..ir import Operator, Tensor
+from ..ir.graph import Operator, Tensor
 from .elementwise import FIRST, TOGETHER, broadcast_rule
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule

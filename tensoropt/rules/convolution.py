@@ -6,7 +6,7 @@ extent is the result's, so that what a split convolution computes is counted by 
 
 from __future__ import annotations
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from ..reschedule.halo import Window
 from .elementwise import FIRST, ONE_OF_TWO
 from .registry import op_rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir import Operator, Tensor
+from ..ir.graph import Operator, Tensor
 from .elementwise import ONE_OF_TWO, broadcast_dims
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule, pattern_rule

@@ -1,8 +1,8 @@
-"""Random operators. Where a result is split each rank draws its own block: see :mod:`..lowering.random`."""
+"""Random operators. Where a result is split each rank draws its own block: see :mod:`..lowering.ops.random`."""
 
 from __future__ import annotations
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 

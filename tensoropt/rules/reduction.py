@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from .elementwise import FIRST
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule

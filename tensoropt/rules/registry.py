@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from weakref import WeakKeyDictionary
 
-from ..ir import GATHERED, LOADED, SOURCES, Operator
+from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
 from .rule import Rule, make_rule, replicated_rule
 
 RuleFunction = Callable[[Operator], Rule | str]
@@ -99,7 +99,7 @@ def _load() -> None:
     """Import the modules that register rules; not at import time, since they import this one."""
     from . import (  # noqa: F401
         complex_numbers,
-        composite,
+        control_flow,
         convolution,
         elementwise,
         gradients,

@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from ..reschedule.halo import Window, Windows
 from ..reschedule.layout import Axes, Layout, axes_text, parse_axes
 from ..reschedule.mesh import Mesh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir import Operator
+from ..ir.graph import Operator
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..ir import Operator, Tensor
+from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Shape
 from .elementwise import FIRST, broadcast_dims
 from .registry import op_rule

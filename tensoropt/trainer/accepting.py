@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError, short
-from ..source_lines import running_line
+from ..common.errors import InputError, short
+from ..common.source_lines import running_line
 from .objective import KerasObjective
 
 # What a model may override of Keras's steps, and where it can go instead.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from ..errors import InputError, short
+from ..common.errors import InputError, short
 
 if TYPE_CHECKING:
     from .trainer import Trainer

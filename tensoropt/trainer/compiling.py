@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError, short
-from ..source_lines import is_users, running_line
+from ..common.errors import InputError, short
+from ..common.source_lines import is_users, running_line
 from .signature import Signature
 
 # The functions of Keras in which a loss or a metric is computed, with what a sentence calls it.

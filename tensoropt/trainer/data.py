@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from ..errors import InputError
-from ..same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
-from ..source_lines import running_line
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .ranks import Ranks

@@ -11,15 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..errors import InputError, short
-from ..execution import Execution
-from ..files import path_text
-from ..gradient_types import carries_gradient
-from ..plan import Plan
-from ..plan_frontier import PlanFrontier
-from ..processes import current_processes, install_error_handling
-from ..same_data import SameData
-from ..tracing.function import concrete, own_name
+from ..common.errors import InputError, short
+from ..common.files import path_text
+from ..common.gradient_types import carries_gradient
+from ..frontend.tracing.capture import concrete, own_name
+from ..plan.frontier import PlanFrontier
+from ..plan.plan import Plan
+from ..runtime.execute import Execution
+from ..runtime.ranks import current_processes, install_error_handling
+from ..runtime.same_data import SameData
 from .accepting import check_eager
 from .batch import SAME_BATCHES
 from .programs import TRAIN

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..objects_between_ranks import complete, receive_object
-from ..processes import Processes
 from ..reschedule.layout import block_bounds
+from ..runtime.objects_between_ranks import complete, receive_object
+from ..runtime.ranks import Processes
 from .batch import Batch
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302

@@ -29,8 +29,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from ..errors import InputError
-from ..source_lines import running_line
+from ..common.errors import InputError
+from ..common.source_lines import running_line
 from .ranks import Ranks
 
 logger = logging.getLogger("tensoropt")

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from ..errors import InputError
-from ..source_lines import running_line
+from ..common.errors import InputError
+from ..common.source_lines import running_line
 from .live import LiveValues
 from .objective import KerasObjective
 

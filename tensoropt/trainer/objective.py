@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..tracing.function import own_name
+from ..frontend.tracing.capture import own_name
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
 

@@ -11,19 +11,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..errors import InputError, short
-from ..execution import checked_collectives, execute, loaded_plan
-from ..forcing import Force
-from ..frontier import Model
-from ..imported import model_of
-from ..measured_search import find_measured
+from ..common.errors import InputError, short
+from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..options import OPTIONS, find, request_of
-from ..plan import Plan
-from ..processes import current_processes, install_error_handling
+from ..plan.find_frontier import Model
+from ..plan.options import OPTIONS, find, request_of
+from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..source_lines import running_line
-from ..surroundings import Surroundings
+from ..runtime.context import Surroundings
+from ..runtime.execute import checked_collectives, execute, loaded_plan
+from ..runtime.prepare import model_of
+from ..runtime.ranks import current_processes, install_error_handling
+from ..sharding.constraints import Force
+from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .function import CapturedFunction, FunctionTrainer

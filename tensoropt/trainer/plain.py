@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from ..lowering.variables import StateEntry
 from ..optimizers.copies import build, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..state import StateEntry
 
 
 def plain_optimizer(

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ..errors import InputError
-from ..importer import RecordedStep, import_graph
-from ..ir import Graph, Operator, Tensor
-from ..optimizers.protocol import Optimizer
-from ..tracing.function import Capture, Program
+from ..common.errors import InputError
+from ..frontend.importer import RecordedStep, import_graph
+from ..frontend.tracing.capture import Capture, Program
+from ..ir.graph import Graph, Operator, Tensor
+from ..optimizers.runtime import Optimizer
 from .compiling import in_a_sentence
 from .signature import Signature
 

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checkpoint import Objects, restore, save
-from ..checkpoint.parts import holders_of
-from ..errors import InputError, TensorOptError
-from ..execution import Execution
+from ..common.errors import InputError, TensorOptError
 from ..lowering.local import piece_of
+from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
-from ..processes import Processes
-from ..state import StateEntry
+from ..runtime.checkpoint import Objects, restore, save
+from ..runtime.checkpoint.parts import holders_of
+from ..runtime.execute import Execution
+from ..runtime.ranks import Processes
 from .batch import Batch
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Runs

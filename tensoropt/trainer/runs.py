@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..backward import analyse
-from ..engine import Feed, Fetch
-from ..errors import InputError
-from ..execution import Execution, execute_beside
-from ..frontier import Model
-from ..ir import Tensor
+from ..common.errors import InputError
+from ..ir.graph import Tensor
+from ..lowering.gradient_analysis import analyse
+from ..plan.find_frontier import Model
 from ..reschedule.layout import block_bounds
+from ..runtime.engine import Feed, Fetch
+from ..runtime.execute import Execution, execute_beside
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..checkpoint import Objects, name_of
-from ..errors import InputError, TensorOptError, short
-from ..source_lines import running_line
-from ..state import StateEntry
+from ..common.errors import InputError, TensorOptError, short
+from ..common.source_lines import running_line
+from ..lowering.variables import StateEntry
+from ..runtime.checkpoint import Objects, name_of
 from .live import LiveValues
 from .objective import KerasObjective
 from .plain import counterparts, plain_optimizer

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import InputError, short
-from ..source_lines import running_line
+from ..common.errors import InputError, short
+from ..common.source_lines import running_line
 
 Structure = Any
 PARTS = ("x", "y", "sample_weight")

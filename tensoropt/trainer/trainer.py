@@ -20,12 +20,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
-from ..errors import InputError, short
-from ..execution import Execution
-from ..files import path_text
-from ..plan import Plan
-from ..plan_frontier import PlanFrontier
-from ..source_lines import running_line
+from ..common.errors import InputError, short
+from ..common.files import path_text
+from ..common.source_lines import running_line
+from ..plan.frontier import PlanFrontier
+from ..plan.plan import Plan
+from ..runtime.execute import Execution
 from .batch import Batch
 from .callbacks import on_ranks
 from .data import Shares, Sharing

@@ -18,8 +18,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from ..quiet import import_tensorflow
+from ..common.errors import InputError
+from ..common.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -11,7 +11,7 @@ from typing import ParamSpec
 
 import tensorflow as tf
 
-from ..errors import InputError
+from ..common.errors import InputError
 
 v1 = tf.compat.v1
 Parameters = ParamSpec("Parameters")

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import zoo
-from execution.strategies import random_strategy
+from helpers import zoo
+from helpers.strategies import random_strategy
 
-from tensoropt.deliveries import Router
-from tensoropt.engine import Engine
-from tensoropt.frontier import Model
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.lowering.deliver import Backend
-from tensoropt.micro_batches import of_slices
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.lowering.resharding.deliver import Backend
+from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
-from tensoropt.strategy import StrategyView
+from tensoropt.runtime.engine import Engine
+from tensoropt.sharding.micro_batches import of_slices
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import StrategyView
 
 BATCH = 8
 

@@ -9,8 +9,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import zoo
-from execution.strategies import assert_close
+from helpers import zoo
+from helpers.strategies import assert_close
 
 import tensoropt
 

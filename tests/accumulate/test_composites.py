@@ -5,10 +5,10 @@ from __future__ import annotations
 import accumulate.models as models
 import composite.models
 import pytest
-import zoo
-from execution.strategies import assert_variables, pieces_here, random_router, train_and_check
+from helpers import zoo
+from helpers.strategies import assert_variables, pieces_here, random_router, train_and_check
 
-from tensoropt.errors import InputError
+from tensoropt.common.errors import InputError
 from tensoropt.reschedule.mesh import Mesh
 
 SLICED = {function.__name__: function for function in composite.models.MODELS[:-1]}

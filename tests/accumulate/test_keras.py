@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from execution.strategies import assert_close
+from helpers.strategies import assert_close
 
 import tensoropt
 

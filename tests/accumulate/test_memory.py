@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 RESULTS, BATCH = 12 * 4 * 8192 * 256, 4 * 8192 * 256
 """Bytes. The profiler sees the batch that is fed, or doesn't."""

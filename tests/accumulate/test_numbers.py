@@ -8,8 +8,9 @@ import accumulate.models as models
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.mpirun import run_ranks
+from helpers.strategies import (
     Link,
     assert_close,
     assert_variables,
@@ -20,12 +21,11 @@ from execution.strategies import (
     train_and_check,
     training_fetch,
 )
-from mpirun import run_ranks
 
-from tensoropt.deliveries import Router
-from tensoropt.engine import Fetch
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
+from tensoropt.runtime.engine import Fetch
+from tensoropt.sharding.resharding import Router
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)

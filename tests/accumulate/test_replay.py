@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import accumulate.models as models
 import pytest
-from execution.strategies import Link
+from helpers.strategies import Link
 
-from tensoropt import replay
-from tensoropt.deliveries import Router
-from tensoropt.frontier import costing_of
+from tensoropt.plan.find_frontier import costing_of
 from tensoropt.profiling.hardware import named
+from tensoropt.program import replay
+from tensoropt.sharding.resharding import Router
 
 
 @pytest.mark.parametrize("name", models.FUNCTIONS)

@@ -10,25 +10,25 @@ import accumulate.models as models
 import numpy as np
 import pytest
 import tensorflow as tf
-from execution.strategies import engine_of, random_router
+from helpers.strategies import engine_of, random_router
 
 import tensoropt
 from tensoropt import zoo
-from tensoropt.choices import ACCUMULATE
-from tensoropt.cli import main
-from tensoropt.deliveries import PlainCosts, Router
-from tensoropt.errors import InputError
-from tensoropt.frontier import Model, ModelFrontier, costing_of, find_frontier
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.offline import record
-from tensoropt.options import Request, mini_time
-from tensoropt.plan import Plan
-from tensoropt.planning import charges, check_deliveries
+from tensoropt.common.errors import InputError
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import charges, check_deliveries
+from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_frontier
+from tensoropt.plan.frontier_file import SavedFrontier
+from tensoropt.plan.options import Request, mini_time
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
-from tensoropt.saved_frontier import SavedFrontier
+from tensoropt.search.problem.choices import ACCUMULATE
+from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.tools.cli.main import main
+from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x2")
 
@@ -76,7 +76,7 @@ def test_a_search_takes_slices_where_the_limit_asks_for_them() -> None:
 
 
 def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensoropt.request as requests
+    import tensoropt.plan.request as requests
 
     asked: list[int] = []
 
@@ -200,7 +200,7 @@ def test_a_plan_runs_in_its_slices() -> None:
 
 @pytest.mark.parametrize("given", [0, -2, 2.0, "4", True, None])
 def test_what_is_no_number_of_micro_batches(given: object) -> None:
-    from tensoropt.micro_batches import checked_count
+    from tensoropt.sharding.micro_batches import checked_count
 
     with pytest.raises(InputError, match="micro_batches takes a whole number from 1 up"):
         checked_count(given)
@@ -242,14 +242,14 @@ def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engine.optimizers["train"], "train", lambda losses, emission: train([2.0 * loss for loss in losses], emission)
     )
-    from execution.strategies import feeds_of, training_fetch
+    from helpers.strategies import feeds_of, training_fetch
 
     with pytest.raises(InputError, match="that its optimizer scales can't be trained in micro-batches"):
         engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
 
 
 def test_the_choice_has_two_ways_to_be_left() -> None:
-    from tensoropt.options import checked_slices
+    from tensoropt.plan.options import checked_slices
 
     with pytest.raises(InputError, match="leave one of the two"):
         checked_slices(lenet(), 2, [ACCUMULATE])

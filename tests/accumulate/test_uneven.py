@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accumulate.uneven import batches, how, network
-from execution.strategies import assert_close
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
+from helpers.strategies import assert_close
 
-from tensoropt import request as requests
-from tensoropt.engine import Feed, Fetch
-from tensoropt.errors import InputError
-from tensoropt.execution import EMULATED, execute
-from tensoropt.frontier import find_frontier
+from tensoropt.common.errors import InputError
 from tensoropt.ft import InfeasibleError
-from tensoropt.offline import Recorded
-from tensoropt.plan import Plan
-from tensoropt.processes import current_processes
+from tensoropt.plan import request as requests
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
-from tensoropt.request import Request, searched
 from tensoropt.reschedule.simulate import gather
-from tensoropt.trainer.offline import record_keras
+from tensoropt.runtime.engine import Feed, Fetch
+from tensoropt.runtime.execute import EMULATED, execute
+from tensoropt.runtime.ranks import current_processes
+from tensoropt.tools.offline import Recorded
+from tensoropt.tools.offline_keras import record_keras
 
 CASES = [(8, 4, 3), (4, 4, 2), (12, 6, 3), (8, 4, 4), (8, 2, 3)]
 """(samples, micro-batches, devices)."""

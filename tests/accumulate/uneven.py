@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np
-from execution.strategies import assert_close
+from helpers.strategies import assert_close
 
 import tensoropt
-from tensoropt.processes import current_processes
+from tensoropt.runtime.ranks import current_processes
 
 N_INPUTS, N_OUTPUTS, N_BATCHES = 6, 4, 2
 

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import accumulate.models as models
 import tensorflow as tf
-import zoo
-from execution.strategies import assert_variables, evaluate_and_check, pieces_here, random_router, train_and_check
 from execution.worker import COMM, backend_of
+from helpers import zoo
+from helpers.strategies import assert_variables, evaluate_and_check, pieces_here, random_router, train_and_check
 
 from tensoropt.reschedule.mesh import Mesh
 

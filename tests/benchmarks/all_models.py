@@ -24,13 +24,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
-from execution.strategies import random_router, random_strategy
+from helpers.strategies import random_router, random_strategy
+from helpers.switches import graphs_as_built
 from models.catalog import SMALL, Entry, application
 from models.training import by_strategy, case_of, differences, floats
-from switches import graphs_as_built
 
-from tensoropt.frontier import find_frontier
-from tensoropt.ir import Graph
+from tensoropt.ir.graph import Graph
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of

@@ -17,13 +17,14 @@ os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 from cost_error import MODELS
 from tabulate import tabulate
 
-from tensoropt import deliveries, zoo
-from tensoropt.frontier import find_frontier
-from tensoropt.here import prepared_processes
-from tensoropt.offline import record
-from tensoropt.plan import Plan
-from tensoropt.plan_trial import PlanTrial
+from tensoropt import zoo
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.sharding import resharding as deliveries
+from tensoropt.tools.instrumented_run import PlanTrial
+from tensoropt.tools.offline import record
 
 SMALL_BYTES = deliveries.SMALL_BYTES
 

@@ -38,13 +38,13 @@ from models import sequences
 from models.catalog import Entry, application, images, segments, words
 from models.sequences import Size
 
-from tensoropt.backward import analyse
-from tensoropt.deliveries import PlainCosts
-from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.frontier import Model, ModelFrontier, find_frontier
-from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.lowering.gradient_analysis import analyse
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
+from tensoropt.plan.find_frontier import Model, ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
+from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.trainer.objective import Compilation, KerasObjective
 from tensoropt.trainer.programs import TRAIN, capture_program
 from tensoropt.trainer.signature import Signature, signature_of

@@ -21,17 +21,17 @@ import numpy as np
 from harness import Timing
 from tabulate import tabulate
 
-from tensoropt.quiet import import_tensorflow
+from tensoropt.common.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
-from tensoropt.checkpoint import restore, save  # noqa: E402
-from tensoropt.processes import Processes, current_processes  # noqa: E402
+from tensoropt.lowering.variables import StateEntry  # noqa: E402
 from tensoropt.reschedule.layout import Layout  # noqa: E402
 from tensoropt.reschedule.mesh import Mesh  # noqa: E402
-from tensoropt.state import StateEntry  # noqa: E402
+from tensoropt.runtime.checkpoint import restore, save  # noqa: E402
+from tensoropt.runtime.ranks import Processes, current_processes  # noqa: E402
 
 SHAPE = (2048, 2048)
 

@@ -18,21 +18,21 @@ import numpy as np
 from harness import alternate
 from tabulate import tabulate
 
-from tensoropt.quiet import import_tensorflow
+from tensoropt.common.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
-from tensoropt.collectives.mpi import MpiCommunicator  # noqa: E402
-from tensoropt.deliveries import Delivery, PlainCosts, Router  # noqa: E402
-from tensoropt.lowering.backends import CommunicatingBackend  # noqa: E402
-from tensoropt.lowering.deliver import Deliverer  # noqa: E402
-from tensoropt.processes import current_processes  # noqa: E402
+from tensoropt.lowering.resharding.backends import CommunicatingBackend  # noqa: E402
+from tensoropt.lowering.resharding.deliver import Deliverer  # noqa: E402
 from tensoropt.reschedule.layout import Layout  # noqa: E402
 from tensoropt.reschedule.mesh import Mesh  # noqa: E402
 from tensoropt.reschedule.path import cheapest_path  # noqa: E402
 from tensoropt.rules.rule import Demand  # noqa: E402
+from tensoropt.runtime.collectives.mpi import MpiCommunicator  # noqa: E402
+from tensoropt.runtime.ranks import current_processes  # noqa: E402
+from tensoropt.sharding.resharding import Delivery, PlainCosts, Router  # noqa: E402
 
 FEW, MANY = 1, 9
 

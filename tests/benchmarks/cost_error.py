@@ -39,23 +39,13 @@ from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.baselines.task import Task
-from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.contest import Contest, runs_as
-from tensoropt.costing import OperatorCosting
-from tensoropt.execution import MPI
-from tensoropt.frontier import Model, ModelFrontier, costing_of, find_baseline
+from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.here import hardware_here, prepared_processes
-from tensoropt.in_turn import seconds_in_turn
-from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
-from tensoropt.offline import Recorded, record
-from tensoropt.options import Request, assumptions, mini_time
-from tensoropt.plan import Plan, PlannedOperator
-from tensoropt.plan_check import PlanCheck, check_plan
-from tensoropt.planning import planned_operator
-from tensoropt.processes import Processes
+from tensoropt.plan.build import planned_operator
+from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_baseline
+from tensoropt.plan.options import Request, assumptions, mini_time
+from tensoropt.plan.plan import Plan, PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.costs import CollectiveCosts
@@ -64,8 +54,18 @@ from tensoropt.profiling.ranks import Place, lower_quartile
 from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
-from tensoropt.strategy_problem import StrategyProblem
-from tensoropt.surroundings import Surroundings
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.context import Surroundings
+from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.search.baselines.task import Task
+from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.tools.offline import Recorded, record
+from tensoropt.tools.plan_check import PlanCheck, check_plan
+from tensoropt.tuning.baseline_trial import Contest, runs_as
+from tensoropt.tuning.interleaved_timing import seconds_in_turn
+from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
 # Steps of 0.1 to 2 s on two cores, by the machine and the plan. On CPUs with oneDNN tensors of less than 256 KiB can't be
 # seen (profiling/trace.py), so activations are larger.

@@ -26,7 +26,7 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from tensoropt.launch import mpirun_command, rank_environment
+from tensoropt.runtime.mpirun import mpirun_command, rank_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ("none", "middle", "least")
@@ -138,7 +138,7 @@ EXAMPLES = {
 def worker(name: str, n_devices: int, n_steps: int, folder: Path, collectives: str) -> None:
     """Run the example by all plans, which emulated ranks search and write for the real ones; write the losses."""
     import tensoropt
-    from tensoropt.processes import current_processes
+    from tensoropt.runtime.ranks import current_processes
 
     example, hardware = EXAMPLES[name], f"v100-1x{n_devices}"
     found: dict[str, Any] = {}

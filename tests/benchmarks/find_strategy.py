@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from tabulate import tabulate
 
-    from tensoropt.launch import mpirun_command, rank_environment
+    from tensoropt.runtime.mpirun import mpirun_command, rank_environment
 
     rows = []
     for name in arguments.models.split(","):

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from tensoropt.made_up import made_up_batch
-from tensoropt.offline import Recorded
-from tensoropt.processes import Processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.tools.offline import Recorded
 
 v1 = tf.compat.v1
 BLOCKS = (2, 2, 3, 3, 3)

@@ -16,14 +16,14 @@ from itertools import pairwise
 import numpy as np
 from tabulate import tabulate
 
-from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.here import prepared_processes
 from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions
 from tensoropt.profiling.compute import TensorFlowEngine
 from tensoropt.profiling.costs import Curve
 from tensoropt.profiling.ranks import Place
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.local_hardware import prepared_processes
 
 LARGEST = 1 << 22
 

@@ -28,16 +28,16 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from tensoropt.choices import ACCUMULATE, REMAT, REUSE
-from tensoropt.files import write_json
+from tensoropt.common.files import write_json
+from tensoropt.common.memory_units import memory_text
+from tensoropt.common.tensorflow_import import import_tensorflow
 from tensoropt.ft import Budget, search
-from tensoropt.ft.descent import Descent
+from tensoropt.ft.nonadditive.local_search import Descent
 from tensoropt.ft.problem import INFEASIBLE, Edge, Node, Problem, identity
-from tensoropt.memory_limit import memory_text
-from tensoropt.quiet import import_tensorflow
+from tensoropt.search.problem.choices import ACCUMULATE, REMAT, REUSE
 
 if TYPE_CHECKING:
-    from tensoropt.frontier import ModelFrontier
+    from tensoropt.plan.find_frontier import ModelFrontier
     from tensoropt.rules.rule import Config
 
 DEFAULT = ("vgg16", "wide_resnet", "transformer", "rnn", "bert_large")
@@ -134,9 +134,9 @@ def _splits(configs: Mapping[str, Config]) -> tuple[Config, ...]:
 
 def compared(name: str, cluster: str, seconds: float, n_plans: int | None, without: Sequence[str]) -> dict[str, object]:
     """One model's numbers."""
-    from tensoropt.frontier import find_frontier
-    from tensoropt.offline import record_named
+    from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
+    from tensoropt.tools.offline import record_named
 
     started = time.perf_counter()
     model, hardware = record_named(f"zoo:{name}").model, named(cluster)

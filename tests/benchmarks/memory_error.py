@@ -20,13 +20,13 @@ from cost_error import MODELS, PERCENTILES, chosen_plans
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.frontier import find_baseline, find_frontier
-from tensoropt.here import prepared_processes
-from tensoropt.offline import record
-from tensoropt.plan import Plan
-from tensoropt.plan_check import check_plan
-from tensoropt.processes import Processes
+from tensoropt.plan.find_frontier import find_baseline, find_frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.tools.offline import record
+from tensoropt.tools.plan_check import check_plan
 
 
 def errors_of(

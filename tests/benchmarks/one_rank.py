@@ -16,9 +16,9 @@ from harness import alternate, plain_step, ratio, tensoropt_step
 from models import DIGITS, SMALL_VGG
 from tabulate import tabulate
 
-from tensoropt.here import hardware_here, prepared_processes
-from tensoropt.offline import record
-from tensoropt.options import Request, assumptions, mini_time
+from tensoropt.plan.options import Request, assumptions, mini_time
+from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.tools.offline import record
 
 SMALL = {"digits": DIGITS, "small_vgg": SMALL_VGG}
 

@@ -16,16 +16,16 @@ from cost_error import MODELS
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.execution import MPI, execute
-from tensoropt.frontier import find_frontier
-from tensoropt.here import prepared_processes
-from tensoropt.made_up import made_up_batch
-from tensoropt.offline import record
-from tensoropt.plan import Plan
-from tensoropt.processes import Processes
+from tensoropt.plan.find_frontier import find_frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import traced_step
+from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.runtime.execute import MPI, execute
+from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.tools.offline import record
 
 WARM_STEPS = 2
 

@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 from tqdm import tqdm
 
-from tensoropt.quiet import import_tensorflow
+from tensoropt.common.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
 from tensoropt import zoo  # noqa: E402
-from tensoropt.baselines import BASELINES  # noqa: E402
-from tensoropt.choices import REMAT  # noqa: E402
-from tensoropt.comparison import Comparison  # noqa: E402
-from tensoropt.files import write_json  # noqa: E402
-from tensoropt.frontier import Model, ModelFrontier, find_baseline, find_frontier  # noqa: E402
+from tensoropt.common.files import write_json  # noqa: E402
+from tensoropt.common.memory_units import memory_text  # noqa: E402
 from tensoropt.ft import Budget  # noqa: E402
-from tensoropt.memory_limit import memory_text  # noqa: E402
-from tensoropt.offline import record  # noqa: E402
+from tensoropt.plan.compare import Comparison  # noqa: E402
+from tensoropt.plan.find_frontier import Model, ModelFrontier, find_baseline, find_frontier  # noqa: E402
 from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
-from tensoropt.space import COMPACT, FULL  # noqa: E402
+from tensoropt.search.baselines import BASELINES  # noqa: E402
+from tensoropt.search.problem.choices import REMAT  # noqa: E402
+from tensoropt.search.problem.config_space import COMPACT, FULL  # noqa: E402
+from tensoropt.tools.offline import record  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,9 +22,9 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from helpers.switches import graphs_as_built
 from random_models.drawing import drawn
 from random_models.running import NOT_BY_KERAS, REFUSED, ROUNDING, SAME, UNSTABLE, Outcome, run
-from switches import graphs_as_built
 from tabulate import tabulate
 from tqdm import tqdm
 

@@ -20,8 +20,8 @@ from harness import Timing, alternate, ratio
 from tabulate import tabulate
 
 import tensoropt
-from tensoropt.same_data import PERIOD, SameData, digest
-from tensoropt.session import current_session
+from tensoropt.runtime.same_data import PERIOD, SameData, digest
+from tensoropt.session.session import current_session
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from train_digits import create_model

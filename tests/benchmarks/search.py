@@ -56,7 +56,7 @@ Case = tuple[str, Budget, str]
 def recorded(what: str) -> Any:
     """A model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
     from tensoropt import zoo
-    from tensoropt.offline import record
+    from tensoropt.tools.offline import record
 
     name, _, text = what.partition(":")
     sizes = {key: int(value) for key, _, value in (part.partition("=") for part in text.split(",") if part)}
@@ -68,8 +68,8 @@ def row(case: Case) -> list[str]:
     what, budget, algorithm = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
-    from tensoropt.frontier import find_frontier
-    from tensoropt.planning import plan_of
+    from tensoropt.plan.build import plan_of
+    from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
 
     hardware = named(cluster)
@@ -88,7 +88,7 @@ def row(case: Case) -> list[str]:
 
 def curve_seconds(_: object) -> float:
     """From the recorded model to its curve."""
-    from tensoropt.options import Request, profiling
+    from tensoropt.plan.options import Request, profiling
     from tensoropt.profiling.hardware import named
 
     name, cluster, counts = CURVE

@@ -23,10 +23,10 @@ HEADERS = ("model", "devices", "space", "nodes", "configs", "points", "result", 
 
 def rows(what: str, seconds: float) -> list[list[str]]:
     """Both spaces of one model, to two lines of the table."""
-    from tensoropt.frontier import find_frontier
-    from tensoropt.offline import record_named
+    from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
-    from tensoropt.space import SPACES
+    from tensoropt.search.problem.config_space import SPACES
+    from tensoropt.tools.offline import record_named
 
     name, _, cluster = what.partition("@")
     model, hardware = record_named(f"zoo:{name}").model, named(cluster)

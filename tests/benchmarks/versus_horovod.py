@@ -43,17 +43,17 @@ from hybrid import hybrid_vgg16
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.engine import Feed, Fetch
-from tensoropt.execution import MPI, execute
-from tensoropt.frontier import find_baseline
-from tensoropt.here import hardware_here, prepared_processes
-from tensoropt.made_up import made_up_batch
-from tensoropt.measured_search import MeasuredSearch, opened_store, parse_budget
-from tensoropt.offline import Recorded, record
-from tensoropt.options import Request, assumptions, mini_time
-from tensoropt.plan import Plan
-from tensoropt.processes import Processes
+from tensoropt.plan.find_frontier import find_baseline
+from tensoropt.plan.options import Request, assumptions, mini_time
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import time_s
+from tensoropt.runtime.engine import Feed, Fetch
+from tensoropt.runtime.execute import MPI, execute
+from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
+from tensoropt.runtime.ranks import Processes
+from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.tools.offline import Recorded, record
+from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
 v1 = tf.compat.v1
 Step = Callable[[], float]

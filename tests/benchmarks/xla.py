@@ -18,9 +18,9 @@ from harness import alternate, ratio
 from tabulate import tabulate
 from versus_horovod import LEARNING_RATE, MODELS, MOMENTUM
 
-from tensoropt.made_up import made_up_batch
-from tensoropt.offline import record
 from tensoropt.profiling.compute import time_s
+from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.tools.offline import record
 
 v1 = tf.compat.v1
 

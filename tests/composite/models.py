@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from zoo import Built, _classes, _reals
+from helpers.zoo import Built, _classes, _reals
 
 BATCH, TIME, WIDTH, UNITS, CLASSES = 6, 4, 3, 5, 4
 

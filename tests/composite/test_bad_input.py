@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 
-from tensoropt.errors import InputError
-from tensoropt.importer import import_graph
-from tensoropt.tracing.function import Capture
+from tensoropt.common.errors import InputError
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.tracing.capture import Capture
 
 SPEC = tf.TensorSpec([6, 5], tf.float64)
 

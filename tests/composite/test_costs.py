@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zoo
 from composite import models
 from composite.models import BATCH, UNITS
+from helpers import zoo
 
-from tensoropt.backward import analyse_body
-from tensoropt.costing import DeliveryCosting, OperatorCosting
-from tensoropt.ir import Operator
+from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
+from tensoropt.ir.graph import Operator
+from tensoropt.lowering.gradient_analysis import analyse_body
 from tensoropt.profiling.work import Work
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of

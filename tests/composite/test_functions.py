@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 from composite.models import BATCH, TIME, UNITS
-from tracing.test_tracing import hold, reals, variable
+from frontend.tracing.test_tracing import hold, reals, variable
 
 
 def test_a_python_loop_over_steps_with_an_embedding_inside() -> None:

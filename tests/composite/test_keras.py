@@ -8,14 +8,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tracing.test_tracing import hold
+from frontend.tracing.test_tracing import hold
 
-from tensoropt.importer import import_graph
-from tensoropt.ir import Graph
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.tracing.capture import Capture
+from tensoropt.ir.graph import Graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
-from tensoropt.tracing.function import Capture
 
 BATCH, TIME, WIDTH, UNITS = 6, 4, 3, 5
 layers = keras.layers

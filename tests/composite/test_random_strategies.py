@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import zoo
 from composite.models import MODELS
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
@@ -17,7 +17,7 @@ from execution.strategies import (
     train_and_check,
 )
 
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 
 FUNCTIONS = {function.__name__: function for function in MODELS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 
 def test_two_processes_give_one_device_numbers() -> None:

@@ -9,10 +9,10 @@ import tensorflow as tf
 from composite import models
 from composite.models import BATCH, UNITS
 
-from tensoropt.composite.composition import Composition
-from tensoropt.importer import import_graph
-from tensoropt.ir import Operator, check
+from tensoropt.frontend.importer import import_graph
+from tensoropt.ir.graph import Operator, check
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.composition import Composition
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
 

@@ -10,10 +10,10 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
-import zoo
 from composite.models import custom, lstm, row_scaled, with_decay
-from execution.strategies import random_strategy
 from execution.worker import backend_of, check
+from helpers import zoo
+from helpers.strategies import random_strategy
 
 from tensoropt.reschedule.mesh import Mesh
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS, LISTING, PLAIN = (

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
-from tensoropt.offline import record_named
-from tensoropt.options import mini_time
-from tensoropt.plan import Plan
+from tensoropt.plan.options import mini_time
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.request import Request
 from tensoropt.profiling.hardware import named
-from tensoropt.request import Request
+from tensoropt.tools.offline import record_named
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_transformer.py"
 HARDWARE, RANKS = "v100-1x4", 4

@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import zoo
-from execution.strategies import engine_of, feeds_of, training_fetch
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, training_fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensoropt.deliveries import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, delivery_of
-from tensoropt.engine import Engine
-from tensoropt.frontier import find_frontier
-from tensoropt.ir import Tensor
-from tensoropt.lowering import buckets
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.lowering.deliver import Collective
-from tensoropt.planning import plan_of
+from tensoropt.ir.graph import Tensor
+from tensoropt.lowering.resharding import buckets
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.lowering.resharding.deliver import Collective
+from tensoropt.plan.build import plan_of
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import Demand
-from tensoropt.strategy import StrategyView
+from tensoropt.runtime.engine import Engine
+from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, delivery_of
+from tensoropt.sharding.strategy import StrategyView
 
 HARDWARE = named("v100-1x2")
 MESH = HARDWARE.mesh(2)

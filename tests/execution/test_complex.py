@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
@@ -20,7 +20,7 @@ from execution.strategies import (
     train_and_check,
 )
 
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(3), Mesh.of(2, 2))

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from execution.strategies import random_router, random_strategy, slides
+from helpers.strategies import random_router, random_strategy, slides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
 from models.catalog import Entry
 from models.training import Case, by_strategy, case_of, differences, floats
 
-from tensoropt.importer import import_graph
+from tensoropt.frontend.importer import import_graph
 from tensoropt.lowering.operators import raw_operator
 from tensoropt.reschedule.mesh import Mesh
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import assert_close
-from mpirun import run_ranks
+from helpers import zoo
+from helpers.mpirun import run_ranks
+from helpers.strategies import assert_close
 
 import tensoropt
 from tensoropt import InputError

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     Link,
     assert_variables,
     engine_of,
@@ -21,12 +21,12 @@ from execution.strategies import (
     training_fetch,
 )
 
-from tensoropt.deliveries import Router
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.plan import Plan, PlannedDelivery, PlannedOperator
-from tensoropt.planning import charges, check_deliveries
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import charges, check_deliveries
+from tensoropt.plan.plan import Plan, PlannedDelivery, PlannedOperator
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.strategy import StrategyView
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import StrategyView
 
 
 @cache

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 
-from tensoropt.ir import Operator, Tensor
-from tensoropt.lowering.lean_gradients import lean_gradient
+from tensoropt.ir.graph import Operator, Tensor
+from tensoropt.lowering.gradient_overrides import lean_gradient
 
 Shape = tuple[int, ...]
 BROADCASTING = ("Add", "AddV2", "Mul", "RealDiv", "SquaredDifference", "Sub")

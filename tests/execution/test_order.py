@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import engine_of, feeds_of, random_router, random_strategy, train_and_check, training_fetch
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, train_and_check, training_fetch
 
-from tensoropt.collectives.single import SingleCommunicator
-from tensoropt.deliveries import PlainCosts, Router
-from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.lowering import order
-from tensoropt.lowering.apart import keep_apart
-from tensoropt.lowering.backends import CommunicatingBackend, EmulatedBackend
-from tensoropt.lowering.order import BACKWARD, LAG, put_in_order, schedule
+from tensoropt.lowering import schedule as order
+from tensoropt.lowering.onednn_fusion_guard import keep_apart
+from tensoropt.lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
+from tensoropt.lowering.schedule import BACKWARD, LAG, put_in_order, schedule
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
-from tensoropt.strategy import Strategy, StrategyView
+from tensoropt.runtime.collectives.single import SingleCommunicator
+from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.strategy import Strategy, StrategyView
 
 DEPTH, WIDTH, BATCH = 8, 512, 512
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     executed,
@@ -16,13 +16,13 @@ from execution.strategies import (
     training_fetch,
 )
 
-from tensoropt.deliveries import PlainCosts
-from tensoropt.frontier import find_frontier
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.planning import plan_of
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import plan_of
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
-from tensoropt.space import COMPACT, FULL
+from tensoropt.search.problem.config_space import COMPACT, FULL
+from tensoropt.sharding.resharding import PlainCosts
 
 # All points are costed again; of a longer frontier so many are executed, evenly spread, both ends among them.
 MOST_POINTS = 8

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     feeds_of,
@@ -20,7 +20,7 @@ from execution.strategies import (
     training_fetch,
 )
 
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     EXACT,
     assert_variables,
     engine_of,
@@ -24,7 +24,7 @@ from execution.strategies import (
     train_and_check,
 )
 
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 
 FUNCTIONS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.fused_cnn)}

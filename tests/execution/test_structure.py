@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
+from helpers import zoo
+from helpers.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
 
-from tensoropt.deliveries import Router
-from tensoropt.engine import BuiltFunction, Engine, Feed, Fetch
-from tensoropt.lowering.backends import CommunicatingBackend
-from tensoropt.lowering.carriers import TRAILING_NAME
-from tensoropt.lowering.deliver import Backend
-from tensoropt.lowering.in_graph import GraphBackend
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
+from tensoropt.lowering.resharding.callbacks import TRAILING_NAME
+from tensoropt.lowering.resharding.deliver import Backend
+from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.engine import BuiltFunction, Engine, Feed, Fetch
+from tensoropt.sharding.resharding import Router
 
 
 class Operators:

@@ -15,8 +15,8 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
@@ -27,15 +27,15 @@ from execution.strategies import (
     train_and_check,
 )
 
-from tensoropt.collectives import mpi
-from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.lowering.backends import CommunicatingBackend
-from tensoropt.lowering.deliver import Backend, Collective
-from tensoropt.lowering.in_graph import GraphBackend
-from tensoropt.planning import charges
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
+from tensoropt.lowering.resharding.deliver import Backend, Collective
+from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.plan.build import charges
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.strategy import StrategyView
+from tensoropt.runtime.collectives import mpi
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
 
@@ -49,7 +49,7 @@ def backend_of(mesh: Mesh, collectives: str) -> Backend:
         trailing = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
         urgent = prepared(MpiCommunicator(COMM, mesh, naps=True))
         return CommunicatingBackend(mesh, COMM.rank, urgent, trailing=trailing)
-    from tensoropt.collectives.horovod import HorovodCollectives
+    from tensoropt.runtime.collectives.horovod import HorovodCollectives
 
     return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
 

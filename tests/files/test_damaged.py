@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint.states import ALONE, Logical, assert_values, entries, replicated
 from files.mutations import damaged
+from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, replicated
 
 import tensoropt
-from tensoropt.checkpoint import restore, save
 from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.profiling.work import Measured, Work
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.checkpoint import restore, save
 
 RATE = {"overhead_us": 2.5, "us_per_gflop": 30.5, "us_per_gb": 1.5, "spread": 0.5, "samples": 12}
 MEASURED = {

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
-from tensoropt.ft.elimination import TableGraph
-from tensoropt.ft.table import NO_SLACK, Table
+from tensoropt.ft.elimination.table_graph import TableGraph
+from tensoropt.ft.tables.table import NO_SLACK, Table
 
 from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
 

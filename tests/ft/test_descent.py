@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
-from tensoropt.ft.descent import Descent
+from tensoropt.ft.nonadditive.local_search import Descent
+from tensoropt.ft.nonadditive.segment_memory import Block, Transient
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.ft.transient import Block, Transient
 
 N_CONFIGS = 2
 

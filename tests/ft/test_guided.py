@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
 from tensoropt.ft import guided as guided_module
-from tensoropt.ft.elimination import TooLargeError
+from tensoropt.ft.elimination.table_graph import TooLargeError
+from tensoropt.ft.elimination.tracking import Limits, track
 from tensoropt.ft.guided import Guide
-from tensoropt.ft.lagrangian import Hull
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.ft.table import NO_SLACK, Slack, Table
-from tensoropt.ft.tracking import Limits, track
-from tensoropt.ft.trim import Thinning, mark_cover_in_numpy, thinned
+from tensoropt.ft.tables.table import NO_SLACK, Slack, Table
+from tensoropt.ft.tables.thinning import Thinning, mark_cover_in_numpy, thinned
+from tensoropt.ft.weighted.lagrangian import Hull
 
 from .problems import Costs, build, random_problem, resnet_pairs
 from .test_bounds import assert_within, below
@@ -164,7 +164,7 @@ def fewest(covers: np.ndarray) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_compiled_code_covers_the_same(seed: int) -> None:
-    from tensoropt.ft.compiled import mark_cover
+    from tensoropt.ft.tables.numba_kernels import mark_cover
 
     rng = np.random.default_rng(seed)
     table = random_table(rng, 30, 200)

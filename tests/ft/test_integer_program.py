@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.zoo import Built, cnn, mlp, record
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
-from zoo import Built, cnn, mlp, record
 
-from tensoropt.costing import DeliveryCosting, OperatorCosting
-from tensoropt.frontier import Model
+from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
-from tensoropt.problem import ProblemBuilder
+from tensoropt.plan.find_frontier import Model
 from tensoropt.profiling import hardware
 from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
+from tensoropt.search.problem.builder import ProblemBuilder
 
 from .problems import Costs, build, chain_pairs, resnet_pairs
 

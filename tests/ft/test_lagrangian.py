@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import Budget, InfeasibleError, LowerBound, search
-from tensoropt.ft.lagrangian import Found, Line, lagrangian, staircase
-from tensoropt.ft.least import TimeIsUpError, WeightedSearch
+from tensoropt.ft.weighted.lagrangian import Found, Line, lagrangian, staircase
+from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch
 
 from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
 

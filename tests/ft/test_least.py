@@ -11,10 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, least, weighted_pass
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem
 from tensoropt.ft import search as frontier_search
-from tensoropt.ft.least import TimeIsUpError, WeightedSearch, between
-from tensoropt.ft.min_plus import min_plus_compiled, min_plus_in_numpy
+from tensoropt.ft.weighted import passes as weighted_pass
+from tensoropt.ft.weighted import weighted_search as least
+from tensoropt.ft.weighted.min_plus import min_plus_compiled, min_plus_in_numpy
+from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, between
 
 from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
 

@@ -7,10 +7,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Budget, merge, search
-from tensoropt.ft.merge import Arcs, merge_compiled, merge_in_numpy
+from tensoropt.ft import INFEASIBLE, Budget, search
 from tensoropt.ft.pareto import product, reduce_unsorted
-from tensoropt.ft.table import Table
+from tensoropt.ft.tables import merge
+from tensoropt.ft.tables.merge import Arcs, merge_compiled, merge_in_numpy
+from tensoropt.ft.tables.table import Table
 
 from .problems import Costs, build, resnet_pairs
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import InfeasibleError, Problem, search
-from tensoropt.ft.least import WeightedSearch
-from tensoropt.ft.optcnn import _product, least_time
+from tensoropt.ft.reference.optcnn import _product, least_time
+from tensoropt.ft.weighted.weighted_search import WeightedSearch
 
 from .problems import Costs, build, chain_pairs, resnet_pairs
 from .test_least import all_strategies, entangled_problem, small_problem

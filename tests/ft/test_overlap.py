@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, LowerBound, Node, Overlap, Problem, at_true_times, search, search_overlapping
-from tensoropt.ft.overlap import UNITS, Part
+from tensoropt.ft.nonadditive.overlap import UNITS, Part
 
 from .problems import SHAPES, Costs, build
 

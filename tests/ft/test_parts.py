@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, Edge, Frontier, Node, Problem
-from tensoropt.ft.combine import combine
-from tensoropt.ft.dominance import states_that_matter
-from tensoropt.ft.elimination import TableGraph
-from tensoropt.ft.interface import state_classes, sum_out
-from tensoropt.ft.linear import cut_vertices, linear_graphs
-from tensoropt.ft.table import NO_SLACK, Table, codes, dense_table
-from tensoropt.ft.trim import Thinning
+from tensoropt.ft.elimination.linear_graph import cut_vertices, linear_graphs
+from tensoropt.ft.elimination.table_graph import TableGraph
+from tensoropt.ft.presolve.dominated_states import states_that_matter
+from tensoropt.ft.tables.contract import combine
+from tensoropt.ft.tables.state_classes import state_classes, sum_out
+from tensoropt.ft.tables.table import NO_SLACK, Table, codes, dense_table
+from tensoropt.ft.tables.thinning import Thinning
 
 from .problems import SHAPES, Costs, resnet_pairs
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensoropt.ft import Budget, Frontier, InfeasibleError, Problem, pruning, search
-from tensoropt.ft.lagrangian import Found
-from tensoropt.ft.least import TimeIsUpError
+from tensoropt.ft import Budget, Frontier, InfeasibleError, Problem, search
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.ft.pruning import Pruned, pruned
+from tensoropt.ft.weighted import reduced_cost_pruning as pruning
+from tensoropt.ft.weighted.lagrangian import Found
+from tensoropt.ft.weighted.reduced_cost_pruning import Pruned, pruned
+from tensoropt.ft.weighted.weighted_search import TimeIsUpError
 
 from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
 

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Problem, replaceable, search
-from tensoropt.ft.replaceable import reduce_compiled, reduce_in_numpy, without_replaceable
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Problem, search
+from tensoropt.ft.presolve import dead_end_elimination as replaceable
+from tensoropt.ft.presolve.dead_end_elimination import reduce_compiled, reduce_in_numpy, without_replaceable
 
 from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
 

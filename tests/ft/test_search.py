@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Budget, Edge, Frontier, InfeasibleError, Node, Problem, combine, merge, search
+from tensoropt.ft import INFEASIBLE, Budget, Edge, Frontier, InfeasibleError, Node, Problem, search
+from tensoropt.ft.tables import contract as combine
+from tensoropt.ft.tables import merge
 
 from .problems import SHAPES, Costs, build, chain_pairs, identity_edge, random_problem, resnet_pairs
 

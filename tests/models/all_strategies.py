@@ -18,15 +18,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TENSOROPT_CACHE", "off")
 
 import keras
-from execution.strategies import random_router, random_strategy
-from switches import graphs_as_built
+from helpers.strategies import random_router, random_strategy
+from helpers.switches import graphs_as_built
 
 from models.catalog import SMALL
 from models.training import Case, by_strategy, case_of, differences, floats, sgd, without_gradient
-from tensoropt.deliveries import PlainCosts
-from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.sharding.resharding import PlainCosts
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 OPTIMIZERS = {"sgd": sgd, "adam": lambda: keras.optimizers.Adam(0.001)}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 from models.catalog import SMALL
 from models.training import floats
 from models.worker import N_STEPS, prepared
-from tensoropt.random_mode import VARIABLE, RandomMode
+from tensoropt.common.settings import VARIABLE, RandomMode
 
 WORKER = Path(__file__).with_name("worker.py")
 TOLERANCE = 1e-9

@@ -10,20 +10,20 @@ from typing import Any
 
 import keras
 import numpy as np
-import switches
 import tensorflow as tf
+from helpers import switches
 
 from models.catalog import Entry
-from tensoropt.backward import analyse
-from tensoropt.deliveries import PlainCosts, Router
-from tensoropt.engine import Engine, Feed, Fetch
-from tensoropt.frontier import Model
-from tensoropt.ir import Graph
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.common.settings import VARIABLE, RandomMode
+from tensoropt.ir.graph import Graph
+from tensoropt.lowering.gradient_analysis import analyse
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
-from tensoropt.random_mode import VARIABLE, RandomMode
+from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.simulate import gather
-from tensoropt.strategy import StrategyView
+from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.strategy import StrategyView
 from tensoropt.trainer.objective import Compilation, KerasObjective
 from tensoropt.trainer.programs import TRAIN, Captured, capture_program
 from tensoropt.trainer.signature import signature_of

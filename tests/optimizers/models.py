@@ -10,20 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-import zoo
-from execution.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy
+from helpers import zoo
+from helpers.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy
 
-from tensoropt.backward import analyse
-from tensoropt.engine import Engine, Fetch
-from tensoropt.frontier import Model
-from tensoropt.importer import RecordedStep, import_graph
-from tensoropt.ir import Graph
-from tensoropt.lowering.deliver import Backend
+from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.ir.graph import Graph
+from tensoropt.lowering.gradient_analysis import analyse
+from tensoropt.lowering.resharding.deliver import Backend
+from tensoropt.lowering.variables import StateEntry
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
+from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
-from tensoropt.state import StateEntry
+from tensoropt.runtime.engine import Engine, Fetch
 
 N_STEPS = 4
 

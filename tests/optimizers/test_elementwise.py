@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from optimizers.test_keras import CASES, RowNormalised, Signed
 
-from tensoropt.errors import InputError
+from tensoropt.common.errors import InputError
 from tensoropt.optimizers import elementwise
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 

@@ -9,19 +9,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from execution.strategies import feeds_of
+from helpers.strategies import feeds_of
+from helpers.switches import floats
 from keras import optimizers
 from keras.optimizers import schedules
 from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
-from switches import floats
 
-from tensoropt.engine import Fetch
-from tensoropt.errors import InputError
-from tensoropt.ir import Graph
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.common.errors import InputError
+from tensoropt.ir.graph import Graph
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.copies import Parameter, Piece, build, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.engine import Fetch
 
 
 class Signed(keras.optimizers.Optimizer):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from execution.strategies import executed, feeds_of
+from helpers.strategies import executed, feeds_of
 from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
-from tensoropt.deliveries import PlainCosts
-from tensoropt.engine import Engine, Fetch
-from tensoropt.frontier import find_frontier
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.planning import check_deliveries, plan_of
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import check_deliveries, plan_of
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
+from tensoropt.runtime.engine import Engine, Fetch
+from tensoropt.sharding.resharding import PlainCosts
 
 
 @pytest.mark.parametrize("name", ["adamw", "own-whole"])

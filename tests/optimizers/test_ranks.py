@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 WORKER = Path(__file__).with_name("worker.py")
 NAMES = ("lamb-clipped", "adafactor", "rows")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     pieces_here,
@@ -19,8 +19,8 @@ from execution.strategies import (
 from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 
-from tensoropt.frontier import costing_of
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.find_frontier import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of

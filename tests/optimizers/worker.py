@@ -14,19 +14,19 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
-from execution.strategies import assert_close, feeds_of
+from helpers.strategies import assert_close, feeds_of
 from optimizers.models import case_of
 from optimizers.test_keras import CASES
 from optimizers.test_rows import CASES as ROWS
 
-from tensoropt.collectives.mpi import MpiCommunicator
-from tensoropt.engine import Fetch
-from tensoropt.lowering.backends import CommunicatingBackend
-from tensoropt.lowering.deliver import Collective
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
+from tensoropt.lowering.resharding.deliver import Collective
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.engine import Fetch
 
 COMM = MPI.COMM_WORLD
 

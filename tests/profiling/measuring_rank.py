@@ -7,11 +7,11 @@ import sys
 
 from mpi4py import MPI
 
-from tensoropt.collectives.mpi import MpiCommunicator
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.profiling.measure import measure
 from tensoropt.profiling.ranks import Place
 from tensoropt.reschedule.mesh import Level, Mesh
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpirun import child_environment, run_ranks
+from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import CLOSE, MOST_CACHE_BYTES, USUAL_CACHE_BYTES, NumpyEngine, cache_bytes

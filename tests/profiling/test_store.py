@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from helpers.mpirun import child_environment
 from hypothesis import given
 from hypothesis import strategies as st
-from mpirun import child_environment
 
 from tensoropt.profiling.cache import cache_folder
 from tensoropt.profiling.store import FILE, Store

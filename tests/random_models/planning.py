@@ -8,24 +8,24 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from execution.strategies import random_router, random_strategy
+from helpers.strategies import random_router, random_strategy
 
 from random_models.drawing import Wishes
-from tensoropt.frontier import costing_of
-from tensoropt.options import find
-from tensoropt.plan import Plan, PlannedOperator
-from tensoropt.planning import charges, planned_operator
-from tensoropt.request import OF_CURVE, Request, searched
+from tensoropt.plan.build import charges, planned_operator
+from tensoropt.plan.find_frontier import costing_of
+from tensoropt.plan.options import find
+from tensoropt.plan.plan import Plan, PlannedOperator
+from tensoropt.plan.request import OF_CURVE, Request, searched
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
-from tensoropt.strategy import StrategyView
+from tensoropt.sharding.strategy import StrategyView
 
 MOST_FORCED = 3
 TRIES = 50
 
 
 def plan_of(wishes: Wishes, seed: int, request: Request, option: str) -> Plan:
-    """The plan of a case, where :func:`tensoropt.options.find` is asked for one.
+    """The plan of a case, where :func:`tensoropt.plan.options.find` is asked for one.
 
     Raises:
         InputError: there is none.

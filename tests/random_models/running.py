@@ -35,7 +35,7 @@ from models.training import floats, ratio
 import tensoropt
 from random_models.drawing import Case, Training, described, made
 from random_models.planning import plan_of
-from tensoropt.errors import TensorOptError
+from tensoropt.common.errors import TensorOptError
 from tensoropt.trainer import parallelize as parallelizing
 
 SAME, REFUSED, ROUNDING, UNSTABLE = "same", "refused", "rounding", "unstable"

@@ -16,10 +16,10 @@ import pytest
 from random_models import running
 from random_models.drawing import Case, Training, Wishes, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
-from tensoropt import engine
-from tensoropt.engine import Engine
-from tensoropt.ir import Operator
-from tensoropt.lowering import backends
+from tensoropt.ir.graph import Operator
+from tensoropt.lowering.resharding import backends
+from tensoropt.runtime import engine
+from tensoropt.runtime.engine import Engine
 
 CASES, IN_A_TEST, LEAST_SAME = 50, 5, 3
 SEED, TOO_MUCH = 3, 1.0 + 1e-6

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import zoo
+from helpers import zoo
 
 from tensoropt import zoo as models
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import named
-from tensoropt.strategy_problem import StrategyProblem
+from tensoropt.search.problem.strategy_problem import StrategyProblem
 
 HARDWARE = named("v100-1x4")
 SMALL = {

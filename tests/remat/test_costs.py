@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from remat.small import HARDWARE, SMALL, settle_copies
 
-from tensoropt.deliveries import Router
-from tensoropt.frontier import ModelFrontier, find_frontier
 from tensoropt.ft import Budget
-from tensoropt.ir import VARIABLE
-from tensoropt.offline import record
-from tensoropt.planning import charges
+from tensoropt.ir.graph import VARIABLE
+from tensoropt.plan.build import charges
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
+from tensoropt.sharding.resharding import Router
+from tensoropt.tools.offline import record
 
 
 @cache

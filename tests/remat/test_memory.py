@@ -7,17 +7,17 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import engine_of, feeds_of, training_fetch
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, training_fetch
 
-from tensoropt.collectives.single import SingleCommunicator
-from tensoropt.deliveries import PlainCosts, Router
-from tensoropt.lowering.backends import CommunicatingBackend
+from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
-from tensoropt.strategy import Strategy, StrategyView
+from tensoropt.runtime.collectives.single import SingleCommunicator
+from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.strategy import Strategy, StrategyView
 
 HARDWARE = named("v100-1x1")
 BATCH, WIDTH, LAYERS = 1024, 256, 6

@@ -6,8 +6,8 @@ from functools import cache
 
 import composite.models
 import pytest
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     assert_variables,
     engine_of,
     pieces_here,
@@ -16,7 +16,7 @@ from execution.strategies import (
     train_and_check,
 )
 
-from tensoropt.lowering.backends import EmulatedBackend
+from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)

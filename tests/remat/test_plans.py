@@ -12,14 +12,14 @@ import tensorflow as tf
 
 import tensoropt
 from tensoropt import zoo
-from tensoropt.errors import InputError
-from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.offline import record
-from tensoropt.plan import Plan
-from tensoropt.planning import check_deliveries
+from tensoropt.plan.build import check_deliveries
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.tools.offline import record
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
+from helpers import zoo
+from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
 
-from tensoropt import engine as engine_module
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.lowering.order import AGAIN, is_idle
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.lowering.schedule import AGAIN, is_idle
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime import engine as engine_module
 
 
 @pytest.mark.parametrize("seed", range(3100, 3104))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.collectives.single import SingleCommunicator
 from tensoropt.reschedule.execute import apply_local, pack, rank_step, run_path, unpack
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
@@ -18,6 +17,7 @@ from tensoropt.reschedule.path import Path, all_layouts
 from tensoropt.reschedule.simulate import gather, scatter, simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import Step, legal_steps
 from tensoropt.reschedule.summing import reduce_in_order
+from tensoropt.runtime.collectives.single import SingleCommunicator
 
 
 def the_step(mesh: Mesh, source: str, target: str, shape: tuple[int, ...]) -> Step:

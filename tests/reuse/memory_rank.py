@@ -5,11 +5,11 @@ import os
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 
 import tensoropt
-from tensoropt.frontier import find_frontier
-from tensoropt.here import prepared_processes
-from tensoropt.offline import record
-from tensoropt.plan_check import check_plan
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import named
+from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.tools.offline import record
+from tensoropt.tools.plan_check import check_plan
 
 LAYERS, WIDTH, BATCH = 6, 768, 64
 

@@ -6,25 +6,25 @@ from functools import cache
 
 import numpy as np
 import pytest
-import zoo
-from execution.strategies import random_router, random_strategy
+from helpers import zoo
+from helpers.strategies import random_router, random_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt import zoo as models
-from tensoropt.costing import DeliveryCosting, Keeping, piece_bytes
-from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.costs.operator_costs import DeliveryCosting, Keeping, piece_bytes
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.ir import Tensor
-from tensoropt.offline import record
-from tensoropt.planning import charges
+from tensoropt.ir.graph import Tensor
+from tensoropt.plan.build import charges
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.rules.rule import Demand
+from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")
 MESH = HARDWARE.mesh(4)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 
 def test_parameters_that_are_gathered_again_are_not_there_at_once() -> None:

@@ -12,8 +12,8 @@ import composite.models
 import numpy as np
 import pytest
 import tensorflow as tf
-import zoo
-from execution.strategies import (
+from helpers import zoo
+from helpers.strategies import (
     Link,
     assert_variables,
     engine_of,
@@ -25,14 +25,14 @@ from execution.strategies import (
     training_fetch,
 )
 
-from tensoropt.deliveries import Router
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.lowering.carriers import Runner
-from tensoropt.planning import charges
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.lowering.resharding.callbacks import Runner
+from tensoropt.plan.build import charges
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config
-from tensoropt.strategy import Copy, Strategy, StrategyView
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 import tensoropt
 from tensoropt import zoo
-from tensoropt.cli import main
-from tensoropt.deliveries import PlainCosts
-from tensoropt.errors import InputError
-from tensoropt.frontier import ModelFrontier, find_frontier
+from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
-from tensoropt.offline import record
-from tensoropt.plan import Plan
-from tensoropt.planning import charges, check_deliveries
+from tensoropt.plan.build import charges, check_deliveries
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.sharding.resharding import PlainCosts
+from tensoropt.tools.cli.main import main
+from tensoropt.tools.offline import record
 
 CLUSTER = ["zoo:lenet5", "--cluster", "v100-1x4", "--parallelism", "4"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library, op_def_registry
 
-from tensoropt.importer import import_graph
-from tensoropt.ir import Operator
+from tensoropt.frontend.importer import import_graph
+from tensoropt.ir.graph import Operator
 
 FLOAT = np.float64
 

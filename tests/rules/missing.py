@@ -28,7 +28,7 @@ from rules.case import Case
 from rules.cases import CASES
 from rules.validate import channels_first, session, truth_of
 
-from tensoropt.ir import Tensor
+from tensoropt.ir.graph import Tensor
 from tensoropt.lowering import operators
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh

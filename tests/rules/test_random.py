@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tensoropt.errors import InputError
-from tensoropt.importer import import_graph
-from tensoropt.ir import Operator
+from tensoropt.common.errors import InputError
+from tensoropt.common.settings import RandomMode, random_mode
+from tensoropt.frontend.importer import import_graph
+from tensoropt.ir.graph import Operator
 from tensoropt.lowering.operators import Job, emit, raw_operator
-from tensoropt.lowering.random import place_of
-from tensoropt.random_mode import RandomMode, random_mode
+from tensoropt.lowering.ops.random import place_of
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tensoropt.composite.body import COMPOSITES
+from tensoropt.ir.body import COMPOSITES
 from tensoropt.lowering import operators
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry

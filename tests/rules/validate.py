@@ -24,20 +24,20 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from tensoropt.deliveries import Router, delivery_of, inner_deliveries
-from tensoropt.ir import Operator, Tensor
+from tensoropt.common.settings import RandomMode
+from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering import operators
-from tensoropt.lowering.backends import EmulatedBackend
-from tensoropt.lowering.deliver import Deliverer
 from tensoropt.lowering.local import piece_of, uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
-from tensoropt.random_mode import RandomMode
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.lowering.resharding.deliver import Deliverer
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, Demand, Interface, Rule, interface
+from tensoropt.sharding.resharding import Router, delivery_of, inner_deliveries
 
 from .case import Case
 

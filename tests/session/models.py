@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import tensoropt
-from tensoropt.session import Session
+from tensoropt.session.session import Session
 
 BATCH, INPUTS, HIDDEN, CLASSES = 8, 6, 10, 5
 IMAGES = np.random.default_rng(0).random((BATCH, INPUTS), dtype=np.float32)

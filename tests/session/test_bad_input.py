@@ -29,7 +29,7 @@ def refuses(said: str):
 @pytest.fixture
 def no_session(monkeypatch):
     begin()._recording.close()
-    monkeypatch.setattr("tensoropt.session._current", None)
+    monkeypatch.setattr("tensoropt.session.session._current", None)
 
 
 @pytest.mark.usefixtures("no_session")

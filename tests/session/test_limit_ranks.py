@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from mpirun import run_command, run_ranks
+from helpers.mpirun import run_command, run_ranks
 
 SEARCH = [sys.executable, "-m", "tensoropt", "search", "zoo:lenet5", "--cluster", "v100-1x4"]
 

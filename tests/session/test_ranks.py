@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 WORKER = Path(__file__).with_name("worker.py")
-RECORDED = WORKER.parent.parent / "launch" / "recorded.py"
+RECORDED = WORKER.parent.parent / "runtime" / "recorded.py"
 LIMIT_S = 90.0
 
 

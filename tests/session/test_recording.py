@@ -235,7 +235,7 @@ def test_stages_are_dumped_and_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_DUMP", str(tmp_path / "stages"))
     monkeypatch.setenv("TENSOROPT_CHECK", "1")
     checked = []
-    monkeypatch.setattr("tensoropt.imported.check", checked.append)
+    monkeypatch.setattr("tensoropt.runtime.prepare.check", checked.append)
     begin()
     x, _, loss = base(tensoropt)
     step = sgd(tensoropt).minimize(loss)
@@ -252,7 +252,7 @@ def test_stages_are_dumped_and_checked(tmp_path, monkeypatch):
 
 
 def test_alone_is_said_once(capfd):
-    from tensoropt.surroundings import _say_alone
+    from tensoropt.runtime.context import _say_alone
 
     _say_alone.cache_clear()
     for _ in range(2):

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 from trainer.models import BATCH, CLASSES, assert_same_weights, images, parallelized
 
 import tensoropt

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 from trainer.models import assert_same_weights, batches, images, network, parallelized
 
 import tensoropt

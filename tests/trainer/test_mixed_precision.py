@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mpirun import run_ranks
+from helpers.mpirun import run_ranks
 from trainer import mixed
 from trainer.mixed import WEIGHTS, OneDevice, by_plan
 

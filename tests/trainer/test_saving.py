@@ -20,7 +20,7 @@ from trainer.models import (
 )
 
 import tensoropt
-from tensoropt.checkpoint import read_metadata
+from tensoropt.runtime.checkpoint import read_metadata
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),

@@ -1,0 +1,1 @@
+"""Frontier-Tracking itself: eliminations and linear dynamic programming on a graph of tables."""

@@ -1,0 +1,51 @@
+"""Marking the linear graph: which variables FT-LDP keeps out of the eliminations (section 3.2, "LDP").
+
+The paper marks the first operator, and then again and again the only downstream operator of the one marked last, while
+it eliminates. Where that ends can be told at once: a variable becomes the only way on exactly if it is a *cut vertex*,
+that is if every path from the first operator to the last passes through it; eliminating others never changes this. So
+the linear graph is the first operator, the cut vertices between it and the last, and the last, found in O(V + E). In a
+chain that is every operator; in a ResNet the operators where residual branches meet.
+
+Cut vertices off that line (a side branch's own line) are not marked, but wait until nothing hangs on them any more.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import networkx as nx  # type: ignore[import-untyped,unused-ignore]
+
+from .table_graph import TableGraph
+
+
+def cut_vertices(graph: TableGraph) -> set[int]:
+    """Variables without which their part of the graph falls apart."""
+    return set(nx.articulation_points(_neighbourhood(graph)))
+
+
+def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
+    """The marked variables of each connected part, first to last; parts in topological order.
+
+    All at once, since parts are many: the path from a part's first variable to its last among its blocks and cut vertices.
+    """
+    neighbourhood = _neighbourhood(graph)
+    parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
+    marks = {variable for part in parts for variable in (part[0], part[-1])} | set(nx.articulation_points(neighbourhood))
+    tree = nx.Graph()
+    for index, block in enumerate(nx.biconnected_components(neighbourhood)):
+        tree.add_edges_from((("block", index), variable) for variable in block & marks)
+    return [_path(tree, part[0], part[-1]) for part in parts]
+
+
+def _path(tree: nx.Graph, first: int, last: int) -> tuple[int, ...]:
+    if first == last:
+        return (first,)
+    return tuple(variable for variable in nx.shortest_path(tree, first, last) if isinstance(variable, int))
+
+
+def _neighbourhood(graph: TableGraph) -> nx.Graph:
+    result = nx.Graph()
+    result.add_nodes_from(graph.variables)
+    for scope in sorted(graph.tables):
+        result.add_edges_from(combinations(scope, 2))
+    return result

@@ -1,0 +1,119 @@
+"""Algorithm 2 without its first and last steps: from a graph of tables to one table, exactly or by either of two ways out.
+
+Exact eliminations are done while no table becomes too large. Where one would,
+
+- ``solve`` leaves a variable fewer states (heuristic elimination), and gives real strategies: an upper bound;
+- ``relax`` lets parts of the graph choose a variable's state apart, and gives a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..problem import InfeasibleError
+from .ldp import linear_dynamic_programming
+from .linear_graph import cut_vertices, linear_graphs
+from .table_graph import Effort, TableGraph, TooLargeError
+
+Report = Callable[[TableGraph], None]
+
+
+class Solver:
+    """Solves graphs of tables.
+
+    Args:
+        use_ldp: whether to keep the linear graph for LDP.
+        max_cells: of a table that an exact elimination may make.
+        report: called after each elimination.
+        is_strict: whether ``solve`` ends where an elimination would take too much.
+    """
+
+    def __init__(self, use_ldp: bool, max_cells: int, report: Report, is_strict: bool = False) -> None:
+        self.use_ldp = use_ldp
+        self.max_cells = max_cells
+        self.report = report
+        self.is_strict = is_strict
+
+    def solve(self, graph: TableGraph) -> TableGraph:
+        """Reduce the graph, which is used up, to one table that depends on nothing; its points are real strategies.
+
+        Where an elimination would take too much, the one of its variables with the most states keeps the more promising
+        half of them. If that leaves nothing that is allowed the other half is tried.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+            TooLargeError: exact elimination takes too much, and it is to end there.
+        """
+        blocked = self._eliminate_exactly(graph)
+        if blocked is None:
+            return self._finished(graph)
+        if self.is_strict:
+            raise TooLargeError(f"eliminating {graph.names[blocked.variable]!r} would make {blocked.cells:.0f} cells")
+        around = (blocked.variable, *graph.neighbours(blocked.variable))
+        variable = max(around, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
+        states = graph.states_by_promise(variable)
+        if len(states) < 2:
+            graph.restrict(variable, states)
+            return self.solve(graph)
+        half = len(states) // 2
+        for chosen in (states[:half], states[half:]):
+            attempt = graph.copy()
+            try:
+                attempt.counts["heuristic"] += 1
+                attempt.restrict(variable, chosen)
+                return self.solve(attempt)
+            except InfeasibleError as error:
+                failure = error
+        raise failure
+
+    def relax(self, graph: TableGraph) -> TableGraph:
+        """Reduce the graph, which is used up, to one table whose points bound those of every strategy from below.
+
+        Raises:
+            InfeasibleError: no strategy is allowed.
+        """
+        while (blocked := self._eliminate_exactly(graph)) is not None:
+            if not graph.split(blocked.variable, self.max_cells):
+                graph.eliminate(blocked.variable)
+        return self._finished(graph)
+
+    def _finished(self, graph: TableGraph) -> TableGraph:
+        if self.use_ldp:
+            for line in linear_graphs(graph):
+                linear_dynamic_programming(graph, line, lambda: self.report(graph))
+        return graph
+
+    def _eliminate_exactly(self, graph: TableGraph) -> Effort | None:
+        """Eliminate while it is cheap: all variables, or with LDP all that are not marked.
+
+        Returns:
+            None when done, else the elimination that would take too much.
+        """
+        for variable in graph.variables:
+            if graph.n_states(variable) == 1:
+                graph.settle(variable)
+                self.report(graph)
+        # Where side branches end are variables that are no cut vertices: at last only marked ones are left.
+        while free := self._free(graph):
+            effort = graph.cheapest(free)
+            assert effort is not None
+            if effort.cells > self.max_cells:
+                return effort
+            self._eliminate_among(graph, free, effort.magnitude)
+        return None
+
+    def _free(self, graph: TableGraph) -> set[int]:
+        """The variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
+        held = cut_vertices(graph).union(*linear_graphs(graph)) if self.use_ldp else set()
+        return {variable for variable in graph.variables if variable not in held}
+
+    def _eliminate_among(self, graph: TableGraph, free: set[int], magnitude: int) -> None:
+        """Eliminate what makes tables of this magnitude at most.
+
+        Before larger ones are made it is to be seen what else has become free: a variable is a cut vertex only as long as
+        the branch that it cuts off is there.
+        """
+        while (effort := graph.cheapest(free)) is not None and effort.magnitude <= magnitude:
+            graph.eliminate(effort.variable)
+            free.remove(effort.variable)
+            self.report(graph)

@@ -1,0 +1,352 @@
+"""The four eliminations on a graph of tables, all in the Pareto semiring (section 3.2).
+
+The graph is a set of tables, at most one per scope; two variables are neighbours if a table depends on both.
+
+- *Node elimination* (Eq. 4: o_i with one input o_h and one output o_j becomes an edge e_hj): ``eliminate`` multiplies
+  the tables of a variable and sums it out. With two neighbours that is Eq. 4, whichever way the edges point; with one
+  neighbour the variable is summed into it; with none it becomes a constant.
+- *Edge elimination* (Eq. 5: parallel edges become one): ``add`` multiplies a table into the one of the same scope.
+- *Branch elimination* (Eq. 6: o_i is joined with o_h, their states concatenated): ``eliminate`` of a variable with
+  three or more neighbours joins these; the resulting table's cells are their concatenated states. A part of a joined
+  variable is summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
+- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``restrict``, which
+  may leave a variable several states instead of one, so that it fits what exact elimination may take.
+- *Relaxation*: ``split`` gives a variable to several groups of its tables, each of which may then choose another state
+  for it; its own cost is charged once. That can only lower costs, so the frontier of what results is a lower bound.
+  (Where the variable is the mask of heuristic elimination, its consumers choose for themselves. Known as mini-buckets:
+  Dechter and Rish, J. ACM 50 (2003).)
+
+Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
+combinations are not allowed. Those within a factor of four go by what tables they bring together (see
+``TableGraph.cheapest``), then by the combinations looked at, then by topological order.
+
+Complexity: eliminating v with neighbours N looks at sum_k prod_{n in N} (states of n allowed with state k of v)
+combinations, K^3 for node elimination, each a product of frontiers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import InfeasibleError, Ints
+from ..tables.contract import combine
+from ..tables.state_classes import sum_out
+from ..tables.table import Table, unit_table
+from ..tables.thinning import Thinning
+
+Floats = npt.NDArray[np.float64]
+_WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
+
+
+class TooLargeError(Exception):
+    """Exact elimination would take more cells or more work than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What eliminating a variable costs."""
+
+    variable: int
+    cells: float
+    """The size of the resulting table, at most."""
+    joined: float
+    """Combinations of states that are looked at, at most."""
+
+    @property
+    def magnitude(self) -> int:
+        """Of the resulting table: the same for sizes within a factor of four."""
+        return math.frexp(self.cells)[1] // 2
+
+
+@dataclass(slots=True)
+class TableGraph:
+    """The tables that are left, and what was done so far. Tables are never changed, so that ``copy`` is cheap.
+
+    Attributes:
+        names: of the variables, for messages.
+        sizes: number of states of each variable.
+        tables: by scope. The product of all is the problem.
+        left: number of states of the variables that were restricted.
+        fixed: states of variables that had only one.
+        counts: eliminations done, by kind.
+        thinning: of tables that eliminations made.
+        max_work: sums of points that may be looked at in all, as estimated.
+        work: those looked at so far.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    thinning: Thinning
+    max_work: float = math.inf
+    tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
+    fixed: dict[int, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    work: float = 0.0
+    _efforts: dict[int, Effort] = field(default_factory=dict)
+    _neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _scopes: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
+    _orders: dict[int, tuple[int, int, bool, float, int]] = field(default_factory=dict)
+    _ordered: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        for scope in self.tables:
+            self._file(scope)
+
+    def copy(self) -> TableGraph:
+        tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
+        counts, efforts = Counter(self.counts), dict(self._efforts)
+        return TableGraph(
+            self.names,
+            self.sizes,
+            self.thinning,
+            self.max_work,
+            tables,
+            left,
+            fixed,
+            counts,
+            self.work,
+            efforts,
+            dict(self._neighbours),
+        )
+
+    @property
+    def variables(self) -> tuple[int, ...]:
+        """Those that are not yet eliminated, in topological order."""
+        return tuple(sorted({variable for scope in self.tables for variable in scope}))
+
+    def neighbours(self, variable: int) -> tuple[int, ...]:
+        known = self._neighbours.get(variable)
+        if known is None:
+            scopes = self._scopes.get(variable, ())
+            known = self._neighbours[variable] = tuple(sorted({other for scope in scopes for other in scope} - {variable}))
+        return known
+
+    def add(self, table: Table) -> None:
+        """Multiply a table into the graph, thinned if need be: edge elimination (Eq. 5) where its scope is taken.
+
+        Raises:
+            InfeasibleError: nothing is allowed.
+        """
+        present = self.tables.get(table.scope)
+        if present is not None:
+            self.counts["edge"] += len(table.scope) > 1
+            table = combine(present, table)
+        if table.n_cells == 0:
+            names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
+            raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
+        self.tables[table.scope] = self.thinning.apply(table)
+        self._file(table.scope)
+        self._forget(table.scope)
+
+    def effort(self, variable: int) -> Effort:
+        """What eliminating ``variable`` would take, from the number of cells that each of its states has."""
+        known = self._efforts.get(variable)
+        if known is None:
+            known = self._efforts[variable] = self._effort_of(variable, self._tables_of(variable))
+        return known
+
+    def _effort_of(self, variable: int, tables: Collection[Table]) -> Effort:
+        joined = np.ones(self.sizes[variable], np.float64)
+        for table in tables:
+            joined *= np.bincount(table.column(variable), minlength=len(joined))
+        neighbours = {other for table in tables for other in table.scope} - {variable}
+        dense = math.prod(float(self.n_states(other)) for other in neighbours)
+        n_joined = float(joined.sum())
+        return Effort(variable, min(dense, n_joined), n_joined)
+
+    def n_states(self, variable: int) -> int:
+        """How many states a variable may still take."""
+        return self.left.get(variable, self.sizes[variable])
+
+    def cheapest(self, among: Collection[int]) -> Effort | None:
+        """The elimination to do next, None if there is nothing to choose from.
+
+        A table made by an elimination has no interfaces to save work by (see :mod:`..tables.state_classes`) and long
+        frontiers, so between tables of one magnitude the order keeps such tables from meeting in a variable that is yet to
+        be eliminated, and leads those there are through the graph before it starts others.
+
+        Args:
+            among: the variables to choose from; the same object from call to call while it only shrinks.
+        """
+        if among is not self._ordered:
+            self._ordered = among
+            self._orders.clear()
+        for variable in among:
+            if variable not in self._orders:
+                self._orders[variable] = self._order(variable, among)
+        chosen = min(among, key=self._orders.__getitem__, default=None)
+        return None if chosen is None else self.effort(chosen)
+
+    def _order(self, variable: int, among: Collection[int]) -> tuple[int, int, bool, float, int]:
+        effort, scopes = self.effort(variable), self._made(variable)
+        result = set(self.neighbours(variable))
+        meeting = sum(
+            any(variable not in scope and not result.issuperset(scope) for scope in self._made(other))
+            for other in result.intersection(among)
+        )
+        collisions = max(len(scopes) - 1, 0) + meeting
+        return effort.magnitude, collisions, not scopes, effort.joined, variable
+
+    def _made(self, variable: int) -> list[tuple[int, ...]]:
+        """The scopes of a variable's tables that eliminations made."""
+        scopes = self._scopes.get(variable, ())
+        return [scope for scope in scopes if len(scope) > 1 and self.tables[scope].trace is not None]
+
+    def eliminate(self, variable: int) -> None:
+        """Sum a variable out, exactly (Eq. 4, Eq. 6).
+
+        Raises:
+            InfeasibleError: every state of the variable conflicts with its neighbours.
+        """
+        n_neighbours = len(self.neighbours(variable))
+        self.counts["branch" if n_neighbours > 2 else "node"] += 1
+        tables = self._pop_tables_of(variable)
+        tables.sort(key=lambda table: (table.trace is None and len(table.scope) > 1, table.n_points, table.scope))
+        last = tables.pop()  # an edge as it was given, if there is one: it has interfaces
+        others = sorted(tables, key=lambda table: (table.n_points, table.scope))
+        product = others[0] if others else unit_table()
+        for table in others[1:]:
+            product = combine(product, table)
+        result = self.sum_out(product, last, variable)
+        if result.n_cells == 0:
+            raise InfeasibleError(
+                f"no strategy is allowed: every state of {self.names[variable]!r} is infeasible together with "
+                f"those of its neighbours {', '.join(repr(self.names[v]) for v in result.scope) or '(none)'}"
+            )
+        self.add(result)
+
+    def sum_out(self, a: Table, b: Table, variable: int) -> Table:
+        """A product with a variable summed out.
+
+        Raises:
+            TooLargeError: it would be more work than is left.
+        """
+        self.work += a.n_points * b.n_points / self.n_states(variable)
+        if self.work > self.max_work:
+            raise TooLargeError(f"eliminating {self.names[variable]!r} would take more than the work allowed")
+        return sum_out(a, b, variable)
+
+    def settle(self, variable: int) -> None:
+        """Eliminate a variable that has a single state."""
+        (self.fixed[variable],) = np.unique(np.concatenate([t.column(variable) for t in self._tables_of(variable)]))
+        for table in self._pop_tables_of(variable):
+            scope = tuple(other for other in table.scope if other != variable)
+            cells = np.arange(table.n_cells, dtype=np.int64)
+            self.add(table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1)))
+
+    def restrict(self, variable: int, states: Collection[int]) -> None:
+        """Leave a variable these of its states only (Eq. 7): not exact.
+
+        Raises:
+            InfeasibleError: a neighbour has no state that goes with them.
+        """
+        chosen = np.array(sorted(states), np.int64)
+        self.left[variable] = len(chosen)
+        for table in self._pop_tables_of(variable):
+            kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
+            self.add(table.take(kept, table.scope, table.states[kept]))
+
+    def split(self, variable: int, max_cells: float) -> bool:
+        """Let groups of the variable's tables choose its state apart (see above); whether there was more than one group.
+
+        The largest tables come first, each joins the first group with which it can be eliminated within ``max_cells``.
+        Tables that only say what goes together, at no cost, are in all groups. The variable's own cost is shared out.
+        """
+        edges = [table for table in self._tables_of(variable) if len(table.scope) > 1]
+        free = [table for table in edges if not table.mem.any() and not table.time.any()]
+        groups: list[list[Table]] = []
+        for table in sorted(edges, key=lambda table: (-table.n_cells, table.scope)):
+            if any(table is other for other in free):
+                continue
+            fitting = (g for g in groups if self._effort_of(variable, [*g, *free, table]).cells <= max_cells)
+            group = next(fitting, None)
+            if group is None:
+                groups.append([table])
+            else:
+                group.append(table)
+        if len(groups) < 2:
+            return False
+        own = self._pop((variable,))
+        shares = own.shares(len(groups)) if own is not None else []
+        if shares:
+            self.add(shares[0])
+        for number, group in enumerate(groups[1:], start=1):
+            copy = len(self.names)
+            self.names, self.sizes = (*self.names, self.names[variable]), (*self.sizes, self.sizes[variable])
+            self.left[copy] = self.n_states(variable)
+            for table in group:
+                self._pop(table.scope)
+            for table in [*group, *free, *shares[number : number + 1]]:
+                order = [other for other in table.scope if other != variable]
+                columns = [table.scope.index(other) for other in (*order, variable)]
+                self.add(replace(table, scope=(*order, copy), states=table.states[:, columns]))
+        return True
+
+    def states_by_promise(self, variable: int) -> tuple[int, ...]:
+        """The states that ``restrict`` should keep, the most promising first.
+
+        Each of the variable's tables has a least memory and a least time with a state. Their sums over the tables, each
+        normalised over the states, are weighed by all to one cost, all to the other, and between; the orders by these
+        weights take turns, equal weights first.
+        """
+        n_states = self.sizes[variable]
+        mem, time = np.zeros(n_states), np.zeros(n_states)
+        for table in self._tables_of(variable):
+            state = table.column(variable)[table.cell_of_point]
+            mem += _least(table.mem, state, n_states)
+            time += _least(table.time, state, n_states)
+        possible = np.flatnonzero(np.isfinite(mem))
+        mem, time = _normalised(mem[possible]), _normalised(time[possible])
+        ranks = np.empty((len(possible), len(_WEIGHTS)))
+        for column, weight in enumerate(_WEIGHTS):
+            order = np.argsort(weight * mem + (1 - weight) * time, kind="stable")
+            ranks[order, column] = np.arange(len(order)) * len(_WEIGHTS) + column
+        return tuple(possible[np.argsort(ranks.min(axis=1), kind="stable")].tolist())
+
+    def _tables_of(self, variable: int) -> list[Table]:
+        return [self.tables[scope] for scope in self._scopes.get(variable, ())]
+
+    def _pop_tables_of(self, variable: int) -> list[Table]:
+        tables = self._tables_of(variable)
+        for table in tables:
+            self._pop(table.scope)
+        return tables
+
+    def _pop(self, scope: tuple[int, ...]) -> Table | None:
+        self._forget(scope)
+        if scope in self.tables:
+            for variable in scope:
+                del self._scopes[variable][scope]
+        return self.tables.pop(scope, None)
+
+    def _file(self, scope: tuple[int, ...]) -> None:
+        for variable in scope:
+            self._scopes.setdefault(variable, {})[scope] = None
+
+    def _forget(self, scope: tuple[int, ...]) -> None:
+        """What was worked out for these variables is no longer so; the order of their neighbours depends on them too."""
+        for variable in scope:
+            for other in self.neighbours(variable):
+                self._orders.pop(other, None)
+            self._orders.pop(variable, None)
+            self._efforts.pop(variable, None)
+        for variable in scope:
+            self._neighbours.pop(variable, None)
+
+
+def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:
+    least = np.full(n_states, np.inf)
+    np.minimum.at(least, state, costs)
+    return least
+
+
+def _normalised(values: Floats) -> Floats:
+    span = float(np.ptp(values)) if len(values) else 0.0
+    return (values - values.min()) / span if span else np.zeros_like(values)

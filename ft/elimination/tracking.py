@@ -1,0 +1,110 @@
+"""Frontier-Tracking itself, once: from a problem to the points that eliminations and LDP give (Algorithm 2).
+
+Within the limits the points are exact. Where an elimination would make too large a table, heuristic elimination keeps the
+more promising states; where frontiers are thinned, the points have slack. :mod:`..search` tries again, bounds and refines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..lower_bound import LowerBound
+from ..presolve.separable_edges import split_sum
+from ..problem import INFEASIBLE, Ints, Problem
+from ..tables.backtrack import unroll
+from ..tables.table import Slack, States, dense_table, unit_table
+from ..tables.thinning import Thinning
+from .solver import Report, Solver
+from .table_graph import TableGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracked:
+    """What one solution found.
+
+    Attributes:
+        mem, time: int64[P].
+        strategies: int32[P, n_nodes].
+        counts: eliminations by kind.
+        slack: of the points, against all points for the states that heuristic elimination left.
+    """
+
+    mem: Ints
+    time: Ints
+    strategies: States
+    counts: Mapping[str, int]
+    slack: Slack
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no state was left out."""
+        return not self.counts["heuristic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far one solution may go.
+
+    Attributes:
+        max_cells: of a table that an elimination may make.
+        max_work: sums that may be looked at in all, as estimated.
+        is_strict: whether a limit of cells is an end, instead of a reason for heuristic elimination.
+    """
+
+    max_cells: int
+    max_work: float = float("inf")
+    is_strict: bool = False
+
+
+def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> Tracked:
+    """Solve a problem.
+
+    Raises:
+        InfeasibleError: no strategy is allowed.
+        TooLargeError: a limit was reached that is an end.
+    """
+    graph = table_graph(problem, thinning, limits.max_work)
+    solved = Solver(use_ldp, limits.max_cells, report, limits.is_strict).solve(graph)
+    result = solved.tables[()]
+    strategies = unroll(result.trace, result.n_points, len(problem.nodes), solved.fixed)
+    return Tracked(result.mem, result.time, strategies, solved.counts, result.slack)
+
+
+def relaxation(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> LowerBound:
+    """A lower bound: where an elimination would make too large a table, the tables choose a state apart."""
+    solver = Solver(use_ldp, limits.max_cells, report)
+    result = solver.relax(table_graph(problem, thinning)).tables[()]
+    return LowerBound.within(result.mem, result.time, result.slack, "relaxation")
+
+
+def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("inf")) -> TableGraph:
+    """The problem as tables (Algorithm 2, line 3): parallel edges are one, and those that are sums are in their nodes."""
+    names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
+    graph = TableGraph(names, sizes, thinning, max_work)
+    costs: dict[tuple[int, ...], Ints] = {}
+
+    def add(scope: tuple[int, ...], given: Ints) -> None:
+        # A table of single points is an array; sums of arrays take far less than products of tables.
+        given = np.minimum(given, INFEASIBLE)
+        known = costs.get(scope)
+        costs[scope] = given if known is None else np.minimum(known + given, INFEASIBLE)
+
+    for index, node in enumerate(problem.nodes):
+        add((index,), np.stack([node.mem_bytes, node.time_ns]))
+    for edge in problem.edges:
+        both = np.stack([edge.mem_bytes, edge.time_ns])
+        mem, time = split_sum(both[0]), split_sum(both[1])
+        if mem is not None and time is not None:
+            for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
+                add((variable,), np.stack(parts))
+            continue
+        pair = min(edge.source, edge.target), max(edge.source, edge.target)
+        graph.counts["edge"] += pair in costs
+        add(pair, both if pair[0] == edge.source else both.transpose(0, 2, 1))
+    graph.add(unit_table())
+    for scope, (mem_bytes, time_ns) in costs.items():
+        graph.add(dense_table(scope, mem_bytes, time_ns))
+    return graph

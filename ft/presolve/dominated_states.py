@@ -1,0 +1,106 @@
+"""States that never matter, dropped before the search. Exact.
+
+Two reasons to drop a state of a node, tried until neither applies:
+
+- *unsupported*: its own cost is infeasible, or some edge allows no state of the other node with it;
+- *dominated*: another state of the node has equal rows in all its edges, and costs no more memory and no more time. In
+  any strategy the one can replace the other. (Of states that are equal in everything the lowest is kept.)
+
+The first finds most contradictions before any table is built, and can name where they are.
+Complexity: O(sum over edges of K_s K_t) per round; few rounds are needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..pareto import reduce_unsorted
+from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Problem
+
+Mask = npt.NDArray[np.bool_]
+
+
+def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
+    """For each node the states to keep, ascending; at least one.
+
+    Raises:
+        InfeasibleError: a node or an edge allows nothing; the message names it.
+    """
+    kept, allowed = _allowed(problem)
+    edges_of: list[list[int]] = [[] for _ in problem.nodes]
+    for index, edge in enumerate(problem.edges):
+        edges_of[edge.source].append(index)
+        edges_of[edge.target].append(index)
+    while True:
+        _drop_unsupported(problem, allowed, kept)
+        dominated = [_drop_dominated(problem, node, edges_of[node], allowed, kept) for node in range(len(kept))]
+        if not any(dominated):
+            return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
+
+
+def check_supported(problem: Problem) -> None:
+    """Refuse a problem of which that is easily told that it allows nothing.
+
+    Raises:
+        InfeasibleError: a node or an edge allows nothing; the message names it.
+    """
+    kept, allowed = _allowed(problem)
+    if not all(mask.all() for mask in (*kept, *allowed)):
+        _drop_unsupported(problem, allowed, kept)
+
+
+def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
+    """The states of nodes, and the pairs of edges, whose own cost is feasible."""
+    kept = [(node.mem_bytes < INFEASIBLE) & (node.time_ns < INFEASIBLE) for node in problem.nodes]
+    for node, mask in zip(problem.nodes, kept, strict=True):
+        if not mask.any():
+            raise InfeasibleError(f"no strategy is allowed: every state of node {node.name!r} is infeasible")
+    return kept, [(edge.mem_bytes < INFEASIBLE) & (edge.time_ns < INFEASIBLE) for edge in problem.edges]
+
+
+def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for edge, mask in zip(problem.edges, allowed, strict=True):
+            for end, supported in (
+                (edge.source, mask[:, kept[edge.target]].any(axis=1)),
+                (edge.target, mask[kept[edge.source]].any(axis=0)),
+            ):
+                if (kept[end] & ~supported).any():
+                    kept[end] = kept[end] & supported
+                    changed = True
+                if not kept[end].any():
+                    raise InfeasibleError(
+                        f"no strategy is allowed: no state of {problem.nodes[end].name!r} is left that edge "
+                        f"{problem.edge_name(edge)} allows; look at the states that this edge forbids"
+                    )
+
+
+def _drop_dominated(problem: Problem, node: int, edges: list[int], allowed: list[Mask], kept: list[Mask]) -> bool:
+    """Drop the node's dominated states; whether there were any."""
+    states = np.flatnonzero(kept[node])
+    if len(states) == 1:
+        return False
+    rows = [_rows(problem.edges[index], allowed[index], node, states, kept) for index in edges]
+    classes: dict[tuple[bytes, ...], list[int]] = {}
+    for position, state in enumerate(states.tolist()):
+        classes.setdefault(tuple(row[position].tobytes() for row in rows), []).append(state)
+    mem, time = problem.nodes[node].mem_bytes, problem.nodes[node].time_ns
+    keep = np.zeros_like(kept[node])
+    for members in classes.values():
+        of_class = np.array(members, np.int64)
+        keep[of_class[reduce_unsorted(mem[of_class], time[of_class])]] = True
+    changed = not np.array_equal(keep, kept[node])
+    kept[node] = keep
+    return changed
+
+
+def _rows(edge: Edge, allowed: Mask, node: int, states: npt.NDArray[np.intp], kept: list[Mask]) -> Ints:
+    """What an edge costs with each of these states: int64[len(states), 2, states of the other node]."""
+    costs = np.stack([edge.mem_bytes, edge.time_ns])
+    costs = np.where(allowed, costs, INFEASIBLE)
+    if edge.source == node:
+        return np.ascontiguousarray(costs[:, states][:, :, kept[edge.target]].transpose(1, 0, 2))
+    return np.ascontiguousarray(costs[:, kept[edge.source]][:, :, states].transpose(2, 0, 1))

@@ -1,0 +1,1 @@
+"""Other algorithms on the same problem: exhaustive search, and OptCNN's."""

@@ -1,0 +1,1 @@
+"""Tables of small frontiers, and the operations on them that all eliminations are made of."""

@@ -1,0 +1,144 @@
+"""The one primitive of the search: the Pareto union of shifted, sorted frontiers over arcs.
+
+``combine(a, b, sum_out=v)`` is
+
+    result[x, y, z] = reduce( union over states k of v  of  a[x, y, k] (x) b[y, z, k] )
+
+where x are variables of ``a`` alone, y those of both, z those of ``b`` alone, and (x) is the product of frontiers.
+Without ``sum_out`` there is no union. An *arc* is a pair of cells that agree on what they share; its target is the cell
+of the result that it contributes to. Arcs are found here, by a sorted join (no cell, no arc), a block at a time;
+:mod:`.merge` then builds and reduces what they contribute.
+
+Complexity: O(N log N) for N candidates, N = sum over arcs of |a cell| |b cell|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..problem import Ints
+from .merge import Arcs, Points, merge
+from .table import States, Table, Trace, codes, expand_ranges, offsets_of, unit_table
+
+PAIRS = 1 << 20
+"""Arcs that are looked at together."""
+
+
+def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
+    """The product of two tables, with one variable summed out if named (see above).
+
+    The result has no cell where nothing is allowed, and so possibly none at all.
+    """
+    scope = tuple(sorted((set(a.scope) | set(b.scope)) - {sum_out}))
+    states, counts, survivors, n_cells = [], [], [], 0
+    for a_cell, b_cell in _Join.of(a, b, sum_out).blocks():
+        block_states, arcs = _targets(a, b, scope, a_cell, b_cell)
+        points = merge(a, b, arcs)
+        reached, reached_counts = np.unique(points.target, return_counts=True)
+        states.append(block_states[reached])
+        counts.append(reached_counts)
+        survivors.append(points)
+        n_cells += len(reached)
+    if n_cells == 0:
+        empty = np.empty(0, np.int64)
+        return Table(scope, np.empty((0, len(scope)), np.int32), np.zeros(1, np.int64), empty, empty)
+    points = Points.concatenate(survivors)
+    offsets = offsets_of(np.concatenate(counts))
+    trace = _trace(a, b, points, sum_out)
+    slack = a.slack.plus(b.slack)
+    n_summed = a.n_summed + b.n_summed + (sum_out is not None)
+    return Table(scope, np.concatenate(states), offsets, points.mem, points.time, trace, slack, n_summed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """Which cells of ``b`` agree with each cell of ``a``: ``b_order[first : first + count]``."""
+
+    a_order: Ints
+    """a's cells, those together that differ in the summed-out variable only."""
+    group_start: Ints
+    """Where in ``a_order`` such a group begins; no two groups have a target in common."""
+    b_order: Ints
+    first: Ints
+    count: Ints
+
+    @classmethod
+    def of(cls, a: Table, b: Table, sum_out: int | None) -> _Join:
+        shared = [variable for variable in a.scope if variable in b.scope]
+        both = [np.concatenate([a.column(variable), b.column(variable)]) for variable in shared]
+        key = codes(both, a.n_cells + b.n_cells)
+        a_key, b_key = key[: a.n_cells], key[a.n_cells :]
+        b_order = np.argsort(b_key, kind="stable").astype(np.int64, copy=False)
+        b_key = b_key[b_order]
+        first = np.searchsorted(b_key, a_key, side="left").astype(np.int64, copy=False)
+        count = np.searchsorted(b_key, a_key, side="right") - first
+        rest = codes([a.column(variable) for variable in a.scope if variable != sum_out], a.n_cells)
+        a_order = np.argsort(rest, kind="stable").astype(np.int64, copy=False)
+        rest = rest[a_order]
+        group_start = np.flatnonzero(np.concatenate([np.ones(min(len(rest), 1), np.bool_), rest[1:] != rest[:-1]]))
+        return cls(a_order, group_start.astype(np.int64, copy=False), b_order, first, count)
+
+    def blocks(self) -> Iterator[tuple[Ints, Ints]]:
+        """Pairs of agreeing cells, in blocks of whole groups with about PAIRS pairs."""
+        ends = np.append(self.group_start[1:], len(self.a_order))
+        pairs_before = offsets_of(self.count[self.a_order])
+        group = 0
+        while group < len(self.group_start):
+            begin = self.group_start[group]
+            limit = pairs_before[begin] + PAIRS
+            after = max(int(np.searchsorted(pairs_before[ends], limit, side="right")), group + 1)
+            cells = self.a_order[begin : ends[after - 1]]
+            count = self.count[cells]
+            yield np.repeat(cells, count), self.b_order[expand_ranges(self.first[cells], count)]
+            group = after
+
+
+def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, Arcs]:
+    """The states of the distinct targets of these pairs of cells, and the arcs to them."""
+    columns = [a.column(v)[a_cell] if v in a.scope else b.column(v)[b_cell] for v in scope]
+    code = codes(columns, len(a_cell))
+    order = np.argsort(code, kind="stable")
+    code = code[order]
+    is_new = np.ones(len(code), np.bool_)
+    is_new[1:] = code[1:] != code[:-1]
+    target = np.cumsum(is_new, dtype=np.int64) - 1
+    representative = order[is_new]
+    states = np.empty((len(representative), len(scope)), np.int32)
+    for index, column in enumerate(columns):
+        states[:, index] = column[representative]
+    a_cell, b_cell = a_cell[order], b_cell[order]
+    a_count, b_count = np.diff(a.offsets), np.diff(b.offsets)
+    return states, Arcs(target, a.offsets[a_cell], a_count[a_cell], b.offsets[b_cell], b_count[b_cell])
+
+
+def _trace(a: Table, b: Table, points: Points, sum_out: int | None) -> Trace | None:
+    parents = [
+        (table.trace, point.astype(np.int32))
+        for table, point in ((a, points.a_point), (b, points.b_point))
+        if table.trace is not None
+    ]
+    if sum_out is None:
+        return Trace(tuple(parents)) if parents else None
+    table, point = (a, points.a_point) if sum_out in a.scope else (b, points.b_point)
+    return Trace(tuple(parents), sum_out, table.column(sum_out)[table.cell_of_point[point]])
+
+
+def merge_states(table: Table, variable: int, representative: Ints) -> Table:
+    """The union of the cells whose states of ``variable`` have one representative, which then stands for them.
+
+    The trace remembers the state that each point really has.
+    """
+    column = table.scope.index(variable)
+    states = table.states.copy()
+    states[:, column] = representative[states[:, column]]
+    renamed = Table(table.scope, states, table.offsets, table.mem, table.time)
+    cells = np.arange(table.n_cells, dtype=np.int64)
+    unit = unit_table()
+    target_states, arcs = _targets(renamed, unit, table.scope, cells, np.zeros_like(cells))
+    points = merge(renamed, unit, arcs)
+    offsets = offsets_of(np.bincount(points.target, minlength=len(target_states)))
+    trace = _trace(table, unit, points, variable)
+    return Table(table.scope, target_states, offsets, points.mem, points.time, trace, table.slack, table.n_summed)

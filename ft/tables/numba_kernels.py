@@ -1,0 +1,269 @@
+"""The inner loop of the search, compiled by Numba: the same costs as :mod:`.merge` in NumPy, to the bit.
+
+Each target's frontier is built arc by arc. An arc is the product of two runs; it is done a row at a time, a row being one
+point of the shorter run plus the whole longer one. A row is sorted by memory, as the frontier is, so it is merged into it in
+one pass. Pieces of a row that are dominated are told by one binary search each, and never built.
+
+Complexity: O(log F) for a piece that is dominated, O(F + R) to merge what is left of a row of R points into a frontier of F.
+
+Importing this module needs Numba, and compiles where there is no compiled code on disk yet (some seconds, once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+import numpy as np
+
+PIECE = 16
+"""Points of a row that are looked at together."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _compile(function: _Function) -> _Function:
+    result: Any = numba.njit(cache=True, nogil=True)(function)
+    return cast(_Function, result)
+
+
+@_compile
+def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
+    """The last of n ascending values that is at most ``mem``; -1 if there is none."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) // 2
+        if frontier_mem[middle] <= mem:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@_compile
+def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
+    """Whether no point of the frontier is as good as this."""
+    before = _last_within(frontier[0], n, mem)
+    return before < 0 or frontier[1, before] > time
+
+
+@_compile
+def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
+    """The frontier of n points and of ``point`` plus a run from begin to end, into ``new``; how many points it has.
+
+    Both frontiers are int64[4, capacity]: memory, time, origin, index into the run. ``point`` is (memory, time, origin). Of
+    equal points the one that was there first stays.
+    """
+    i = kept = 0
+    j = begin
+    least = np.int64(1) << 62
+    mem, time, origin = point
+    while i < n or j < end:
+        from_old = j >= end
+        if i < n and j < end:
+            row = run_mem[j] + mem
+            from_old = old[0, i] < row or (old[0, i] == row and old[1, i] <= run_time[j] + time)
+        if from_old:
+            if old[1, i] < least:
+                least = old[1, i]
+                new[0, kept], new[1, kept], new[2, kept], new[3, kept] = old[0, i], least, old[2, i], old[3, i]
+                kept += 1
+            i += 1
+        else:
+            if run_time[j] + time < least:
+                least = run_time[j] + time
+                new[0, kept], new[1, kept], new[2, kept], new[3, kept] = run_mem[j] + mem, least, origin, j
+                kept += 1
+            j += 1
+    return kept
+
+
+@_compile
+def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int) -> Any:
+    """Put a point that is not dominated into the frontier, in place; how many points there are then."""
+    first = _last_within(frontier[0], n, mem - 1) + 1
+    last = first  # those from first to last are dominated by the new one
+    while last < n and frontier[1, last] >= time:
+        last += 1
+    if last == first:
+        for k in range(n, first, -1):
+            for part in range(4):
+                frontier[part, k] = frontier[part, k - 1]
+    elif last > first + 1:
+        for k in range(last, n):
+            for part in range(4):
+                frontier[part, first + 1 + k - last] = frontier[part, k]
+    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, at
+    return n + 1 - (last - first)
+
+
+@_compile
+def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
+    """The frontiers of all targets.
+
+    Args:
+        bounds: int64[T + 1], target t has arcs ``bounds[t]`` to ``bounds[t + 1]``.
+        arcs: int64[4, A], where the runs of a and b begin and how long they are: a's start and count, b's.
+        limit: points at or above it in either cost are left out.
+
+    Returns:
+        How many points each target has, int64[T], and all points, int64[4, P]: memory, time, index into a, index into b.
+    """
+    n_targets = len(bounds) - 1
+    counts = np.zeros(n_targets, np.int64)
+    found = np.empty((4, 4096), np.int64)
+    n_found = 0
+    old, new = np.empty((4, 256), np.int64), np.empty((4, 256), np.int64)
+    for target in range(n_targets):
+        n = 0
+        for arc in range(bounds[target], bounds[target + 1]):
+            outer_is_a = arcs[1, arc] <= arcs[3, arc]
+            if outer_is_a:
+                outer_start, outer_count, start, count = arcs[0, arc], arcs[1, arc], arcs[2, arc], arcs[3, arc]
+                outer_mem, outer_time, mem, time = a_mem, a_time, b_mem, b_time
+            else:
+                outer_start, outer_count, start, count = arcs[2, arc], arcs[3, arc], arcs[0, arc], arcs[1, arc]
+                outer_mem, outer_time, mem, time = b_mem, b_time, a_mem, a_time
+            outer_end = outer_start + outer_count
+            hopeful_until = outer_start
+            for outer in range(outer_start, outer_end):
+                if outer >= hopeful_until:
+                    # A band of rows at once: most have no piece that is not dominated.
+                    hopeful_until = min(outer + PIECE, outer_end)
+                    best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
+                    band_begin, band_end = count, 0
+                    for piece in range(0, count, PIECE):
+                        stop = min(piece + PIECE, count)
+                        corner_mem, corner_time = mem[start + piece] + best_mem, time[start + stop - 1] + best_time
+                        if corner_mem >= limit or corner_time >= limit:
+                            continue
+                        if _may_matter(old, n, corner_mem, corner_time):
+                            band_begin, band_end = min(band_begin, piece), stop
+                if band_begin >= band_end:
+                    continue
+                shift_mem, shift_time = outer_mem[outer], outer_time[outer]
+                # The part of the row between its first and its last piece that is not dominated.
+                begin, end = count, 0
+                for piece in range(band_begin, band_end, PIECE):
+                    stop = min(piece + PIECE, count)
+                    corner_mem, corner_time = mem[start + piece] + shift_mem, time[start + stop - 1] + shift_time
+                    if corner_mem >= limit or corner_time >= limit:
+                        continue
+                    if _may_matter(old, n, corner_mem, corner_time):
+                        begin, end = min(begin, piece), stop
+                while begin < end and time[start + begin] + shift_time >= limit:
+                    begin += 1
+                while begin < end and mem[start + end - 1] + shift_mem >= limit:
+                    end -= 1
+                if begin >= end:
+                    continue
+                if n + end - begin > old.shape[1]:
+                    larger = np.empty((4, 2 * (n + end - begin)), np.int64)
+                    larger[:, :n] = old[:, :n]
+                    old, new = larger, np.empty_like(larger)
+                first, last = start + begin, start + end
+                swapped = outer if outer_is_a else -outer - 1
+                if end - begin == 1:
+                    m, t = mem[first] + shift_mem, time[first] + shift_time
+                    before = _last_within(old[0], n, m)
+                    if before < 0 or old[1, before] > t:
+                        n = _add_point(old, n, m, t, swapped, first)
+                else:
+                    n = _merge_row(old, n, new, mem, time, first, last, (shift_mem, shift_time, swapped))
+                    old, new = new, old
+        if n_found + n > found.shape[1]:
+            more = np.empty((4, 2 * (n_found + n)), np.int64)
+            more[:, :n_found] = found[:, :n_found]
+            found = more
+        for k in range(n):
+            origin, at = old[2, k], old[3, k]
+            found[0, n_found + k], found[1, n_found + k] = old[0, k], old[1, k]
+            found[2, n_found + k] = origin if origin >= 0 else at
+            found[3, n_found + k] = at if origin >= 0 else -origin - 1
+        n_found += n
+        counts[target] = n
+    return counts, found[:, :n_found].copy()
+
+
+@_compile
+def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
+    """Mark the points of each frontier that cover all of it within tolerances, in place. See :mod:`.thinning`."""
+    for run in range(len(begins)):
+        at, end = begins[run], ends[run]
+        while at < end:
+            last = at
+            while last + 1 < end and mem[last + 1] <= mem[at] + tol_mem:
+                last += 1
+            kept[last] = True
+            at = last + 1
+            while at < end and time[at] >= time[last] - tol_time:
+                at += 1
+
+
+@_compile
+def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int) -> Any:
+    """Forbid, in place, states and pairs of one node that another state replaces; how many. See
+    :mod:`..presolve.dead_end_elimination`.
+
+    Each is forbidden as soon as it is found: what replaces it is allowed at that moment, so no two can replace each other.
+
+    Args:
+        own: int64[2, K].
+        rows: int64[2, K, Y], the rows of all edges side by side; edge e has columns ``bounds[e]`` to ``bounds[e + 1]``.
+        limit: costs that are not allowed are exactly this.
+        never: above any difference.
+    """
+    n_states, n_edges = own.shape[1], len(bounds) - 1
+    worst = np.empty((2, n_edges), np.int64)
+    n_gone = 0
+    for state in range(n_states):
+        for other in range(n_states):
+            if own[0, state] >= limit:
+                break
+            if other == state or own[0, other] >= limit:
+                continue
+            mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
+            forbidden = -1  # the edge that forbids ``other`` what it allows ``state``; with two there is nothing to gain
+            hopeless = False
+            for edge in range(n_edges):
+                most_mem, most_time, is_forbidden, meets = -never, -never, False, False
+                for y in range(bounds[edge], bounds[edge + 1]):
+                    if rows[0, state, y] < limit:
+                        if rows[0, other, y] < limit:
+                            meets = True
+                            most_mem = max(most_mem, rows[0, other, y] - rows[0, state, y])
+                            most_time = max(most_time, rows[1, other, y] - rows[1, state, y])
+                        else:
+                            is_forbidden = True
+                            if forbidden >= 0:
+                                break
+                if is_forbidden:
+                    if forbidden >= 0 or not meets:
+                        hopeless = True
+                        break
+                    forbidden = edge
+                worst[0, edge], worst[1, edge] = most_mem, most_time
+                mem += most_mem
+                time += most_time
+            if hopeless:
+                continue
+            if forbidden < 0 and mem <= 0 and time <= 0:
+                own[:, state] = limit
+                rows[:, state] = limit
+                n_gone += 1
+                break
+            for edge in range(n_edges):
+                if forbidden >= 0 and forbidden != edge:
+                    continue
+                rest_mem, rest_time = mem - worst[0, edge], time - worst[1, edge]
+                for y in range(bounds[edge], bounds[edge + 1]):
+                    if rows[0, state, y] >= limit or rows[0, other, y] >= limit:
+                        continue
+                    if (
+                        rest_mem + rows[0, other, y] - rows[0, state, y] <= 0
+                        and rest_time + rows[1, other, y] - rows[1, state, y] <= 0
+                    ):
+                        rows[:, state, y] = limit
+                        n_gone += 1
+    return n_gone

@@ -1,0 +1,132 @@
+"""Thin the frontiers of a table, with a proven bound.
+
+Of a frontier a subset is kept such that every point p has a kept point q with
+
+    q.mem <= p.mem + mem tolerance    and    q.time <= p.time + time tolerance
+
+as few as there can be: from the first point that is not covered the last one within the memory tolerance is kept (it has the
+least time of these), and covers all that follow up to its time plus the time tolerance. Both ends of every frontier stay.
+
+A table carries its *slack*: every point that its cells would have had, had nothing ever been dropped, has a point that is at
+most so much worse, in bytes and in nanoseconds. Costs are sums, so slacks add up where tables are multiplied, a union has
+the larger one, and thinning adds its tolerances. It holds a posteriori, whatever was thinned when. That errors are absolute
+is what makes thinning cheap: a small part of a problem may be off by as much as a large one, and most parts are small.
+
+How much is allowed in all is a part epsilon of the least memory, and of the least time, that any strategy can have; so the
+result is within 1 + epsilon of every strategy in both costs. A table gets its share by the number of variables that were
+summed into it; what it doesn't spend, the tables made from it may.
+
+Complexity: O(K log P) for K points kept of P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import Ints, Problem
+from .merge import is_for_compiled_code
+from .table import Slack, Table, Trace, offsets_of
+
+_WORTH = 0.75
+"""Thinning must leave at most this part of the points, or its error is better spent later."""
+_LONG = 24
+"""Points of a frontier, on average, from which thinning it saves more than it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """When tables are thinned, and by how much.
+
+    Attributes:
+        allowed: what the slack may add up to.
+        n_variables: of the problem.
+        max_points: longer frontiers are thinned whatever that costs.
+    """
+
+    allowed: Slack
+    n_variables: int
+    max_points: int
+
+    @classmethod
+    def of(cls, problem: Problem, epsilon: float, max_points: int) -> Thinning:
+        """Within a factor 1 + epsilon of every strategy."""
+        parts = [*problem.nodes, *problem.edges]
+        least_mem, least_time = (sum(int(getattr(part, name).min()) for part in parts) for name in ("mem_bytes", "time_ns"))
+        part = epsilon / (1 + epsilon)  # of what a point costs, since the bound lies below it
+        return cls(Slack(int(least_mem * part), int(least_time * part)), len(problem.nodes), max_points)
+
+    def available(self, n_summed: int, slack: Slack) -> Slack:
+        """What a table into which so many variables were summed may still spend."""
+        share = min(n_summed / self.n_variables, 1.0)
+        return Slack(*(max(int(total * share) - spent, 0) for total, spent in zip(self.allowed, slack, strict=True)))
+
+    def apply(self, table: Table) -> Table:
+        """The table, thinned where that pays."""
+        tolerance = self.available(table.n_summed, table.slack)
+        if max(tolerance) > 0 and table.n_points > _LONG * table.n_cells:
+            thinner = thinned(table, tolerance)
+            if thinner.n_points <= _WORTH * table.n_points:
+                table = thinner
+        while (longest := int(np.diff(table.offsets).max(initial=0))) > self.max_points:
+            table = thinned(table, _tolerance_for(table, self.max_points * self.max_points // longest), self.max_points)
+        return table
+
+
+def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
+    """The table with frontiers of more than ``longer_than`` points thinned."""
+    is_long = np.diff(table.offsets) > longer_than
+    kept = ~np.repeat(is_long, np.diff(table.offsets))
+    kept[table.offsets[:-1]] = True
+    kept[table.offsets[1:] - 1] = True
+    begins, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
+    if is_for_compiled_code(table.n_points):
+        from .numba_kernels import mark_cover
+
+        mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)
+    else:
+        mark_cover_in_numpy(kept, begins, ends, table.mem, table.time, tolerance)
+    return _with_points(table, np.flatnonzero(kept), table.slack.plus(tolerance))
+
+
+def mark_cover_in_numpy(
+    kept: npt.NDArray[np.bool_], begins: Ints, ends: Ints, mem: Ints, time: Ints, tolerance: Slack
+) -> None:
+    """Mark the points to keep of the frontiers from ``begins`` to ``ends``: all frontiers a point at a time."""
+    at = begins
+    while len(at):
+        last = _last_where(mem, mem[at] + tolerance.mem_bytes, at, ends)
+        kept[last] = True
+        at = _last_where(-time, tolerance.time_ns - time[last], last, ends) + 1
+        open_ = at < ends
+        at, ends = at[open_], ends[open_]
+
+
+def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:
+    """Per run of ascending values the index of the last that is at most the run's limit; the first of each is."""
+    low, high = begins.copy(), ends - 1
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        within = values[middle] <= limits
+        low, high = np.where(within, middle, low), np.where(within, high, np.maximum(middle - 1, low))
+    result: Ints = low
+    return result
+
+
+def _tolerance_for(table: Table, n_points: int) -> Slack:
+    """Tolerances with which no frontier keeps many more than so many points."""
+    spans = []
+    for cost in (table.mem, table.time):
+        span = np.abs(cost[table.offsets[1:] - 1] - cost[table.offsets[:-1]])
+        spans.append(int(span.max()) // max(n_points, 1) + 1)
+    return Slack(*spans)
+
+
+def _with_points(table: Table, kept: Ints, slack: Slack) -> Table:
+    counts = np.bincount(table.cell_of_point[kept], minlength=table.n_cells)
+    trace = table.trace and Trace(((table.trace, kept.astype(np.int32)),))
+    return replace(
+        table, offsets=offsets_of(counts), mem=table.mem[kept], time=table.time[kept], trace=trace, slack=slack
+    )

@@ -1,0 +1,148 @@
+"""The tables that a weighted search begins with: a problem's costs by classes of states.
+
+A table does not tell all states of a variable apart: most rows of an edge are equal, so its axes run over *classes* of
+states. Edges between the same two nodes are one table, and an edge that is the sum of a cost of either end is none.
+
+Layers that are alike share the very same arrays, so what was found for one is known for all.
+
+Complexity: O(cells of edges that differ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..presolve.separable_edges import split_sum
+from ..problem import INFEASIBLE, Ints, Problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What a table depends on.
+
+    Attributes:
+        scope: variables; ascending in those of the problem.
+        classes: for each, int64[K]: the class of each state, from 0, all there.
+        sizes: how many classes there are.
+        is_free: whether all allowed cells cost nothing, whatever the weights.
+    """
+
+    scope: tuple[int, ...]
+    classes: tuple[Ints, ...]
+    sizes: tuple[int, ...]
+    is_free: bool = False
+
+    def of(self, variable: int) -> Ints:
+        return self.classes[self.scope.index(variable)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """A table of the problem: zero where it is not allowed.
+
+    Attributes:
+        edges: the indices of the edges that were added up; none for a node's own costs.
+    """
+
+    mem: Ints
+    time: Ints
+    forbidden: npt.NDArray[np.bool_]
+    edges: tuple[int, ...] = ()
+
+
+def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
+    """The nodes' own tables, then one for every two nodes with edges; edges that are sums are put into their nodes."""
+    own = [[node.mem_bytes.copy(), node.time_ns.copy()] for node in problem.nodes]
+    between: dict[tuple[int, int], list[int]] = {}
+    for index, edge in enumerate(problem.edges):
+        between.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
+    edges: list[tuple[Shape, Costs]] = []
+    kinds: dict[tuple[object, ...], _Kind] = {}  # layers that are alike share arrays
+    for pair, indices in between.items():
+        key = tuple(_identity(problem, pair, index) for index in indices)
+        if key not in kinds:
+            kinds[key] = _Kind.of(*_added_up(problem, pair, indices))
+        kind = kinds[key]
+        if kind.of_ends is not None:
+            for variable, (mem, time) in zip(pair, kind.of_ends, strict=True):
+                own[variable][0] = np.minimum(own[variable][0], INFEASIBLE) + mem
+                own[variable][1] = np.minimum(own[variable][1], INFEASIBLE) + time
+        else:
+            shape = Shape(pair, kind.classes, kind.mem.shape, kind.is_free)
+            edges.append((shape, Costs(kind.mem, kind.time, kind.forbidden, tuple(indices))))
+    shapes: list[Shape] = []
+    given: list[Costs] = []
+    states = {len(mem): np.arange(len(mem)) for mem, _ in own}
+    for variable, (mem, time) in enumerate(own):
+        forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
+        shapes.append(Shape((variable,), (states[len(mem)],), (len(mem),)))
+        given.append(Costs(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
+    return shapes + [shape for shape, _ in edges], given + [costs for _, costs in edges]
+
+
+def first_equal(given: Sequence[Costs]) -> list[int]:
+    """Of each table the number of the first that is equal to it."""
+    first: dict[tuple[object, ...], int] = {}
+    contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)
+    return [first.setdefault(content, number) for number, content in enumerate(contents)]
+
+
+def _identity(problem: Problem, pair: tuple[int, int], index: int) -> tuple[object, ...]:
+    """Equal for edges that share their arrays, which the problem keeps."""
+    edge = problem.edges[index]
+    arrays = [(x.__array_interface__["data"][0], x.strides, x.shape) for x in (edge.mem_bytes, edge.time_ns)]
+    return edge.source != pair[0], *arrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What one or several edges between two nodes cost, by classes of their states.
+
+    Attributes:
+        of_ends: the memory and time of each end's states where the costs are just their sums.
+    """
+
+    classes: tuple[Ints, ...]
+    mem: Ints
+    time: Ints
+    forbidden: npt.NDArray[np.bool_]
+    is_free: bool
+    of_ends: tuple[tuple[Ints, Ints], ...] | None = None
+
+    @classmethod
+    def of(cls, mem: Ints, time: Ints, forbidden: npt.NDArray[np.bool_]) -> _Kind:
+        of_mem, of_time = (split_sum(np.where(forbidden, INFEASIBLE, costs)) for costs in (mem, time))
+        if of_mem is not None and of_time is not None:
+            return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))
+        together = np.stack([mem, time, forbidden])
+        rows, row_of = _classes(together.transpose(1, 0, 2))
+        columns, column_of = _classes(together[:, rows].transpose(2, 0, 1))
+        kept = np.ix_(rows, columns)
+        return cls((row_of, column_of), mem[kept], time[kept], forbidden[kept], not mem.any() and not time.any())
+
+
+def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    shape = tuple(problem.nodes[variable].n_states for variable in pair)
+    mem, time = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for index in indices:
+        edge = problem.edges[index]
+        is_turned = edge.source != pair[0]
+        for total, costs in ((mem, edge.mem_bytes), (time, edge.time_ns)):
+            total += np.minimum(costs.T if is_turned else costs, INFEASIBLE)
+            np.minimum(total, INFEASIBLE, out=total)
+    forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
+    mem[forbidden] = time[forbidden] = 0
+    return mem, time, forbidden
+
+
+def _classes(rows: Ints) -> tuple[Ints, Ints]:
+    """The first of each kind of row, and the kind of each row."""
+    kinds: dict[bytes, int] = {}
+    kind_of = [kinds.setdefault(row.tobytes(), len(kinds)) for row in rows]
+    result = np.array(kind_of, np.int64)
+    first = np.unique(result, return_index=True)[1]
+    return first.astype(np.int64, copy=False), result

@@ -1,0 +1,362 @@
+"""In which order a weighted search eliminates variables, and what it adds up for each: the same for all weights.
+
+Tables here hold one number per cell, not a frontier, and are dense arrays by classes of states (:mod:`.cost_tables`).
+Eliminating variable v takes the tables that depend on v (its *bucket*), and minimises their sum over v's states, for all
+combinations of classes of v's neighbours that any of these tables tells apart:
+
+    result[x, y, ..] = min over states k of v  sum over tables t of v  t[k, x, y, ..]
+
+The order is greedy, the smallest result first (min-fill on states). Where even that has too many cells the bucket is cut
+into several that choose v's state apart: the least sum of that relaxed problem is a lower bound (mini-buckets: Dechter and
+Rish, J. ACM 50 (2003)). v's own cost is charged once, see :mod:`.weighted_search`; tables that cost nothing, and only say
+what goes together, are in all of its buckets.
+
+Layers that are alike have eliminations that are alike: a bucket that makes the same of the same tables as one before is
+found by their identities, and is not searched again.
+
+Complexity of planning: O(n^2 + sum over eliminations of K log K); of a bucket: G times cells of its result, with G the
+groups of states of v that its tables tell apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..problem import Ints, Problem
+from .cost_tables import Costs, Shape, first_equal, given_tables
+
+MAX_TOTAL_CELLS = 1 << 26
+"""8 bytes each."""
+_MOST_KINDS = 6
+"""Up to which all ways are tried to put a bucket's tables in two parts."""
+_WORK_PER_CELL = 1 << 8
+"""A bucket may take as many steps for each cell that a result may have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """A table in a bucket.
+
+    Attributes:
+        table: its number.
+        axes: the order of its axes beside the others.
+        selectors: for each axis in that order, which class goes with each group, or with each of the bucket's classes.
+        expanded: its shape beside the others, 1 for a neighbour that it does not tell apart.
+    """
+
+    table: int
+    axes: tuple[int, ...]
+    selectors: tuple[Ints, ...]
+    expanded: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Tables that choose a state of one variable together.
+
+    The tables are in two parts, so that the least sum is a product of matrices in the algebra (min, +): one for each
+    combination of those neighbours that both parts depend on.
+
+    Attributes:
+        group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
+        left: tables of several variables, by [neighbours of both parts, of this part alone, group].
+        right: the same by [neighbours of both parts, group, of this part alone].
+        axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.
+        result: the number of the table that it makes.
+    """
+
+    variable: int
+    group: Ints
+    n_groups: int
+    left: tuple[Input, ...]
+    right: tuple[Input, ...]
+    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    result: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return math.prod(self.axes[0]), math.prod(self.axes[1]), math.prod(self.axes[2])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result, an axis per neighbour."""
+        return self.axes[0] + self.axes[1] + self.axes[2]
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.left + self.right
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """The elimination of one variable: tables of it alone, and its buckets; more than one is a relaxation."""
+
+    variable: int
+    own: tuple[int, ...]
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The eliminations of a problem, in order.
+
+    Attributes:
+        shapes: of all tables, by number; the first ``len(given)`` are the problem's.
+        same: of each table, the number of the first that is equal to it whatever the weights; often its own.
+        variable_of: for each result of a bucket the variable that was eliminated.
+    """
+
+    n_states: tuple[int, ...]
+    max_cells: int
+    shapes: list[Shape] = field(default_factory=list)
+    given: list[Costs] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    same: list[int] = field(default_factory=list)
+    variable_of: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem, max_cells: int) -> Plan:
+        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells; an edge as given may have more.
+
+        Where all tables together have more than MAX_TOTAL_CELLS they are made smaller.
+        """
+        shapes, given = given_tables(problem)
+        same = first_equal(given)
+        while True:
+            plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), given, same=list(same))
+            _Planner(plan).run()
+            if plan.total_cells <= MAX_TOTAL_CELLS or max_cells == 1:
+                return plan
+            max_cells = max(max_cells // 8, 1)
+
+    @property
+    def total_cells(self) -> int:
+        """Of all tables."""
+        return sum(math.prod(shape.sizes) for number, shape in enumerate(self.shapes) if self.same[number] == number)
+
+    @property
+    def work(self) -> float:
+        """Sums of which the least are looked for, for one pair of weights."""
+        buckets = [bucket for step in self.steps for bucket in step.buckets]
+        return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
+
+    @property
+    def exact(self) -> bool:
+        return all(len(step.buckets) == 1 for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Partition:
+    """What several tables tell apart of a variable's states."""
+
+    class_of: Ints
+    representative: Ints
+
+    @classmethod
+    def of(cls, classes: Sequence[Ints]) -> _Partition:
+        code = classes[0]
+        for more in classes[1:]:
+            code = np.unique(code, return_inverse=True)[1] * (int(more.max()) + 1) + more
+        _, first, class_of = np.unique(code, return_index=True, return_inverse=True)
+        return cls(class_of.astype(np.int64, copy=False), first.astype(np.int64, copy=False))
+
+    def __len__(self) -> int:
+        return len(self.representative)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Effort:
+    """What eliminating a variable from some tables takes."""
+
+    variable: int
+    tables: tuple[int, ...]
+    partitions: dict[int, _Partition]
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Those of which the tables tell any states apart."""
+        return tuple(v for v, part in sorted(self.partitions.items()) if v != self.variable and len(part) > 1)
+
+    @property
+    def cells(self) -> float:
+        return math.prod(float(len(self.partitions[v])) for v in self.neighbours)
+
+    def cells_of(self, scope: frozenset[int]) -> float:
+        return math.prod(float(len(self.partitions[v])) for v in scope)
+
+    @property
+    def work(self) -> float:
+        return self.cells * len(self.partitions[self.variable])
+
+
+class _Planner:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}
+        for number, shape in enumerate(plan.shapes):
+            self._enter(number, shape)
+        self.efforts: dict[int, _Effort] = {}
+        self.queue: list[tuple[float, float, int, int, _Effort]] = []  # what is not in efforts any more is void
+        self.n_queued = 0
+        self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the arrays' identities: all of them are kept
+        self.done: dict[tuple[object, ...], Step] = {}
+
+    def run(self) -> None:
+        for variable in self.live:
+            self._estimate(variable)
+        while self.live:
+            *_, effort = heapq.heappop(self.queue)
+            if self.efforts.get(effort.variable) is effort:
+                self._eliminate(effort)
+
+    def _estimate(self, variable: int) -> None:
+        effort = self.efforts[variable] = self._effort(variable, self._joint_tables(variable))
+        self.n_queued += 1
+        heapq.heappush(self.queue, (effort.cells, effort.work, variable, self.n_queued, effort))
+
+    def _joint_tables(self, variable: int) -> tuple[int, ...]:
+        return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
+
+    def _enter(self, number: int, shape: Shape) -> None:
+        for variable in shape.scope:
+            self.live[variable].add(number)
+
+    def _effort(self, variable: int, tables: Sequence[int]) -> _Effort:
+        classes: dict[int, list[Ints]] = {variable: []}
+        for table in tables:
+            shape = self.plan.shapes[table]
+            for other, class_of in zip(shape.scope, shape.classes, strict=True):
+                classes.setdefault(other, []).append(class_of)
+        return _Effort(variable, tuple(tables), {v: self._partition(v, those) for v, those in classes.items()})
+
+    def _partition(self, variable: int, classes: Sequence[Ints]) -> _Partition:
+        n_states = self.plan.n_states[variable]
+        key = (n_states, *sorted({id(those) for those in classes}))
+        if key not in self.partitions:
+            self.partitions[key] = _Partition.of(classes or [np.zeros(n_states, np.int64)])
+        return self.partitions[key]
+
+    def _fits(self, effort: _Effort) -> bool:
+        return effort.cells <= self.plan.max_cells and effort.work <= self.plan.max_cells * _WORK_PER_CELL
+
+    def _eliminate(self, effort: _Effort) -> None:
+        variable = effort.variable
+        own = tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) == 1))
+        parts = [effort] if self._fits(effort) else self._parted(effort)
+        changed = {v for table in effort.tables for v in self.plan.shapes[table].scope}
+        for table in effort.tables:
+            for other in self.plan.shapes[table].scope:
+                self.live[other].discard(table)
+        del self.live[variable]
+        step = Step(variable, own, tuple(self._bucket(part) for part in parts))
+        self.plan.steps.append(step)
+        known = self.done.setdefault(self._key(step, parts), step)
+        for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
+            self.plan.same.append(of_known.result)
+            self.plan.variable_of[bucket.result] = variable
+        del self.efforts[variable]
+        for other in sorted(changed - {variable}):
+            self._estimate(other)
+
+    def _parted(self, effort: _Effort) -> list[_Effort]:
+        """The tables in groups that fit, the largest table first, each with the first group that it fits into.
+
+        A table that does not fit alone is alone.
+        """
+        shapes = self.plan.shapes
+        free = [table for table in effort.tables if shapes[table].is_free]
+        charged = [table for table in effort.tables if not shapes[table].is_free]
+        parts: list[_Effort] = []
+        for table in sorted(charged, key=lambda t: (-math.prod(shapes[t].sizes), t)) or free[:1]:
+            for place, part in enumerate(parts):
+                joined = self._effort(effort.variable, [*part.tables, table])
+                if self._fits(joined):
+                    parts[place] = joined
+                    break
+            else:
+                parts.append(self._effort(effort.variable, [table]))
+        for table in free:  # where it fits, but somewhere
+            n_in = 0
+            for place, part in enumerate(parts):
+                joined = part if table in part.tables else self._effort(effort.variable, [*part.tables, table])
+                if joined is part or self._fits(joined):
+                    parts[place] = joined
+                    n_in += 1
+            if not n_in:
+                parts.append(self._effort(effort.variable, [table]))
+        return parts
+
+    def _bucket(self, effort: _Effort) -> Bucket:
+        plan, variable, parts = self.plan, effort.variable, effort.partitions
+        left, right, axes = self._halves(effort)
+        neighbours = tuple(v for axis in axes for v in axis)
+        both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
+        number = len(plan.shapes)
+        bucket = Bucket(
+            variable,
+            parts[variable].class_of,
+            len(parts[variable]),
+            tuple(self._input(effort, table, (*axes[0], *axes[1], variable)) for table in left),
+            tuple(self._input(effort, table, (*axes[0], variable, *axes[2])) for table in right),
+            (both, of_left, of_right),
+            number,
+        )
+        plan.shapes.append(Shape(neighbours, tuple(parts[v].class_of for v in neighbours), bucket.shape))
+        if neighbours:
+            self._enter(number, plan.shapes[number])
+        else:
+            plan.constants.append(number)
+        return bucket
+
+    def _key(self, step: Step, parts: Sequence[_Effort]) -> tuple[object, ...]:
+        """Equal for steps that make the same of the same."""
+        plan = self.plan
+        key: list[object] = [(plan.same[table], id(plan.shapes[table].of(step.variable))) for table in step.own]
+        key.append(plan.n_states[step.variable])
+        for bucket, effort in zip(step.buckets, parts, strict=True):
+            key.append((bucket.axes, len(bucket.left), id(effort.partitions[step.variable])))
+            for each in bucket.inputs:
+                shape = plan.shapes[each.table]
+                told = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in each.axes)
+                key.append((plan.same[each.table], each.axes, told, each.expanded))
+        return tuple(key)
+
+    def _input(self, effort: _Effort, table: int, order: tuple[int, ...]) -> Input:
+        shape, parts = self.plan.shapes[table], effort.partitions
+        order_of = [v for v in order if v in shape.scope]
+        order_of += [v for v in shape.scope if v not in order]  # a neighbour of which nothing is told apart
+        selectors = tuple(shape.of(v)[parts[v].representative] for v in order_of)
+        expanded = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
+        return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, expanded)
+
+    def _halves(self, effort: _Effort) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """The tables in two parts that are small to add up; the neighbours of both, of the left, and of the right alone."""
+        neighbours = set(effort.neighbours)
+        scopes: dict[frozenset[int], list[int]] = {}
+        for table in effort.tables:
+            told_apart = frozenset(v for v in self.plan.shapes[table].scope if v in neighbours)
+            scopes.setdefault(told_apart, []).append(table)
+        kinds = sorted(scopes, key=lambda scope: (effort.cells_of(scope), sorted(scope)))
+
+        def cost(mask: int) -> tuple[float, int]:
+            total = 0.0
+            for those in ([k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (0, 1)):
+                total += effort.cells_of(frozenset().union(*those)) * sum(len(scopes[k]) for k in those)
+            return total, mask
+
+        whole = (1 << len(kinds)) - 1
+        masks = range(1 << len(kinds) >> 1) if len(kinds) <= _MOST_KINDS else [whole >> 1]
+        mask = min(masks, key=cost) if kinds else 0
+        sides = [[k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (1, 0)]
+        left, right = (frozenset[int]().union(*side) for side in sides)
+        if effort.cells_of(left - right) > effort.cells_of(right - left):
+            sides, left, right = sides[::-1], right, left
+        tables = [tuple(table for kind in side for table in scopes[kind]) for side in sides]
+        axes = tuple(tuple(sorted(those)) for those in (left & right, left - right, right - left))
+        return tables[0], tables[1], axes

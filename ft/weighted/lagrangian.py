@@ -1,0 +1,269 @@
+"""A lower bound of the frontier from weighted searches, with the strategies that they find.
+
+Whatever the weights, no strategy has  a mem + b time  below the least v: a line that the frontier lies above. Several lines
+together are the lower convex hull of the frontier, as far as they go (Lagrangian relaxation: the dual of "least time within
+this memory" is the best of these lines). What lies between the hull and a frontier that bulges inwards they cannot see.
+
+Weights are chosen where they tell most. Sorted by slope, every two neighbouring lines meet in a *vertex*, a corner of what
+they allow; the vertex with the largest gap (see :mod:`..lower_bound`) to the strategies found is looked at next, by weights
+normal to the line through the two strategies that the two lines found, or between the two slopes if that tells nothing new.
+With exact searches this is the bisection that finds all corners of the hull, each once (Aneja and Nair, Management Science
+25 (1979)).
+
+Lines become a staircase (``staircase``): for ascending memories m_0 < m_1 < .. a point (m_j, T(m_{j+1} - 1)), where T(m) is
+the least integer time that all lines allow with memory m. A strategy with memory in [m_j, m_{j+1}) is at least as much, as
+T falls. Memories are so dense that a step is at most STEP of either cost, or a single byte.
+
+Where the searches are inexact a line takes several rounds (``WeightedSearch.tightened``), which begin with what the two
+lines beside it found to be good.
+
+Complexity: a weighted search per line and round; at most twice as many lines as the hull has corners.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..lower_bound import LowerBound
+from ..pareto import reduce_unsorted
+from ..problem import Ints
+from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, between
+
+STEP = 2.0**-11
+"""Of the staircase, relative to either cost."""
+MAX_STEPS = 1 << 14
+_NEAR = 1e-6
+"""A gap that is not worth another line."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Real strategies, reduced: by ascending memory and descending time.
+
+    Attributes:
+        mem, time: int64[P].
+        strategies: int32[P, n_nodes].
+    """
+
+    mem: Ints
+    time: Ints
+    strategies: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, mem: Ints, time: Ints, strategies: npt.NDArray[np.int32]) -> Found:
+        kept = reduce_unsorted(mem, time)
+        return cls(mem[kept], time[kept], strategies[kept])
+
+    def with_others(self, other: Found) -> Found:
+        mem, time = np.concatenate([self.mem, other.mem]), np.concatenate([self.time, other.time])
+        return Found.of(mem, time, np.concatenate([self.strategies, other.strategies]))
+
+    def as_given(self, kept: Sequence[Ints]) -> Found:
+        """The same with states of the problem that was restricted to these."""
+        columns = [those[self.strategies[:, node]] for node, those in enumerate(kept)]
+        return Found(self.mem, self.time, np.stack(columns, axis=1).astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.mem)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """No strategy has ``mem_weight * mem + time_weight * time < least``: integers all."""
+
+    mem_weight: int
+    time_weight: int
+    least: int
+
+    @property
+    def slope(self) -> float:
+        """From 0, all weight on time, to infinity, all weight on memory."""
+        return self.mem_weight / self.time_weight if self.time_weight else math.inf
+
+    def vertex(self, other: Line) -> tuple[float, float] | None:
+        """Where two lines meet, in memory and time; None if they are parallel."""
+        determinant = self.mem_weight * other.time_weight - other.mem_weight * self.time_weight
+        if not determinant:
+            return None
+        mem = self.least * other.time_weight - other.least * self.time_weight
+        time = self.mem_weight * other.least - other.mem_weight * self.least
+        return max(mem / determinant, 0.0), max(time / determinant, 0.0)
+
+
+@dataclass(slots=True)
+class Hull:
+    """Lines and strategies, as they are found.
+
+    Attributes:
+        lines: by ascending slope; the first bounds time alone, the last memory alone.
+        corners: the best point that each line's search found, None if none.
+        dropped: what bounds strategies that the search does not see; None if it sees all.
+        points: memory and time of all strategies that are known.
+        near: a line within this of a point is good enough.
+    """
+
+    search: WeightedSearch
+    dropped: LowerBound | None = None
+    lines: list[Line] = field(default_factory=list)
+    corners: list[tuple[int, int] | None] = field(default_factory=list)
+    results: list[Least] = field(default_factory=list)
+    points: list[tuple[int, int]] = field(default_factory=list)
+    near: float = STEP
+
+    @property
+    def found(self) -> Found:
+        """The strategies, without those that others dominate; possibly none."""
+        real = [each for each in self.results if each.strategy is not None]
+        mem, time = (np.array([getattr(r, name) for r in real], np.int64) for name in ("mem_bytes", "time_ns"))
+        n_nodes = len(self.search.problem.nodes)
+        strategies = np.array([r.strategy for r in real], np.int32).reshape(len(real), n_nodes)
+        return Found.of(mem, time, strategies)
+
+    @property
+    def bound(self) -> LowerBound:
+        return staircase(self.lines)
+
+    def add(self, mem_weight: float, time_weight: float) -> int | None:
+        """Search with these weights; where its line is among the others, None if there is one of this slope already."""
+        weights = self.search.integer_weights(mem_weight, time_weight)
+        slope = Line(*weights, 0).slope
+        if any(line.slope == slope for line in self.lines):
+            return None
+        place = sum(line.slope < slope for line in self.lines)
+        known = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
+        found = self.search.tightened(weights, known, self.near, self._start(weights, place))
+        least = math.ceil(found[-1].bound)
+        if self.dropped is not None:
+            costs = weights[0] * self.dropped.mem_bytes.astype(object) + weights[1] * self.dropped.time_ns.astype(object)
+            least = min(least, int(costs.min()))
+        self.lines.insert(place, Line(*weights, least))
+        corners = [(each.mem_bytes, each.time_ns) for each in found if each.strategy is not None]
+        self.corners.insert(place, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
+        self.points += corners
+        self.results += found
+        return place
+
+    def _start(self, weights: tuple[int, int], place: int) -> Shares | None:
+        """How the two lines beside would share out what the plan splits; with this the bound is at least what they say."""
+        if self.search.plan.exact or not 0 < place < len(self.lines):
+            return None
+        low, high = self.lines[place - 1], self.lines[place]
+        shares = [self.search.shares.get((line.mem_weight, line.time_weight)) for line in (low, high)]
+        if shares[0] is None or shares[1] is None:
+            return None
+        determinant = high.mem_weight * low.time_weight - low.mem_weight * high.time_weight
+        of_low = (high.mem_weight * weights[1] - weights[0] * high.time_weight) / determinant
+        of_high = (weights[0] * low.time_weight - low.mem_weight * weights[1]) / determinant
+        return between(shares[0], shares[1], (of_low, of_high))
+
+
+def lagrangian(
+    search: WeightedSearch,
+    n_lines: int = 100,
+    known: Found | None = None,
+    gap: float = _NEAR,
+    dropped: LowerBound | None = None,
+) -> Hull:
+    """The hull of a problem's frontier, with at most ``n_lines`` lines or until the search's deadline.
+
+    Args:
+        known: strategies that are known before.
+        gap: at vertices that are within this of a strategy nothing is looked for.
+        dropped: a lower bound of strategies that the search does not see, where the lines are to hold for them too.
+
+    Raises:
+        InfeasibleError: no strategy is allowed.
+        TimeIsUpError: not even the two lines that bound each cost alone were ready.
+    """
+    hull = Hull(search, dropped, near=max(gap / 2, STEP))
+    if known is not None:
+        hull.points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
+    hull.add(0, 1)
+    hull.add(1, 0)
+    count = itertools.count()  # of equal gaps the first goes first
+    pending = [(-math.inf, next(count), hull.lines[0], hull.lines[1])]
+    try:
+        while pending and len(hull.lines) < n_lines:
+            _, _, low, high = heapq.heappop(pending)
+            vertex = low.vertex(high)
+            if vertex is None or _gap(vertex, hull.points) <= gap:
+                continue
+            place = hull.add(*_between(hull, low, high))
+            if place is None:
+                continue
+            middle = hull.lines[place]
+            if middle.mem_weight * vertex[0] + middle.time_weight * vertex[1] >= middle.least * (1 - 1e-12):
+                continue  # it cuts nothing off
+            for pair in ((low, middle), (middle, high)):
+                corner_of = pair[0].vertex(pair[1])
+                if corner_of is not None:
+                    heapq.heappush(pending, (-_gap(corner_of, hull.points), next(count), *pair))
+    except TimeIsUpError:
+        pass
+    return hull
+
+
+def _gap(vertex: tuple[float, float], points: list[tuple[int, int]]) -> float:
+    """By which part the nearest point is above a vertex."""
+    least = [math.ceil(cost * (1 - 1e-12)) for cost in vertex]
+    return min((max((cost - of) / max(of, 1) for cost, of in zip(p, least, strict=True)) for p in points), default=math.inf)
+
+
+def _between(hull: Hull, low: Line, high: Line) -> tuple[float, float]:
+    """Weights between those of two neighbouring lines."""
+    places = [next(k for k, line in enumerate(hull.lines) if line is each) for each in (low, high)]
+    left, right = hull.corners[places[1]], hull.corners[places[0]]  # less memory; less time
+    if left is not None and right is not None and right[0] > left[0] and left[1] > right[1]:
+        slope = (left[1] - right[1]) / (right[0] - left[0])
+        if low.slope < slope < high.slope:
+            return slope, 1.0
+    most = hull.search.most
+    least, largest = low.slope or 1e-4 * most[1] / max(most[0], 1), min(high.slope, 1e4 * most[1] / max(most[0], 1))
+    return math.sqrt(least * largest), 1.0
+
+
+def staircase(lines: list[Line]) -> LowerBound:
+    """Points such that every strategy above all lines costs at least as much, in both costs, as one of them."""
+    first = max((-(-line.least // line.mem_weight) for line in lines if not line.time_weight), default=0)
+    last_time = max((-(-line.least // line.time_weight) for line in lines if not line.mem_weight), default=0)
+    steep = [line for line in lines if line.time_weight]
+    sloped = [line for line in steep if line.mem_weight]
+    # From here on the least time is that of all weight on time.
+    last = max([first, *(-(-(x.least - x.time_weight * last_time) // x.mem_weight) for x in sloped)])
+    mems = {first, last}
+    if last - first < MAX_STEPS:
+        mems.update(range(first, last + 1))
+    else:
+        ratio = max(STEP, math.log(last / max(first, 1)) / MAX_STEPS * 2)
+        mem = max(first, 1)
+        while mem < last:
+            mems.add(mem)
+            mem += max(int(mem * ratio), 1)
+        top = max(int(_least_times(steep, np.array([first]))[0]), last_time, 1)
+        ratio = max(STEP, math.log(top / max(last_time, 1)) / MAX_STEPS * 2)
+        limit = max(last_time, 1)
+        while limit < top:  # the least memory with which the lines allow this time
+            mem = max(-(-(x.least - x.time_weight * limit) // x.mem_weight) for x in sloped)
+            mems.add(min(max(mem, first), last))
+            limit += max(int(limit * ratio), 1)
+    steps = np.array(sorted(mems), np.int64)
+    times = np.append(np.maximum(_least_times(steep, steps[1:] - 1), last_time), last_time)
+    kept = reduce_unsorted(steps, times)
+    return LowerBound(steps[kept], times[kept], "Lagrangian")
+
+
+def _least_times(lines: list[Line], mem: Ints) -> Ints:
+    """The least integer time, from 0, that all lines allow with each memory."""
+    result = np.zeros(len(mem), np.int64)
+    for line in lines:
+        # From where the line allows any time on, no product is larger than its least: that is what fits.
+        within = np.minimum(mem, line.least // line.mem_weight + 1) if line.mem_weight else np.zeros_like(mem)
+        np.maximum(result, -((line.mem_weight * within - line.least) // line.time_weight), out=result)
+    return result

@@ -1,0 +1,118 @@
+"""Arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of several weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import Ints
+from .elimination_plan import Input
+
+Floats = npt.NDArray[np.float64]
+_CHUNK = 1 << 15
+"""Sums that NumPy makes together: they stay in the cache."""
+
+
+class Pool:
+    """Arrays that are used again: memory that is new to the process is slow."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[Floats]] = {}
+
+    def take(self, shape: tuple[int, ...]) -> Floats:
+        """An array with anything in it."""
+        size = math.prod(shape)
+        free = self.free.get(size)
+        flat: Floats = free.pop() if free else np.empty(size)
+        return flat.reshape(shape)
+
+    def put_back(self, array: Floats) -> None:
+        """One that was taken, and that nobody looks at any more."""
+        self.free.setdefault(array.size, []).append(array.reshape(-1))
+
+
+def min_plus_compiled(left: Floats, right: Floats) -> Floats:
+    """``min_plus_in_numpy`` by :mod:`.numba_min_plus`, the same to the bit.
+
+    Raises:
+        ImportError: there is no Numba.
+    """
+    from .numba_min_plus import min_plus
+
+    result: Floats = min_plus(np.ascontiguousarray(left), np.ascontiguousarray(right))
+    return result
+
+
+def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
+    """``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``; for small tables, and the oracle."""
+    n_batch, n_outer, n_groups = left.shape
+    result = np.empty((n_batch, n_outer, right.shape[2]))
+    size = max(1, _CHUNK // (n_groups * right.shape[2]))
+    at_once = max(1, size // n_outer)
+    for batch in range(0, n_batch, at_once):
+        several = slice(batch, batch + at_once)
+        for outer in range(0, n_outer, size):
+            rows = slice(outer, outer + size)
+            result[several, rows] = (left[several, rows, :, None] + right[several, None]).min(axis=2)
+    return result
+
+
+def turned(matrices: Floats) -> Floats:
+    """Each matrix transposed."""
+    result: Floats = matrices.transpose(0, 2, 1)
+    return result
+
+
+def added(tables: Sequence[Floats]) -> Floats:
+    """Their sum as far as they go; a single zero if there is none."""
+    result: Floats = np.asarray(sum(tables[1:], tables[0])) if tables else np.zeros(1)
+    return result
+
+
+def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
+    """Of the second axis, for each of its classes."""
+    if is_all(class_of, n_classes):
+        return numbers
+    order = np.argsort(class_of, kind="stable")
+    starts = np.searchsorted(class_of[order], np.arange(n_classes))
+    result: Floats = np.minimum.reduceat(numbers.take(order, 1), starts, 1)
+    return result
+
+
+def expand(table: Floats, each: Input) -> Floats:
+    """A table by classes of a bucket's neighbours and groups of its variable; the first axis stays."""
+    result = table.transpose(0, *(axis + 1 for axis in each.axes))
+    for axis, selector in enumerate(each.selectors):
+        if not is_all(selector, result.shape[axis + 1]):
+            result = result.take(selector, axis + 1)
+    expanded: Floats = result.reshape(len(table), *each.expanded)
+    return expanded
+
+
+def contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
+    """The least of all cells that a table's cell was expanded to, in the table's own order."""
+    result: Floats = expanded.reshape(len(expanded), *(len(selector) for selector in each.selectors))
+    for axis, selector in enumerate(each.selectors):
+        size = shape[each.axes[axis] + 1]
+        if not is_all(selector, size):
+            order = np.argsort(selector, kind="stable")
+            starts = np.searchsorted(selector[order], np.arange(size))
+            result = np.minimum.reduceat(result.take(order, axis + 1), starts, axis + 1)
+    in_order: Floats = result.transpose(0, *(axis + 1 for axis in np.argsort(each.axes)))
+    return in_order
+
+
+def is_all(selector: Ints, size: int) -> bool:
+    """Whether it takes all of them in order."""
+    return len(selector) == size and bool((selector[1:] > selector[:-1]).all())
+
+
+def less(whole: Floats, part: Floats, result: Floats) -> Floats:
+    """What is left without a part, into ``result``; infinite where the part is."""
+    with np.errstate(invalid="ignore"):
+        np.subtract(whole, part, out=result)
+    result[np.isinf(part)] = np.inf
+    return result

@@ -1,0 +1,335 @@
+"""One pass over a plan of eliminations, forward and back, for weights that are given: what :mod:`.weighted_search` is made
+of.
+
+- forward: each bucket's least sum is a product of matrices in the algebra (min, +), see :mod:`.min_plus`. The cost of a
+  variable with several buckets is shared out over them.
+- ``Pass.least``: back, each variable takes its best state.
+- ``Pass.marginals``: back, every bucket gets what all tables outside of it cost at least, so that two more products are the
+  least cost with each cell of its tables.
+
+Eliminations that the plan knows to be equal are done once, as long as shares are not given from outside.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import INFEASIBLE, InfeasibleError, Problem
+from .cost_tables import Costs
+from .elimination_plan import Bucket, Input, Plan, Step
+from .min_plus import Floats, Pool, added, contract, expand, least_of_classes, less, turned
+
+EXACT = 1 << 52
+"""Integers up to this, and sums and differences of two, are exact in float64."""
+_CHUNK = 1 << 22
+"""Cells of both parts of a bucket that are added up together."""
+
+Shares = dict[int, list[Floats]]
+"""For each split variable the shares of its own cost in each of its buckets but the first: float64[weights, K]."""
+
+
+class TimeIsUpError(Exception):
+    """A weighted search was not ready by its deadline."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """What a weighted search found.
+
+    Attributes:
+        weights: of memory and of time.
+        bound: no strategy has a lower weighted cost.
+        exact: whether ``strategy`` has just this cost, so that it is the best.
+        strategy: int32[n_nodes], a real one; None if none was found.
+        mem_bytes, time_ns: its costs; 0 if there is none.
+    """
+
+    weights: tuple[float, float]
+    bound: float
+    exact: bool
+    strategy: npt.NDArray[np.int32] | None
+    mem_bytes: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marginals:
+    """Lower bounds on the weighted cost of strategies with a given state; exact where ``least.exact``.
+
+    Attributes:
+        nodes: float64[K] for each node; infinite where no strategy has the state.
+        edges: float64[K source, K target] for each edge, None for those whose ends do not interact; empty if not asked for.
+            Pairs that the edge does not tell apart share the least of theirs.
+    """
+
+    least: Least
+    nodes: tuple[Floats, ...]
+    edges: tuple[Floats | None, ...]
+
+
+def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
+    """What the marginals of all buckets but the first lack to their mean, state by state."""
+    mean = np.mean(of_buckets, axis=0)
+    return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What all passes over a problem have in common.
+
+    Attributes:
+        most: the sum of the largest memories of all tables, and of the largest times.
+        split: the variables that have several buckets.
+        deadline: by ``time.monotonic``.
+        product: by compiled code or in NumPy.
+        pool: where arrays come from.
+    """
+
+    problem: Problem
+    plan: Plan
+    most: tuple[int, int]
+    split: tuple[int, ...]
+    deadline: float
+    product: Callable[[Floats, Floats], Floats]
+    pool: Pool = field(default_factory=Pool)
+
+
+class Pass:
+    """One elimination for several pairs of weights: the first axis of every table."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        weights: Sequence[tuple[float, float]],
+        shares: Shares | None = None,
+    ) -> None:
+        for pair in weights:
+            if not all(0 <= weight < math.inf for weight in pair):
+                raise ValueError(f"weights of memory and time must be finite and at least 0, got {pair}")
+        self.shares = shares
+        self.moves: Shares = {}  # by which each bucket's share would have to grow for all buckets to agree
+        self.found: list[Least] = []
+        self.setting, self.plan, self.weights = setting, setting.plan, list(weights)
+        self.n = len(self.weights)
+        self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
+        for number, costs in enumerate(self.plan.given):
+            same = self.plan.same[number]
+            self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
+        self.own: dict[int, list[Floats]] = {}  # of each bucket of a variable, its share of the variable's own cost
+        for step in self.plan.steps:
+            self._eliminate(step)
+        shared = np.zeros(self.n)
+        for share in (share for variable in setting.split for share in self.own[variable]):
+            shared += np.abs(share, out=np.zeros_like(share), where=np.isfinite(share)).max(axis=1)
+        self.margin = np.array([self._margin(*pair, most) for pair, most in zip(self.weights, shared, strict=True)])
+        self.total: Floats = np.zeros(self.n)
+        for number in self.plan.constants:
+            self.total = self.total + self.tables[number]
+        if np.isinf(self.total).any():
+            raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
+
+    def _weighted(self, costs: Costs) -> Floats:
+        table = self.setting.pool.take((self.n, *costs.mem.shape))
+        for row, (mem, time_ns) in zip(table, self.weights, strict=True):
+            np.multiply(costs.mem, float(mem), out=row)
+            row += costs.time * float(time_ns)
+        table[:, costs.forbidden] = np.inf
+        return table
+
+    def _margin(self, mem: float, time_ns: float, shared: float) -> float:
+        """What rounding can have added. Any number here is a sum of costs and of shares, each at most once."""
+        most = mem * self.setting.most[0] + time_ns * self.setting.most[1] + shared
+        is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
+        return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
+
+    def _eliminate(self, step: Step) -> None:
+        if time.monotonic() > self.setting.deadline:
+            raise TimeIsUpError
+        same = self.plan.same[step.buckets[0].result]
+        if self.shares is None and same < step.buckets[0].result:
+            self.own[step.variable] = self.own[self.plan.variable_of[same]]
+            for bucket in step.buckets:
+                self.tables[bucket.result] = self.tables[self.plan.same[bucket.result]]
+            return
+        own = np.zeros((self.n, self.plan.n_states[step.variable]))
+        for number in step.own:
+            own += self.tables[number][:, self.plan.shapes[number].of(step.variable)]
+        if self.shares is None or len(step.buckets) == 1:
+            self.own[step.variable] = self._shares(step, own)
+        else:
+            others = self.shares[step.variable]
+            self.own[step.variable] = [less(own, np.sum(others, axis=0), np.empty_like(own)), *others]
+        for bucket, share in zip(step.buckets, self.own[step.variable], strict=True):
+            result = self.setting.pool.take((self.n * bucket.sizes[0], *bucket.sizes[1:]))
+            result[...] = np.inf
+            for _, left, right in self._halves(bucket, share):
+                np.minimum(result, self.setting.product(left, right), out=result)
+            self.tables[bucket.result] = result.reshape(self.n, *bucket.shape)
+
+    def put_back(self) -> None:
+        """The tables' memory, for other runs."""
+        for number, same in enumerate(self.plan.same):
+            if same == number or (self.shares is not None and number >= len(self.plan.given)):
+                self.setting.pool.put_back(self.tables[number])
+        self.tables.clear()
+
+    def _shares(self, step: Step, own: Floats) -> list[Floats]:
+        if len(step.buckets) == 1:
+            return [own]
+        likes = []  # what each bucket's tables cost at least with each state
+        for bucket in step.buckets:
+            of_group = np.empty((self.n, bucket.n_groups))
+            for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
+                least = left.min(axis=1) + right.min(axis=2)
+                of_group[:, chunk] = least.reshape(self.n, bucket.sizes[0], -1).min(axis=1)
+            likes.append(of_group[:, bucket.group])
+        total = own + sum(likes)
+        possible = np.isfinite(total)
+        result = [np.where(possible, 0.0, np.inf) for _ in likes]
+        each = np.floor(total[possible] / len(likes))
+        for share, like in zip(result[1:], likes[1:], strict=True):
+            share[possible] = each - like[possible]
+        result[0][possible] = own[possible] - sum(share[possible] for share in result[1:])
+        return result
+
+    def _halves(self, bucket: Bucket, own: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
+        """Both parts of a bucket, some groups at a time: [weights and neighbours of both, those of the left, groups], and
+        [weights and neighbours of both, groups, those of the right]. The variable's own cost is in the left part."""
+        n_both, of_left, of_right = bucket.sizes
+        axis = 1 + len(bucket.axes[0])
+        lefts = [
+            least_of_classes(own, bucket.group, bucket.n_groups).reshape(
+                self.n, *[1] * (axis - 1 + len(bucket.axes[1])), bucket.n_groups
+            )
+        ]
+        lefts += [expand(self.tables[each.table], each) for each in bucket.left]
+        rights = [expand(self.tables[each.table], each) for each in bucket.right]
+        size = max(1, _CHUNK // (self.n * n_both * (of_left + of_right)))
+        for start in range(0, bucket.n_groups, size):
+            if time.monotonic() > self.setting.deadline:
+                raise TimeIsUpError
+            chunk = slice(start, start + size)
+            left = added([each[..., chunk] for each in lefts])
+            right = added([each[(slice(None),) * axis + (chunk,)] for each in rights])
+            n_groups = left.shape[-1]
+            left = np.broadcast_to(left, (self.n, *bucket.axes[0], *bucket.axes[1], n_groups))
+            right = np.broadcast_to(right, (self.n, *bucket.axes[0], n_groups, *bucket.axes[2]))
+            shapes = (self.n * n_both, of_left, n_groups), (self.n * n_both, n_groups, of_right)
+            yield chunk, left.reshape(shapes[0]), right.reshape(shapes[1])
+
+    def least(self) -> list[Least]:
+        if not self.found:
+            self.found = self._least()
+        return self.found
+
+    def _least(self) -> list[Least]:
+        states = self._strategies()
+        found = []
+        for weights, strategy, total, margin in zip(self.weights, states, self.total, self.margin, strict=True):
+            mem, time_ns = self.setting.problem.cost(strategy.tolist())
+            bound = float(total - margin)
+            if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
+                found.append(Least(weights, bound, False, None, 0, 0))
+            else:
+                cost = weights[0] * mem + weights[1] * time_ns
+                found.append(Least(weights, bound, cost <= bound, strategy, mem, time_ns))
+        return found
+
+    def _strategies(self) -> npt.NDArray[np.int32]:
+        """Each variable's best state, from the last eliminated to the first; all of its buckets have their say."""
+        states = np.zeros((self.n, len(self.plan.n_states)), np.int32)
+        row = np.arange(self.n)[:, None]
+        for step in reversed(self.plan.steps):
+            costs: Floats = sum(self.own[step.variable][1:], self.own[step.variable][0])
+            for each in (each for bucket in step.buckets for each in bucket.inputs):
+                shape = self.plan.shapes[each.table]
+                at = [
+                    class_of[None] if v == step.variable else class_of[states[:, v]][:, None]
+                    for v, class_of in zip(shape.scope, shape.classes, strict=True)
+                ]
+                index: tuple[npt.NDArray[np.int64], ...] = (row, *at)
+                costs = costs + self.tables[each.table][index]
+            states[:, step.variable] = costs.argmin(axis=1)
+        return states
+
+    def marginals(self, with_edges: bool) -> list[Marginals]:
+        given, pool = len(self.plan.given), self.setting.pool
+        nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
+        edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
+        outside: dict[int, Floats] = {
+            n: np.subtract(self.total, self.tables[n], out=pool.take(self.total.shape)) for n in self.plan.constants
+        }
+        for step in reversed(self.plan.steps):
+            of_buckets = []
+            for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
+                beyond = outside.pop(bucket.result)
+                of_state, of_inputs, used = self._go_back(bucket, own, beyond, with_edges)
+                of_buckets.append(of_state)
+                for each, marginal in of_inputs:
+                    if each.table < given:
+                        self._put_edge(edges, each.table, marginal)
+                    else:
+                        outside[each.table] = less(marginal, self.tables[each.table], pool.take(marginal.shape))
+                for array in (beyond, *used):
+                    pool.put_back(array)
+            if len(of_buckets) > 1:
+                self.moves[step.variable] = _moves(of_buckets)
+            nodes[step.variable] = np.max(of_buckets, axis=0)
+            for number in step.own:
+                if number >= given:
+                    class_of = self.plan.shapes[number].of(step.variable)
+                    marginal = least_of_classes(of_buckets[0], class_of, self.tables[number].shape[1])
+                    outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
+        found = []
+        for k, (least, margin) in enumerate(zip(self.least(), self.margin, strict=True)):
+            of_edges = tuple(None if each is None else each[k] for each in edges)
+            found.append(Marginals(least, tuple(each[k] - margin for each in nodes), of_edges))
+        return found
+
+    def _go_back(
+        self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
+    ) -> tuple[Floats, list[tuple[Input, Floats]], list[Floats]]:
+        """Marginals of the variable's states as a bucket sees them, and of the cells of some of its tables; what these may
+        be views of, to be put back."""
+        n_both, of_left, of_right = bucket.sizes
+        beyond = outside.reshape(self.n * n_both, of_left, of_right)
+        wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
+        of_group = np.empty((self.n, bucket.n_groups))
+        pool = self.setting.pool
+        lefts = pool.take((self.n * n_both, of_left, bucket.n_groups))
+        rights = pool.take((self.n * n_both, bucket.n_groups, of_right))
+        for chunk, left, right in self._halves(bucket, own):
+            if wanted[0] or not wanted[1]:
+                lefts[..., chunk] = left + self.setting.product(beyond, turned(right))
+                of_group[:, chunk] = lefts[..., chunk].reshape(self.n, n_both * of_left, -1).min(axis=1)
+            if wanted[1]:
+                rights[:, chunk] = right + self.setting.product(turned(left), beyond)
+                if not wanted[0]:
+                    of_group[:, chunk] = rights[:, chunk].min(axis=2).reshape(self.n, n_both, -1).min(axis=1)
+        best = least_of_classes(own, bucket.group, bucket.n_groups)
+        of_state = less(of_group, best, of_group)[:, bucket.group] + own
+        of_inputs = []
+        whole = [
+            lefts.reshape(self.n, *bucket.axes[0], *bucket.axes[1], bucket.n_groups),
+            rights.reshape(self.n, *bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
+        ]
+        for of_part, inputs in zip(whole, wanted, strict=True):
+            for each in inputs:
+                others = tuple(axis + 1 for axis, size in enumerate(each.expanded) if size == 1)
+                marginal = of_part.min(axis=others, keepdims=True) if others else of_part
+                of_inputs.append((each, contract(marginal, each, self.tables[each.table].shape)))
+        return of_state, of_inputs, [lefts, rights]
+
+    def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
+        shape, costs = self.plan.shapes[table], self.plan.given[table]
+        full = marginal[:, shape.classes[0][:, None], shape.classes[1]] - self.margin[:, None, None]
+        for index in costs.edges:
+            known = edges[index]
+            turned = full if self.setting.problem.edges[index].source == shape.scope[0] else full.transpose(0, 2, 1)
+            edges[index] = turned if known is None else np.maximum(known, turned)

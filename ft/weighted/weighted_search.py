@@ -1,0 +1,198 @@
+"""The least weighted cost  a mem + b time  of all strategies, exact or from below, and of those with a given state.
+
+A weighted sum turns a frontier into one number, so that a table is a plain array of numbers, and the algebra (min, +).
+
+- ``least``: variables are eliminated in the order of :mod:`.elimination_plan`; going back, each takes its best state.
+- ``marginals``: going back, every bucket also gets what all tables outside of it cost at least. So for every state of
+  every node, and for every pair of states of an edge, there is the least cost of a strategy that has it (*min-marginals*).
+
+Where the plan had to cut buckets the results are lower bounds. A variable's own cost is then shared out over its buckets;
+the sum of the shares is its cost, whatever they are, and any shares give a valid bound. At first all buckets would like
+each state equally well by what was eliminated before them ("max-marginal matching": Ihler, Flerova, Dechter and Otten, UAI
+2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each share grows by what
+its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave in weights and
+shares together, so a line between two others begins with what is between their shares. The strategy is real in any case,
+and no longer proven the best.
+
+Numbers are float64. With integer weights such that no sum can exceed 2^52 all of them are integers and exact; else bounds
+are lowered by more than rounding can have added.
+
+Complexity: O(sum over buckets of groups x cells) at most for ``least``, and for each product two more in ``marginals``;
+layers that are alike count once in ``least``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables.merge import is_for_compiled_code
+from .elimination_plan import Plan
+from .min_plus import min_plus_compiled, min_plus_in_numpy
+from .passes import EXACT, Least, Marginals, Pass, Setting, Shares, TimeIsUpError
+
+MAX_CELLS = 1 << 20
+_CELLS_AT_ONCE = 1 << 22
+"""Of the tables of all weights that are searched together."""
+_WORK_OF_CANDIDATE = 2
+"""Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
+N_ROUNDS = 8
+"""Of sharing out the costs of split variables."""
+_WORTH_A_ROUND = 0.1
+"""What another round should win of what a bound lacks."""
+_LEAST_STEP = 2.0**-8
+_MATTERS = 1e-6
+_MOST = 2.0**61
+LEAST_WEIGHT = 1 << 6
+"""Of two weights, where costs are so large that one of them would be 0 if sums were not to be rounded."""
+
+__all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "between"]
+
+
+class WeightedSearch:
+    """Searches one problem for the least weighted cost, for any weights.
+
+    Args:
+        max_cells: of a table that an elimination makes; with more, results are lower bounds.
+        deadline: of all its searches, by ``time.monotonic``.
+    """
+
+    def __init__(self, problem: Problem, max_cells: int = MAX_CELLS, deadline: float = math.inf) -> None:
+        self.problem = problem
+        self.plan = Plan.of(problem, max_cells)
+        self.deadline = deadline
+        given = self.plan.given
+        self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
+        self.setting = Setting(
+            problem,
+            self.plan,
+            self.most,
+            tuple(step.variable for step in self.plan.steps if len(step.buckets) > 1),
+            deadline,
+            min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
+        )
+        self.step = 1.0  # of sharing out: less where many split variables together go too far
+        self.shares: dict[tuple[float, float], Shares] = {}  # what was found to be good for some weights
+
+    def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
+        """Integers with nearly this ratio, large, but not so large that sums are rounded, unless the ratio asks for it."""
+        parts = mem * max(self.most[0], 1), time * max(self.most[1], 1)
+        scale = (EXACT >> 1) / sum(parts) if any(parts) else 1.0
+        if min(parts) > sum(parts) * _MATTERS and min(mem, time) * scale < 1:
+            larger = LEAST_WEIGHT / min(mem, time)
+            scale = larger if larger * sum(parts) < _MOST else scale
+        weights = math.floor(mem * scale), math.floor(time * scale)
+        divisor = math.gcd(*weights) or 1
+        return (weights[0] // divisor, weights[1] // divisor) if any(weights) else (int(mem > 0), int(time > 0))
+
+    def least(self, weights: tuple[float, float]) -> Least:
+        """The least of ``weights[0] * mem + weights[1] * time``.
+
+        Raises:
+            ValueError: a weight is negative or not finite.
+            InfeasibleError: no strategy is allowed.
+            TimeIsUpError: the deadline has passed.
+        """
+        return self.several_least([weights])[0]
+
+    def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
+        """The least weighted cost with each state of each node, and for each edge with each pair of states.
+
+        Raises:
+            as ``least``.
+        """
+        return self.several_marginals([weights], with_edges)[0]
+
+    def several_least(self, weights: Sequence[tuple[float, float]]) -> list[Least]:
+        """``least`` for several weights, faster than one by one; raises as it does."""
+        found = []
+        for block in self._blocks(weights):
+            run = Pass(self.setting, block, self.shares.get(block[0]))
+            found += run.least()
+            run.put_back()
+        return found
+
+    def several_marginals(self, weights: Sequence[tuple[float, float]], with_edges: bool = False) -> list[Marginals]:
+        """``marginals`` for several weights, faster than one by one; raises as it does."""
+        found = []
+        for block in self._blocks(weights):
+            run = Pass(self.setting, block, self.shares.get(block[0]))
+            found += run.marginals(with_edges)
+            run.put_back()
+        return found
+
+    def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+        """As many together as their tables are small."""
+        size = max(1, _CELLS_AT_ONCE // max(self.plan.total_cells, 1))
+        blocks: list[list[tuple[float, float]]] = []
+        for pair in weights:
+            if pair in self.shares or not blocks or len(blocks[-1]) == size or blocks[-1][0] in self.shares:
+                blocks.append([])
+            blocks[-1].append(pair)
+        return blocks
+
+    def tightened(
+        self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
+    ) -> list[Least]:
+        """``least`` with ever higher bounds, the best one last: variables are shared out anew, round by round.
+
+        The bound of :meth:`least` and of :meth:`marginals` for these weights will be that of the best round.
+
+        Args:
+            known: the weighted cost of a real strategy.
+            near: a bound within this of a strategy is good enough.
+            shares: to begin with.
+
+        Raises:
+            as ``least``; ``TimeIsUpError`` only if not a single bound was ready.
+        """
+        found: list[Least] = []
+        best: tuple[float, Shares, Shares] | None = None  # the total, the shares, and how they may change
+        try:
+            for _ in range(1 if self.plan.exact else N_ROUNDS):
+                run = Pass(self.setting, [weights], shares)
+                total, least = float(run.total[0]), run.least()[0]
+                if least.strategy is not None:
+                    known = min(known, weights[0] * least.mem_bytes + weights[1] * least.time_ns)
+                is_best = best is None or total > best[0]
+                gain = math.inf if best is None else total - best[0]
+                found.insert(len(found) if is_best else 0, least)
+                enough = known <= total * (1 + near) or 0 <= gain < _WORTH_A_ROUND * (known - total)
+                if is_best:
+                    shares = {variable: run.own[variable][1:] for variable in self.setting.split}
+                    self.shares[weights] = shares
+                    if not enough:
+                        run.marginals(False)
+                    best = total, shares, run.moves
+                else:
+                    self.step /= 4
+                run.put_back()
+                if enough or best is None or self.step < _LEAST_STEP:
+                    break
+                shares = _moved(*best[1:], self.step)
+        except TimeIsUpError:
+            if not found:
+                raise
+        return found
+
+
+def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
+    """So much of one and so much of the other: where their weights are combined like this the bounds are at least."""
+    result = {}
+    for variable, those in first.items():
+        pairs = zip(those, second[variable], strict=True)
+        result[variable] = [np.floor(one * parts[0] + other * parts[1]) for one, other in pairs]
+    return result
+
+
+def _moved(shares: Shares, moves: Shares, step: float) -> Shares:
+    result = {}
+    for variable, those in shares.items():
+        result[variable] = [
+            each + np.floor(np.where(np.isfinite(move), move, 0.0) * step)
+            for each, move in zip(those, moves[variable], strict=True)
+        ]
+    return result

@@ -1,0 +1,115 @@
+"""Where in the user's code an operator was made, and where in it a thread is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType
+from typing import Any
+
+_PACKAGES = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in ("tensorflow", "keras"))
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ZOO_FOLDER = os.path.join(_OWN_FOLDER, "zoo", "")
+_STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_LIBRARIES = tuple(
+    {os.path.join(path, "") for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))}
+)
+
+
+def source_line(op: Any) -> str:
+    """Return the innermost line of the user's code on the way to this TensorFlow operation, as ``file:line``."""
+    for frame in reversed(op.traceback or ()):
+        if is_users(frame.filename):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return ""
+
+
+def running_line() -> str:
+    """Return the innermost line of the user's code that is being executed, as ``file:line``."""
+    for frame in _outwards(sys._getframe(1)):
+        if _kind(frame.f_code.co_filename) == _USERS:
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return "an unknown line"
+
+
+@cache
+def is_users(filename: str) -> bool:
+    """Return whether a file is of the user's code, or of what that builds models with; each frame of each operator asks."""
+    path = os.path.abspath(filename)
+    is_own = path.startswith(_OWN_FOLDER) and not path.startswith(_ZOO_FOLDER)
+    is_standard = path.startswith(_STANDARD_LIBRARY) and "-packages" + os.sep not in path
+    return not is_own and not is_standard and not any(part in path for part in _PACKAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a thread is.
+
+    Attributes:
+        call: the function of TensorOpt that the user's code called, with the line of that; "" outside of such a call.
+        line: the innermost line of the user's code, as ``file:line``; "" where there is none.
+        is_users: whether the user's code runs: outside of a call, or a callback within it.
+    """
+
+    call: str = ""
+    line: str = ""
+    is_users: bool = True
+
+    def __str__(self) -> str:
+        if not self.is_users:
+            return f"in {self.call}"
+        inside = f", called by {self.call}" if self.call else ""
+        return f"in the user's code{f' at {self.line}' if self.line else ''}{inside}"
+
+
+_OURS, _USERS, _LIBRARY = "ours", "user's", "library"
+
+
+def whereabouts(frame: FrameType | None) -> Whereabouts:
+    """Return where a thread is, by its innermost frame; of libraries only what calls them counts."""
+    innermost, line, call, outermost_call = "", "", "", ""
+    for each in _outwards(frame):
+        kind = _kind(each.f_code.co_filename)
+        if kind == _LIBRARY:
+            continue
+        innermost = innermost or kind
+        if kind == _OURS:
+            call = outermost_call = each.f_code.co_name
+            continue
+        at = f"{os.path.basename(each.f_code.co_filename)}:{each.f_lineno}"
+        line = line or at
+        if call:
+            outermost_call, call = f"{call} at {at}", ""
+    return Whereabouts(outermost_call, line, innermost != _OURS)
+
+
+def users_line_of(error: BaseException) -> str:
+    """Return the innermost line of the user's code that an error went through, as ``file:line``; "" if there is none."""
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        if _kind(trace.tb_frame.f_code.co_filename) == _USERS:
+            line = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@cache
+def _kind(filename: str) -> str:
+    """Whose code a file is."""
+    if filename.startswith("<"):
+        return _USERS if filename in ("<string>", "<stdin>") else _LIBRARY
+    path = os.path.abspath(filename)
+    if path.startswith(_OWN_FOLDER):
+        return _OURS
+    generated = os.path.basename(path).startswith("__autograph_generated")
+    return _LIBRARY if generated or path.startswith(_LIBRARIES) or path == sys.executable else _USERS

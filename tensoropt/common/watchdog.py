@@ -1,0 +1,199 @@
+"""Waiting too long: no wait between ranks lasts longer than ``TENSOROPT_TIMEOUT`` without a reason.
+
+A thread of each rank (:mod:`..runtime.watching`) looks once a second at what the rank is in, and answers what others ask:
+how many collectives it has begun, in which it is, where it is, and for how long it has made no progress. A rank that waits
+asks the others; :func:`verdict` says from their answers whether the wait is over:
+
+    others do long work of TensorOpt's (search, capture, save, ...) and progress   wait on
+    one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
+    all have come, or wait as well, but for something else                        end all, and name both calls
+    all have come to the same                                                     end all: the connection is slow
+
+A rank may be in a collective of each of two *chains* at once. Each chain has one order on all ranks, but not both together:
+so collectives are counted by chain, and compared with those of the same chain.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import InputError
+
+TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
+ANSWER_S = 4.0
+"""How long a question stays open, at least, before its rank counts as silent: a few times the interval of looks."""
+
+URGENT, TRAILING = CHAINS = range(2)
+"""Collectives that something else of the step waits for, and those that only updates wait for where these have a chain of
+their own; all others count as urgent."""
+
+
+def timeout_s() -> float:
+    """What ``TENSOROPT_TIMEOUT`` says, in seconds; ``inf`` for ever.
+
+    Raises:
+        InputError: it is no number, or not above 0.
+    """
+    given = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InputError(f"{TIMEOUT} is how many seconds a rank waits for others, a number above 0, got {given!r}")
+    return seconds
+
+
+@dataclass
+class Waiting:
+    """In which collectives of a chain this rank is, and since when; written by the thread that calls them.
+
+    Attributes:
+        what: collectives and the operator that they are for.
+        since_s: by the monotonic clock; None outside of collectives.
+        may_compute: whether this rank may be computing, and not waiting: then only a rank that hasn't come tells.
+    """
+
+    what: str = ""
+    since_s: float | None = None
+    may_compute: bool = False
+
+    def begin(self, what: str, may_compute: bool = False) -> None:
+        self.what, self.may_compute = what, may_compute
+        self.since_s = time.monotonic()
+
+    def end(self) -> None:
+        self.since_s = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.since_s is not None
+
+
+def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
+    """Have methods of an object tell that they wait, in themselves: those of steps, which tell more, pay nothing for it."""
+    for name in names:
+        setattr(target, name, _telling(getattr(target, name), waiting, name))
+
+
+def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callable[..., Any]:
+    def telling(*arguments: Any, **named: Any) -> Any:
+        waiting.begin(what)
+        try:
+            return method(*arguments, **named)
+        finally:
+            waiting.end()
+
+    return telling
+
+
+class Answer(NamedTuple):
+    """What a rank says of itself.
+
+    A rank for which the plan has no work has begun fewer collectives, and nobody waits for it.
+
+    Attributes:
+        begun: how many collectives it has begun, by chain.
+        what: which one it is in, by chain; "" if none.
+        is_at_work: whether it hasn't come to its end, and has work.
+        idle_s: for how long it has made no progress: waited, run the user's code, or stood still.
+        where: where it is (:class:`~tensoropt.common.source_lines.Whereabouts` as text).
+        call: the call of TensorOpt that it is in.
+    """
+
+    begun: tuple[int, ...]
+    what: tuple[str, ...]
+    is_at_work: bool = True
+    idle_s: float = math.inf
+    where: str = ""
+    call: str = ""
+
+    @property
+    def waits_in(self) -> str:
+        return " and in ".join(filter(None, self.what))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of another rank.
+
+    Attributes:
+        answer: its last one, if any.
+        is_new: whether that came after the last question.
+        silent_s: for how long it has left a question open, or hasn't been heard; None if it isn't silent.
+        last_call: the last call that it is known to have been in.
+    """
+
+    answer: Answer | None
+    is_new: bool = True
+    silent_s: float | None = None
+    last_call: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A wait that has lasted for the timeout: of which rank, in which chain, for how long, and what the rank says itself."""
+
+    rank: int
+    chain: int
+    seconds: float
+    own: Answer
+    may_compute: bool = False
+
+
+def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> str | None:
+    """Return the sentence that ends all ranks, or None while there is a reason to wait on."""
+    missing, differing, is_over, is_excused = [], [], False, False
+    own, chain = waited.own, waited.chain
+    for rank, report in sorted(reports.items()):
+        answer = report.answer
+        if answer is not None and not answer.is_at_work:
+            continue
+        if report.silent_s is not None:
+            missing.append(silent(rank, report))
+            is_over = True
+        elif answer is None or not report.is_new or answer.idle_s < timeout_s:
+            is_excused = True
+        elif answer.begun[chain] < own.begun[chain]:
+            missing.append(f"rank {rank} hasn't come to it and has been {_doing(answer)} for {answer.idle_s:.0f} s")
+            # Who waits itself, waits for someone else.
+            is_over |= not answer.waits_in
+        elif _differs(answer, own, chain):
+            differing.append(f"rank {rank} is {_doing(answer)}")
+    if is_excused and not is_over:
+        return None
+    found = missing or differing
+    if not found and waited.may_compute:
+        return None
+    who = "; ".join(found) or "all ranks have come to it, so the connection between them is what is slow"
+    call = f", in {own.call}" if own.call else ""
+    return (
+        f"rank {waited.rank} has waited for {waited.seconds:.0f} s in {own.what[chain]}{call}: {who}. All ranks must make "
+        f"the same calls; {TIMEOUT}=SECONDS lets ranks wait for longer"
+    )
+
+
+def silent(rank: int, report: Report) -> str:
+    """What is said of a rank that doesn't answer, with its last known place."""
+    known = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
+    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
+
+
+def _doing(answer: Answer) -> str:
+    if not answer.waits_in:
+        return answer.where
+    return f"in {answer.waits_in}{f', in {answer.call}' if answer.call else ''}"
+
+
+def _differs(answer: Answer, own: Answer, chain: int) -> bool:
+    """Whether a rank that has begun as many collectives is in another one, or in none, or has gone on to another call."""
+    return (answer.begun[chain], answer.what[chain], answer.call.partition(" at ")[0]) != (
+        own.begun[chain],
+        own.what[chain],
+        own.call.partition(" at ")[0],
+    )

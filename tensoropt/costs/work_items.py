@@ -1,0 +1,81 @@
+"""What an operator does on the device that has the largest pieces, as profiling files it: :func:`work_of`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container
+from functools import lru_cache
+
+from ..ir.body import COMPOSITES
+from ..ir.graph import SOURCES, Operator
+from ..profiling.work import Work
+from ..reschedule.layout import Shape
+from ..rules.rule import Config, Interface, Rule
+from ..sharding.resharding import halo_delivery
+
+# Attributes that don't change how long an operator takes, and static inputs that say global shapes.
+_WITHOUT_EFFECT = frozenset("seed seed2 container shared_name loaded trainable name".split())
+_SHAPES = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0, "Slice": 2}
+_LONGEST = 64
+
+
+def work_of(
+    op: Operator,
+    rule: Rule,
+    config: Config,
+    seen: Interface,
+    amounts: tuple[int, int],
+    gradients: Container[tuple[str, int]],
+) -> Work:
+    """The work of an operator in a config.
+
+    Args:
+        amounts: flops, and bytes read plus written, of the forward pass.
+        gradients: (operator, position) of operands to which a gradient comes back.
+    """
+    flops, n_bytes = amounts
+    places = tuple(position for position, _ in op.operands if (op.name, position) in gradients)
+    dtype = op.result.dtype if op.outputs else "float32"
+    return Work(op.type, dtype, flops, n_bytes, len(places), _key(op, rule, config, seen, places))
+
+
+def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> list[Shape]:
+    """Per tensor operand the largest piece that the operator reads; where windows overlap blocks, all that they cover."""
+    shapes = []
+    for position, tensor in op.operands:
+        demand = seen.operands[position]
+        assert demand is not None
+        if position == 0 and rule.exchanged(config):
+            halo = halo_delivery(op, rule, config, with_gradient=False).halo
+            assert halo is not None
+            shapes.append(halo.largest_local_shape(tensor.shape))
+        else:
+            shapes.append(demand.layout.largest_local_shape(tensor.shape))
+    return shapes
+
+
+def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tuple[int, ...]) -> str:
+    """Empty where an operator can't be timed by itself."""
+    if op.type in SOURCES or op.type in COMPOSITES:
+        return ""
+    pieces = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
+    shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in pieces]
+    if rule.exchanged(config):
+        shapes.append("all that windows cover")
+    inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)
+    return f"{op.type}({', '.join(shapes)}){inner} to {list(places)} {attributes_key(op)}"
+
+
+@lru_cache(maxsize=1 << 10)
+def attributes_key(op: Operator) -> str:
+    """What tells operators of one type and equal shapes apart: attributes and static inputs, as short text."""
+    if op.type in SOURCES:
+        return ""
+    attrs = [f"{key}={value}" for key, value in sorted(op.attrs.items())
+             if not key.startswith("_") and key not in _WITHOUT_EFFECT]
+    statics = [
+        f"{position}:{value.tolist() if value.size <= _LONGEST else hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
+        for position, value in sorted(op.statics.items())
+        if _SHAPES.get(op.type) != position
+    ]
+    return " ".join([*attrs, *statics])

@@ -1,0 +1,1 @@
+"""A user's model (recorded, traced, or of Keras) becomes IR."""

@@ -1,0 +1,112 @@
+"""Where TensorFlow's gradients go, read off the recorded graph itself: held against :mod:`..lowering.gradient_analysis`.
+
+The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through what carries gradients, then
+back from the loss. To which inputs of an operator a gradient goes on is what its registered gradient function says, called
+once for operators of one type, attributes and types of inputs, in a graph of its own. Nothing is executed, and nothing of
+the imported model is read: a type, an operator or an edge that the import or the analysis forgets shows as a difference.
+
+Complexity: O(operators + edges), and one call for each kind of operator.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as framework_ops
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from ..common.gradient_types import carries_gradient
+from ..ir.graph import Differentiated
+from .tracing.gradient_function import GradientFunction
+
+_HANDLES = (tf.resource, tf.variant)
+
+
+@dataclass
+class Connections:
+    """Walks one recorded graph.
+
+    Attributes:
+        custom: the traced gradient functions of custom gradients, by operator.
+    """
+
+    graph: tf.Graph
+    custom: Mapping[str, GradientFunction]
+    _given: dict[tuple[object, ...], frozenset[int]] = field(default_factory=dict)
+
+    def differentiated(self, loss: tf.Tensor, variables: Iterable[str]) -> Differentiated:
+        """Return what gets a gradient of ``loss`` on the ways from it to the handles of these variables."""
+        reached = self._reached(variables)
+        if loss.op.name not in reached:
+            return Differentiated(frozenset(), {})
+        arriving, tensors = {loss.op.name}, {loss.name}
+        operands: dict[str, frozenset[int]] = {}
+        # Back in order of creation: all that takes an operator's results was made after it.
+        for op in reversed(self.graph.get_operations()):
+            if op.name not in arriving or op.name not in reached:
+                continue
+            inputs = list(op.inputs)
+            operands[op.name] = frozenset(
+                place
+                for place in self._places(op)
+                if inputs[place].op.name in reached and carries_gradient(inputs[place].dtype)
+            )
+            for place in operands[op.name]:
+                arriving.add(inputs[place].op.name)
+                tensors.add(inputs[place].name)
+        return Differentiated(frozenset(tensors), operands)
+
+    def _reached(self, variables: Iterable[str]) -> set[str]:
+        """Return the operators that depend on variables by way of tensors that carry gradients."""
+        pending = [self.graph.get_operation_by_name(name) for name in variables]
+        reached = {op.name for op in pending}
+        while pending:
+            for tensor in pending.pop().outputs:
+                if not carries_gradient(tensor.dtype):
+                    continue
+                for op in tensor.consumers():
+                    if op.name not in reached:
+                        reached.add(op.name)
+                        pending.append(op)
+        return reached
+
+    def _places(self, op: tf.Operation) -> Iterable[int]:
+        """Return the inputs that an operator's gradient function gives a gradient, whichever result one comes to."""
+        if op.name in self.custom:
+            gradients = self.custom[op.name].gradients
+            return [place for place, gradient in enumerate(gradients) if gradient is not None]
+        if not op.inputs:
+            return ()
+        types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
+        attributes = sorted((key, value.SerializeToString()) for key, value in op.node_def.attr.items() if key[0] != "_")
+        key = (op.type, repr(attributes), types)
+        if key not in self._given:
+            self._given[key] = frozenset(self._ask(op))
+        return self._given[key]
+
+    def _ask(self, op: tf.Operation) -> Iterable[int]:
+        every = range(len(op.inputs))
+        is_composite = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+        if is_composite or any(tensor.dtype in _HANDLES for tensor in (*op.inputs, *op.outputs)):
+            # Loops, reads of variables, lists: TensorFlow has a gradient go on to all of their inputs that can have one.
+            return every
+        try:
+            function = framework_ops.get_gradient_function(op)
+        except LookupError:
+            return ()
+        if function is None:
+            return ()
+        with self.graph.as_default():
+            inner = FuncGraph("asked")
+        with inner.as_default(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+            given = [
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
+                for tensor in op.outputs
+            ]
+            found = function(op, *given)
+        found = found if isinstance(found, (list, tuple)) else [found]
+        return [place for place, gradient in zip(every, found, strict=False) if gradient is not None]

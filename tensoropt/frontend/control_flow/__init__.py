@@ -1,0 +1,1 @@
+"""Loops and custom gradients become operators with a body of operators."""

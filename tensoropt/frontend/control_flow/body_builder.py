@@ -1,0 +1,134 @@
+"""Collecting a body: its operators copied into a graph of their own, where shapes are inferred and constants folded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ...ir.body import Body
+from ...ir.graph import Tensor
+from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
+from ..tracing.gradient_function import copy_operator
+from ..tracing.loops import READERS, copy_while, read_value
+
+LOOPS = ("While", "StatelessWhile")
+Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
+
+
+class Surroundings(Protocol):
+    """The importer of the graph that a composite operator stands in."""
+
+    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """The value of a tensor that follows from constants and shapes alone, else None."""
+        ...
+
+    def operand(self, tensor: tf.Tensor) -> Tensor:
+        """What a tensor is called in the imported graph; of a variable's handle its value."""
+        ...
+
+    def constant(self, name: str, value: np.ndarray) -> Tensor:
+        """A constant of the imported graph."""
+        ...
+
+    def line(self, op: tf.Operation) -> str:
+        """The user's line that made an operator."""
+        ...
+
+    def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Any:
+        """Import another graph: what some operators of it need."""
+        ...
+
+
+@dataclass
+class Collector:
+    """Copies operators of a source graph into a new one.
+
+    Attributes:
+        scope: stands in front of names, by which random operators are told apart.
+        own: gives the results of operators that are not simply copied, None for all others.
+        is_differentiated: whether gradients are taken of the copy.
+    """
+
+    outside: Surroundings
+    scope: str
+    own: Own = lambda op: None
+    is_differentiated: bool = True
+    graph: tf.Graph = field(default_factory=tf.Graph)
+    inputs: list[tf.Tensor] = field(default_factory=list)
+    made: dict[str, tf.Tensor] = field(default_factory=dict)
+    _lines: dict[str, str] = field(default_factory=dict)
+
+    def input(self, shape: Sequence[int], dtype: str) -> tf.Tensor:
+        """A new input of the body."""
+        with self.graph.as_default():
+            self.inputs.append(tf.compat.v1.placeholder(dtype, shape))
+        return self.inputs[-1]
+
+    def constant(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+        with self.graph.as_default():
+            return tf.constant(value, dtype)
+
+    def copy(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The counterparts of tensors of the source, with all that they need and that isn't there yet."""
+        with self.graph.as_default(), self.graph.name_scope(self.scope):
+            self._copy_missing(self.made, tensors, self.own)
+        return [self.made[tensor.name] for tensor in tensors]
+
+    def _copy_missing(self, made: dict[str, tf.Tensor], tensors: Sequence[tf.Tensor], own: Own) -> None:
+        for op in _needed(tensors, made, own):
+            results = self._copied(op, made)
+            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+
+    def _copied(self, op: tf.Operation, made: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+        inputs = [made[tensor.name] for tensor in op.inputs]
+        if op.type in READERS:  # the first input is the variable's value
+            return read_value(op, inputs)
+        if op.type in LOOPS:
+            return copy_while(op, inputs, self._copy_function)
+        if is_custom_gradient(op) and not self.is_differentiated:
+            return inputs
+        if is_custom_gradient(op):
+            return copy_custom_gradient(op, inputs, lambda tensor: made[tensor.name])
+        results = copy_operator(op, inputs)
+        if results:
+            self._lines[results[0].op.name] = self.outside.line(op)
+        return results
+
+    def _copy_function(self, function: Any, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        made = {tensor.name: given for tensor, given in zip(function.inputs, arguments, strict=True)}
+        self._copy_missing(made, function.outputs, lambda op: None)
+        return [made[tensor.name] for tensor in function.outputs]
+
+    def body(self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> Body:
+        """What was collected, imported.
+
+        Args:
+            inputs: those of the body, in order.
+            outputs: tensors of the new graph.
+        """
+        with self.graph.as_default():
+            ends = [tf.identity(tensor).op for tensor in outputs]
+            starts = [tf.identity(tensor).op for tensor in inputs]
+        imported = self.outside.import_body(self.graph, [*ends, *starts], self._lines)
+        found = [imported.resolve(end.outputs[0].name) for end in (*starts, *ends)]
+        return Body(imported, tuple(found[: len(starts)]), tuple(found[len(starts) :]))
+
+
+def _needed(tensors: Sequence[tf.Tensor], made: dict[str, tf.Tensor], own: Own) -> list[tf.Operation]:
+    """What tensors need and isn't made, in order of creation; what ``own`` makes is made here."""
+    pending, found = [tensor.op for tensor in tensors if tensor.name not in made], set()
+    while pending:
+        op = pending.pop()
+        if op.name in found or op.outputs[0].name in made:
+            continue
+        results = own(op)
+        if results is not None:
+            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+            continue
+        found.add(op.name)
+        pending += [tensor.op for tensor in op.inputs if tensor.name not in made]
+    return [op for op in tensors[0].graph.get_operations() if op.name in found] if found else []

@@ -1,0 +1,135 @@
+"""How often a loop runs, and what its counters are in each trip.
+
+Loop variables that follow from constants alone (counters, limits) are found first: those that start from constants, and
+whose next value depends on such variables alone. With them the condition and the counters are computed trip by trip, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...common.errors import InputError
+from ...ir.shape_queries import reads_known_shapes, shape_value
+
+_MOST_TRIPS = 1_000_000
+_NOT_STATIC = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp", "EmptyTensorList")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The variables of a loop that follow from constants alone.
+
+    Attributes:
+        cond, body: the loop's functions.
+        starts: by loop variable its first value, for all that start from constants.
+    """
+
+    cond: Any
+    body: Any
+    starts: Mapping[int, np.ndarray]
+
+    @cached_property
+    def values(self) -> dict[int, np.ndarray]:
+        """By loop variable that follows from constants its first value."""
+        known = dict(self.starts)
+        while True:
+            static = follows_from(self.body, {self.body.inputs[k].name for k in known})
+            lost = [k for k in known if self.body.outputs[k].name not in static]
+            if not lost:
+                return known
+            for k in lost:
+                del known[k]
+
+    @cached_property
+    def changing(self) -> tuple[int, ...]:
+        """Those that aren't the same in each trip."""
+        return tuple(k for k in self.values if _origin(self.body.outputs[k]) is not self.body.inputs[k])
+
+    @cached_property
+    def static(self) -> frozenset[str]:
+        """The tensors of the body that follow from constants and counters."""
+        return follows_from(self.body, {self.body.inputs[k].name for k in self.values})
+
+    @cached_property
+    def counted(self) -> frozenset[str]:
+        """Of these, those that depend on a counter, and so may change from trip to trip."""
+        found = {self.body.inputs[k].name for k in self.changing}
+        for op in self.body.get_operations():
+            if any(tensor.name in found for tensor in op.inputs):
+                found.update(tensor.name for tensor in op.outputs if tensor.name in self.static)
+        return frozenset(found)
+
+    def run(self, wanted: Sequence[tf.Tensor], where: str) -> Trips:
+        """Run the counters to the end.
+
+        Args:
+            wanted: tensors of the body among ``static``.
+            where: the loop, for errors.
+
+        Raises:
+            InputError: whether the loop goes on depends on what it computes, or it does so for too long.
+        """
+        feeds = {self.cond.inputs[k].name for k in self.values}
+        if self.cond.outputs[0].name not in follows_from(self.cond, feeds):
+            raise InputError(
+                f"{where} runs as often as a computed value says, so that devices could run it differently often, "
+                "which can't be captured; loop over a fixed number of steps (with a mask where sequences are shorter), or "
+                "unroll it"
+            )
+        nexts = [self.body.outputs[k] for k in self.changing]
+        now = dict(self.values)
+        rows: list[list[np.ndarray]] = []
+        with tf.compat.v1.Session(graph=self.cond) as condition, tf.compat.v1.Session(graph=self.body) as step:
+            while condition.run(self.cond.outputs[0], _feeds(self.cond, now)):
+                if len(rows) == _MOST_TRIPS:
+                    raise InputError(f"{where} runs more than {_MOST_TRIPS} times; does it end?")
+                row, after = step.run([list(wanted), nexts], _feeds(self.body, now))
+                rows.append(row)
+                now.update(zip(self.changing, after, strict=True))
+        values = {tensor.name: np.stack([row[i] for row in rows]) for i, tensor in enumerate(wanted)} if rows else {}
+        return Trips(len(rows), values, now)
+
+
+@dataclass(frozen=True)
+class Trips:
+    """Attributes:
+    count: how often the body runs.
+    values: by tensor of the body, its values in all trips, stacked.
+    finals: by loop variable that follows from constants, its value after the last trip.
+    """
+
+    count: int
+    values: Mapping[str, np.ndarray]
+    finals: Mapping[int, np.ndarray]
+
+
+def follows_from(graph: Any, given: set[str]) -> frozenset[str]:
+    """The tensors of a graph that follow from given ones, constants and shapes alone."""
+    found = set(given)
+    for op in graph.get_operations():
+        if op.type in _NOT_STATIC or op.op_def.is_stateful or any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
+            continue
+        if reads_known_shapes(op) or all(tensor.name in found for tensor in op.inputs):
+            found.update(tensor.name for tensor in op.outputs)
+    return frozenset(found)
+
+
+def _feeds(graph: Any, now: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
+    feeds = {graph.inputs[k].name: value for k, value in now.items()}
+    for op in graph.get_operations():
+        if reads_known_shapes(op):
+            feeds.update({tensor.name: shape_value(op, i) for i, tensor in enumerate(op.outputs)})
+    return feeds
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor

@@ -1,0 +1,282 @@
+"""A loop as a composite operator.
+
+TensorFlow keeps what a loop reads slice by slice, and what it writes, in lists of tensors: variants, which have no
+dimensions. The operator absorbs the lists, so that only tensors cross its border: stacks in, stacks out. Counters are worked
+out beforehand (:mod:`.trip_counts`); what depends on them alone becomes a constant of the body, or a stack of constants
+where it changes from trip to trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...common.errors import InputError, short
+from ...ir.body import BODY, FORM, LOOP, Body, LoopForm
+from ...ir.graph import Operator, Tensor
+from ..tracing.called import is_call_by_name
+from ..tracing.loops import is_passed_on, loop_functions
+from .body_builder import Collector, Surroundings
+from .trip_counts import Counters, Trips
+
+LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList", "TensorListSetItem")
+LIST_STACK, LIST_ITEM = "TensorListStack", "TensorListGetItem"
+_LENGTHS = ("TensorListLength",)
+
+
+@dataclass(frozen=True)
+class ImportedLoop:
+    """Attributes:
+    operator: the loop.
+    tensors: by name of a result of TensorFlow's operator, what it is in the imported graph; a list is its stack.
+    """
+
+    operator: Operator
+    tensors: Mapping[str, Tensor]
+
+
+def import_loop(op: tf.Operation, outside: Surroundings) -> ImportedLoop:
+    """The operator that stands for a ``While``.
+
+    Raises:
+        InputError: how often it runs, or what it reads and writes in a trip, depends on what it computes.
+    """
+    return _Reader(op, outside).run()
+
+
+@dataclass
+class _Write:
+    """What the trips put into one list."""
+
+    variable: int
+    item: tf.Tensor
+    index: tf.Tensor
+
+
+@dataclass
+class _Reader:
+    op: tf.Operation
+    outside: Surroundings
+    stacks: dict[tuple[str, tuple[int, ...]], tf.Tensor] = field(default_factory=dict)
+    stack_operands: list[Tensor] = field(default_factory=list)
+
+    @cached_property
+    def functions(self) -> tuple[Any, Any]:
+        functions = loop_functions(self.op)
+        if any(is_call_by_name(inner) for function in functions for inner in function.get_operations()):
+            raise InputError(
+                f"{self.where} calls a function by its name, as tf.nn.ctc_loss does, which can't be recorded; write the "
+                "loss as a function and give it to tensoropt.capture, or use keras.losses.CTC() with tensoropt.parallelize"
+            )
+        return functions
+
+    @property
+    def body(self) -> Any:
+        return self.functions[1]
+
+    @property
+    def where(self) -> str:
+        return f"the loop '{self.op.name}' ({self.outside.line(self.op)})"
+
+    @cached_property
+    def lists(self) -> tuple[int, ...]:
+        return tuple(k for k, tensor in enumerate(self.op.inputs) if tensor.dtype == tf.variant)
+
+    @cached_property
+    def counters(self) -> Counters:
+        starts = {
+            k: value
+            for k, tensor in enumerate(self.op.inputs)
+            if k not in self.lists and (value := self.outside.value(tensor)) is not None
+        }
+        return Counters(*self.functions, starts)
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """The loop variables that are carried from trip to trip."""
+        taken = {*self.lists, *self.counters.values}
+        return tuple(k for k in range(len(self.op.inputs)) if k not in taken and not is_passed_on(self.body, k))
+
+    @cached_property
+    def invariants(self) -> tuple[int, ...]:
+        taken = {*self.lists, *self.counters.values, *self.states}
+        return tuple(k for k in range(len(self.op.inputs)) if k not in taken)
+
+    @cached_property
+    def writes(self) -> tuple[_Write, ...]:
+        return tuple(self._write(k) for k in self.lists if not is_passed_on(self.body, k))
+
+    @cached_property
+    def counts(self) -> dict[str, tf.Tensor]:
+        """What operators of the body that don't follow from counters read of them, but for places in lists."""
+        static, counted = self.counters.static, self.counters.counted
+        found = {write.item.name: write.item for write in self.writes if write.item.name in counted}
+        for reader in self.body.get_operations():
+            if not _is_on_lists(reader) and any(result.name not in static for result in reader.outputs):
+                found.update({tensor.name: tensor for tensor in reader.inputs if tensor.name in counted})
+        return found
+
+    @cached_property
+    def trips(self) -> Trips:
+        """Runs the counters, with all that others read of them."""
+        readers = [inner for inner in self.body.get_operations() if inner.type == "TensorListGetItem"]
+        places = {index.name: index for index in (*(r.inputs[1] for r in readers), *(w.index for w in self.writes))}
+        if not self.counters.static.issuperset(places):
+            raise InputError(
+                f"{self.where} reads or writes a place that depends on what it computes, which can't be captured; count "
+                "the steps in a variable of its own"
+            )
+        trips = self.counters.run(list({**places, **self.counts}.values()), self.where)
+        if not trips.count:
+            raise InputError(f"{self.where} doesn't run even once; leave it out")
+        return trips
+
+    def run(self) -> ImportedLoop:
+        outside, collector = self.outside, self.collector
+        for k, value in self.counters.values.items():
+            if k not in self.counters.changing:
+                collector.made[self.body.inputs[k].name] = collector.constant(value, self.body.inputs[k].dtype)
+        for name in self.counts:
+            collector.made[name] = self._scheduled(name, self.trips.values[name])
+        carried = {k: self._input(k) for k in (*self.states, *self.invariants)}
+        outputs = collector.copy([write.item for write in self.writes] + [self.body.outputs[k] for k in self.states])
+        # Some invariants only say how often the loop runs.
+        taken = [k for k in carried if k in self.states or carried[k].consumers() or carried[k] in outputs]
+        body = collector.body([*self.stacks.values(), *(carried[k] for k in taken)], outputs)
+        operands = [*self.stack_operands, *(outside.operand(self.op.inputs[k]) for k in taken)]
+        writes = tuple(self._places(write.index) for write in self.writes)
+        lengths, starts = [], {}
+        for item, (write, places) in enumerate(zip(self.writes, writes, strict=True)):
+            length, put_before = self._begin(write, places)
+            lengths.append(length)
+            starts.update({(item, place): tensor for place, tensor in put_before.items()})
+        operands += [outside.operand(tensor) for tensor in starts.values()]
+        reads = tuple(places for _, places in self.stacks)
+        form = LoopForm(self.trips.count, reads, len(self.states), writes, tuple(lengths), tuple(starts))
+        self._check_states(body, form)
+        results = self._results(body, lengths)
+        attributes = {BODY: body, FORM: form}
+        operator = Operator(self.op.name, LOOP, tuple(operands), results, {}, attributes, source=outside.line(self.op))
+        return ImportedLoop(operator, {tensor.name: tensor for tensor in results} | self._others())
+
+    @cached_property
+    def collector(self) -> Collector:
+        return Collector(self.outside, self.op.name, own=self._own)
+
+    def _results(self, body: Body, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        names = [self.op.outputs[k].name for k in (*(write.variable for write in self.writes), *self.states)]
+        shapes = [(length, *item.shape) for length, item in zip(lengths, body.outputs, strict=False)]
+        shapes += [state.shape for state in body.outputs[len(lengths) :]]
+        return tuple(Tensor(name, shape, made.dtype) for name, shape, made in zip(names, shapes, body.outputs, strict=True))
+
+    def _others(self) -> dict[str, Tensor]:
+        """Results that no trip computes: what is passed on, and counters that somebody reads."""
+        found = {self.op.outputs[k].name: self.outside.operand(self.op.inputs[k]) for k in self.invariants}
+        for k, value in self.trips.finals.items():
+            if self.op.outputs[k].consumers():
+                found[self.op.outputs[k].name] = self.outside.constant(f"{self.op.name}:{k}", value)
+        return found
+
+    def _input(self, k: int) -> tf.Tensor:
+        tensor = self.outside.operand(self.op.inputs[k])
+        self.collector.made[self.body.inputs[k].name] = made = self.collector.input(tensor.shape, tensor.dtype)
+        return made
+
+    def _scheduled(self, name: str, values: np.ndarray) -> tf.Tensor:
+        """What a counter says in each trip."""
+        inner = self.body.get_tensor_by_name(name)
+        if (values == values[0]).all():
+            return self.collector.constant(values[0], inner.dtype)
+        places = tuple(range(len(values)))
+        key = f"counter {name}", places
+        self.stack_operands.append(self.outside.constant(f"{self.op.name}/{name.replace(':', '_')}", values))
+        self.stacks[key] = self.collector.input(values.shape[1:], inner.dtype.name)
+        return self.stacks[key]
+
+    def _own(self, inner: tf.Operation) -> list[tf.Tensor] | None:
+        """The operators of the body that work on lists."""
+        if inner.type == "TensorListGetItem":
+            return [self._slice(inner)]
+        if inner.type in _LENGTHS:
+            source = self._list(inner.inputs[0])
+            return [self.collector.constant(np.asarray(self._stack(source).shape[0]), tf.int32)]
+        if _is_on_lists(inner):
+            raise InputError(
+                f"{inner.type} '{inner.name}' ({self.outside.line(inner)}) in {self.where} can't be captured; expected "
+                "that each trip reads from TensorArrays made by unstack, and writes to others"
+            )
+        return None
+
+    def _slice(self, inner: tf.Operation) -> tf.Tensor:
+        source, index = self._list(inner.inputs[0]), inner.inputs[1]
+        stack = self._stack(source)
+        key = stack.name, self._places(index)
+        if key not in self.stacks:
+            self.stacks[key] = self.collector.input(stack.shape[1:], stack.dtype)
+            self.stack_operands.append(stack)
+        return self.stacks[key]
+
+    def _places(self, index: tf.Tensor) -> tuple[int, ...]:
+        return tuple(int(value) for value in self.trips.values[index.name])
+
+    def _list(self, inner: tf.Tensor) -> tf.Operation:
+        """The operator that made a list that the body reads."""
+        position = next((k for k in self.lists if self.body.inputs[k] is inner), None)
+        made = None if position is None or not is_passed_on(self.body, position) else self.op.inputs[position].op
+        while made is not None and made.type == "Identity":
+            made = made.inputs[0].op
+        if made is None or made.type != "TensorListFromTensor":
+            raise InputError(
+                f"{self.where} reads from a TensorArray that it writes, or that isn't made by unstack, which can't be "
+                "captured; carry what a trip needs of the one before it as a loop variable"
+            )
+        return made
+
+    def _stack(self, source: tf.Operation) -> Tensor:
+        return self.outside.operand(source.inputs[0])
+
+    def _write(self, k: int) -> _Write:
+        result = self.body.outputs[k]
+        while result.op.type == "Identity":
+            result = result.op.inputs[0]
+        made = result.op
+        if made.type != "TensorListSetItem" or made.inputs[0] is not self.body.inputs[k]:
+            raise InputError(
+                f"{self.where} must write once to each TensorArray in a trip, got {made.type}; collect several values in "
+                "several TensorArrays, and give each its size"
+            )
+        return _Write(k, made.inputs[2], made.inputs[1])
+
+    def _begin(self, write: _Write, places: tuple[int, ...]) -> tuple[int, dict[int, tf.Tensor]]:
+        """The length of a list that the trips fill, and what is in it before and stays, by its place."""
+        made = self.op.inputs[write.variable].op
+        before: dict[int, tf.Tensor] = {}
+        while made.type == "TensorListSetItem" and (place := self.outside.value(made.inputs[1])) is not None:
+            before.setdefault(int(place), made.inputs[2])
+            made = made.inputs[0].op
+        value = self.outside.value(made.inputs[1]) if made.type == "TensorListReserve" else None
+        length = 0 if value is None else int(value)
+        if {*places, *before} != set(range(length)):
+            raise InputError(
+                f"{self.where} fills places {short(sorted(set(places)))} of a TensorArray of {length or 'unknown'} elements;"
+                " expected that it fills all: give the TensorArray the size that the loop fills"
+            )
+        return length, {place: tensor for place, tensor in before.items() if place not in places}
+
+    def _check_states(self, body: Body, form: LoopForm) -> None:
+        before = body.inputs[len(form.reads) : form.first_invariant]
+        for was, becomes in zip(before, body.outputs[len(form.writes) :], strict=True):
+            if was.shape != becomes.shape:
+                raise InputError(
+                    f"{self.where} changes a variable from shape {list(was.shape)} to {list(becomes.shape)}, which "
+                    "can't be captured; expected the same shape in each trip"
+                )
+
+
+def _is_on_lists(op: tf.Operation) -> bool:
+    return any(tensor.dtype == tf.variant for tensor in (*op.inputs, *op.outputs))

@@ -1,0 +1,419 @@
+"""From a recorded ``tf.Graph`` to the intermediate representation.
+
+Shape arithmetic and constants are folded: with a known batch every operator that depends on constants and shapes alone has
+a value, which TensorFlow computes. Reads of variables and identities become aliases. What only initialises variables is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.source_lines import source_line
+from ..ir.attributes import attributes_of
+from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
+from ..optimizers.runtime import Optimizer
+from ..reschedule.layout import Shape
+from ..rules.registry import has_rule, static_positions
+from .connected import Connections
+from .control_flow.body_builder import LOOPS
+from .control_flow.custom_gradients import import_custom_gradient
+from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
+from .dilated_convolution import find_dilated
+from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+
+_READS = ("ReadVariableOp",)
+_UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
+# Every extent is known, so that a shape is ensured already.
+_ALIASING = ("Identity", "Snapshot", "EnsureShape")
+# Neither what only initialises variables nor a check of values in the midst of the model is part of it.
+_LEFT_OUT = ("VarIsInitializedOp", "Assert")
+_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
+_UNSUPPORTED = {
+    "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
+    "VariableV2": _REFERENCE,
+    "Variable": _REFERENCE,
+}
+_LOOKUP = "ResourceGather"
+# Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
+_ROOM = (("FusedBatchNormV3", 5),)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A ``minimize`` in terms of the recorded graph; :class:`tensoropt.ir.graph.TrainStep` in terms of the imported one.
+
+    Variables are named by the operations that make their handles.
+    """
+
+    op: tf.Operation
+    loss: tf.Tensor
+    variables: tuple[str, ...]
+    optimizer: Optimizer
+    step_counter: str | None = None
+
+
+def import_graph(
+    recorded: tf.Graph,
+    steps: Iterable[RecordedStep],
+    lines: Mapping[str, str] | None = None,
+    targets: Iterable[tf.Operation] | None = None,
+) -> Graph:
+    """Import everything that was recorded, except what only initialises variables.
+
+    Args:
+        lines: by operator, the line of the user's code that made it, where its traceback doesn't tell.
+        targets: import what these need, and the steps, and nothing else.
+
+    Raises:
+        InputError: a shape is not fully known, or an operator can't be captured.
+    """
+    wanted = None if targets is None else tuple(targets)
+    return _Importer(recorded, lines or {}, wanted).run(tuple(steps))
+
+
+def initializer_names(recorded: tf.Graph) -> frozenset[str]:
+    """The operators that give variables their first values, and those that only group such operators."""
+    variables = recorded.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    names = {variable.initializer.name for variable in variables}
+    for op in recorded.get_operations():
+        if op.type == "NoOp" and op.control_inputs and all(c.name in names for c in op.control_inputs):
+            names.add(op.name)
+    return frozenset(names)
+
+
+@dataclass
+class _Importer:
+    recorded: tf.Graph
+    lines: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[tf.Operation, ...] | None = None
+    operators: dict[str, Operator] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    static: set[str] = field(default_factory=set)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: set[str] = field(default_factory=set)
+    gradients: dict[str, GradientFunction] = field(default_factory=dict)
+
+    def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
+        trained = {name for step in steps for name in step.variables}
+        self.steps = {step.op.name for step in steps}
+        ops = self._wanted(steps)
+        self._find_static(ops)
+        self._fold(ops)
+        dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
+        inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
+        for op in ops:
+            if op.name in inside:
+                continue
+            if op.type == "VarHandleOp":
+                self._import_variable(op, op.name in trained)
+            elif op.type in _READS and not op.control_inputs:
+                self.aliases[op.outputs[0].name] = op.inputs[0].name
+            elif is_custom_gradient(op) and op.name not in self.static:
+                self._import_custom_gradient(op)
+            elif op.name in dilated:
+                self._add(dilated[op.name].operator(self))
+            elif op.type in LOOPS and op.name not in self.static:
+                self._import_loop(op)
+            elif op.type == LIST_STACK:
+                self._import_stack(op)
+            elif op.type == LIST_ITEM:
+                self._import_item(op)
+            elif op.type in _ALIASING and not op.control_inputs and op.name not in self.static:
+                self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
+            elif op.name in self.static:
+                for tensor in op.outputs:
+                    # A constant that only the user could fetch; what reads a shape is left over from TensorFlow's checks.
+                    if not tensor.consumers() and op.type not in SHAPE_READERS:
+                        self._import_constant(tensor)
+            elif op.type not in ("NoOp", *LIST_MAKERS):
+                self._import_operator(op)
+        imported = {step.op.name: self._import_step(step) for step in steps}
+        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
+
+    def _differentiated(self, steps: tuple[RecordedStep, ...]) -> Differentiated | None:
+        """Return what TensorFlow gives a gradient of what was imported, and imported as it is; None without steps."""
+        if not steps:
+            return None
+        connections = Connections(self.recorded, self.gradients)
+        found = [connections.differentiated(step.loss, step.variables) for step in steps]
+        tensors = {self._canonical(name) for each in found for name in each.tensors}
+        operands: dict[str, frozenset[int]] = {}
+        for each in found:
+            for name, places in each.operands.items():
+                imported = self.operators.get(name)
+                if imported is not None and imported.type == self.recorded.get_operation_by_name(name).type:
+                    operands[name] = operands.get(name, frozenset()) | places
+        return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
+
+    def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
+        """The ancestors of all results that aren't there for initialisation, in order of creation."""
+        initializers = initializer_names(self.recorded)
+        all_ops = self.recorded.get_operations()
+        left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
+        pending = [op for op in all_ops if op.name not in left_out and not any(t.consumers() for t in op.outputs)]
+        if self.targets is not None:
+            pending = [*self.targets, *(each for step in steps for each in (step.op, step.loss.op))]
+        wanted: set[str] = set()
+        while pending:
+            op = pending.pop()
+            if op.name in wanted or op.name in left_out:
+                continue
+            wanted.add(op.name)
+            pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+            if is_custom_gradient(op):
+                self.gradients[op.name] = trace_gradient(op)
+                pending += [outer.op for outer, _ in self.gradients[op.name].read]
+        return [op for op in self.recorded.get_operations() if op.name in wanted]
+
+    def _find_static(self, ops: list[tf.Operation]) -> None:
+        for op in ops:
+            if op.type in _NOT_FOLDED or op.op_def.is_stateful or not op.outputs:
+                continue
+            if reads_known_shapes(op) or all(tensor.op.name in self.static for tensor in op.inputs):
+                self.static.add(op.name)
+
+    def _fold(self, ops: list[tf.Operation]) -> None:
+        """Have TensorFlow compute the static tensors that an operator which isn't static, or the user, reads."""
+        wanted = [
+            tensor
+            for op in ops
+            if op.name in self.static
+            for tensor in op.outputs
+            if not tensor.consumers() or any(user.name not in self.static for user in tensor.consumers())
+        ]
+        if not wanted:
+            return
+        shapes = {
+            out: shape_value(op, index)
+            for op in ops
+            if op.name in self.static and op.type in SHAPE_READERS
+            for index, out in enumerate(op.outputs)
+        }
+        wanted = [tensor for tensor in wanted if tensor not in shapes] if shapes else wanted
+        self.values.update({tensor.name: value for tensor, value in shapes.items()})
+        with tf.compat.v1.Session(graph=self.recorded) as session:
+            for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
+                self.values[tensor.name] = np.asarray(value)
+
+    def line(self, op: tf.Operation) -> str:
+        """The user's line that made an operator."""
+        return self.lines[op.name] if op.name in self.lines else source_line(op)
+
+    def _canonical(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
+        return Tensor(tensor.name, _known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
+
+    def _add(self, op: Operator) -> None:
+        self.places.setdefault(op.name, len(self.places))
+        self.operators[op.name] = op
+        self.tensors.update({tensor.name: tensor for tensor in op.outputs})
+
+    def _import_variable(self, op: tf.Operation, trained: bool) -> None:
+        shape = tf.TensorShape(op.get_attr("shape"))
+        if not shape.is_fully_defined():
+            raise InputError(
+                f"variable '{op.name}' ({self.line(op)}) has shape {shape}; every extent must be known: give its shape"
+            )
+        result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
+        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
+
+    def _import_constant(self, tensor: tf.Tensor) -> Tensor:
+        """The tensor of a constant operator with the folded value, made where it is first asked for."""
+        if tensor.name not in self.tensors:
+            op = tensor.op
+            name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
+            result, value = (self._tensor(tensor, op),), {0: self.values[tensor.name]}
+            self._add(Operator(name, CONSTANT, (), result, statics=value, source=self.line(op)))
+        return self.tensors[tensor.name]
+
+    def operand(self, tensor: tf.Tensor) -> Tensor:
+        """What a tensor is in the imported graph; of a variable's handle the variable's value."""
+        if tensor.op.name in self.static:
+            return self._import_constant(tensor)
+        return self.tensors[self._canonical(tensor.name)]
+
+    def _check_is_plain(self, op: tf.Operation) -> None:
+        functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
+        if functions:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) calls a function, which can't be recorded; expected plain "
+                "operators: choose between values with tensoropt.where, or decide in Python"
+            )
+        if "_gradient_op_type" in op.node_def.attr:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) has another gradient by gradient_override_map, which can't be "
+                "recorded; write it with tf.custom_gradient"
+            )
+        if op.type in _UNSUPPORTED:
+            raise InputError(f"{op.type} '{op.name}' ({self.line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
+
+    def _import_operator(self, op: tf.Operation) -> None:
+        self._check_is_plain(op)
+        if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
+            self._import_update(op)
+            return
+        if op.type == _LOOKUP and not op.control_inputs:
+            self._import_lookup(op)
+            return
+        inputs: list[Tensor | None] = []
+        statics = {}
+        steered = static_positions(op.type, len(op.inputs)) if has_rule(op.type) else range(len(op.inputs))
+        for index, tensor in enumerate(op.inputs):
+            if tensor.op.name in self.static and index in steered:
+                inputs.append(None)
+                statics[index] = self.values[tensor.name]
+            elif tensor.dtype == tf.resource:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({self.line(op)}) works on a variable in place, which can't be recorded; "
+                    "expected assign, assign_add or assign_sub, or an optimizer of tensoropt"
+                )
+            elif tensor.dtype == tf.variant:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({self.line(op)}) works on a TensorArray outside of a loop, which can't be "
+                    "recorded; expected unstack before the loop and stack after it, and nothing else"
+                )
+            else:
+                inputs.append(self.operand(tensor))
+        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        kind = PLACEHOLDER if op.type == "Placeholder" else op.type
+        self._add(
+            Operator(
+                op.name, kind, tuple(inputs), outputs, statics, attributes_of(op), None, self._controls(op), self.line(op)
+            )
+        )
+
+    def _import_custom_gradient(self, op: tf.Operation) -> None:
+        operator, left_out = import_custom_gradient(op, self.gradients[op.name], self)
+        self._add(operator)
+        self.aliases.update({name: tensor.name for name, tensor in left_out.items()})
+
+    def _import_loop(self, op: tf.Operation) -> None:
+        loop = import_loop(op, self)
+        self._add(loop.operator)
+        self.aliases.update({name: tensor.name for name, tensor in loop.tensors.items() if name != tensor.name})
+
+    def _import_stack(self, op: tf.Operation) -> None:
+        """The stack of a list that a loop filled is what the imported loop gives."""
+        name = self._canonical(op.inputs[0].name)
+        if name not in self.tensors:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) stacks a TensorArray that no loop filled; use tf.stack"
+            )
+        self.aliases[op.outputs[0].name] = name
+
+    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """The value of a tensor that follows from constants and shapes alone, else None."""
+        if tensor.op.name not in self.static:
+            return None
+        if tensor.name not in self.values:
+            with tf.compat.v1.Session(graph=self.recorded) as session:
+                self.values[tensor.name] = np.asarray(session.run(tensor))
+        return self.values[tensor.name]
+
+    def constant(self, name: str, value: np.ndarray) -> Tensor:
+        """The tensor of a new constant operator."""
+        tensor = Tensor(f"{name}:0", value.shape, value.dtype.name)
+        self._add(Operator(name, CONSTANT, (), (tensor,), statics={0: value}))
+        return tensor
+
+    def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Graph:
+        """Import what is inside of a composite operator."""
+        return import_graph(graph, (), lines, outputs)
+
+    def _import_lookup(self, op: tf.Operation) -> None:
+        """An embedding: what tf.gather makes of a variable is a lookup in its value, like any other."""
+        self._add_lookup(op, self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op), op.get_attr("batch_dims"))
+
+    def _import_item(self, op: tf.Operation) -> None:
+        """One element of a list, outside of a loop, is a lookup in what the list was made from."""
+        made = op.inputs[0].op
+        stack = self.tensors.get(self._canonical(op.inputs[0].name))
+        if made.type == "TensorListFromTensor":
+            stack = self.operand(made.inputs[0])
+        if stack is None:
+            raise InputError(
+                f"{op.type} '{op.name}' ({self.line(op)}) reads from a TensorArray that no loop filled; use the value itself"
+            )
+        self._add_lookup(op, stack, Tensor(op.outputs[0].name, stack.shape[1:], stack.dtype), 0)
+
+    def _add_lookup(self, op: tf.Operation, table: Tensor, result: Tensor, axis: int) -> None:
+        inputs = (table, self.operand(op.inputs[1]), None)
+        attributes = {"batch_dims": axis, ARGUMENTS: (("params", None), ("indices", None), ("axis", None))}
+        statics = {2: np.asarray(axis, np.int32)}
+        self._add(Operator(op.name, "GatherV2", inputs, (result,), statics, attributes, source=self.line(op)))
+
+    def _import_update(self, op: tf.Operation) -> None:
+        """An assignment, or a read that must come after one."""
+        value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
+        outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
+        self._add(
+            Operator(
+                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self.line(op)
+            )
+        )
+
+    def _controls(self, op: tf.Operation) -> tuple[str, ...]:
+        """The imported operators that this one was told to wait for; those that only group others stand for them."""
+        found: dict[str, None] = {}
+        pending = list(op.control_inputs)
+        while pending:
+            waited = pending.pop()
+            if waited.name in self.steps:
+                raise InputError(
+                    f"{op.type} '{op.name}' ({self.line(op)}) waits for the training step '{waited.name}', which can't be "
+                    "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
+                )
+            if waited.name in self.operators:
+                found[waited.name] = None
+            elif waited.type == "NoOp":
+                pending += waited.control_inputs
+            else:
+                # An alias, or a constant, which nobody needs to wait for.
+                pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
+        return tuple(sorted(found, key=self.places.__getitem__))
+
+    def _aliased(self, op: tf.Operation) -> list[str]:
+        names = (self.aliases.get(tensor.name) for tensor in op.outputs)
+        makers = (self.recorded.get_tensor_by_name(name).op for name in names if name is not None)
+        return [maker.name for maker in makers if maker.name in self.operators]
+
+    def _import_step(self, step: RecordedStep) -> TrainStep:
+        return TrainStep(
+            step.op.name,
+            self.operand(step.loss),
+            step.variables,
+            step.optimizer.imported(self.operand),
+            step.step_counter,
+            self._controls(step.op),
+        )
+
+
+def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
+    if tensor.shape.is_fully_defined():
+        return tuple(tensor.shape.as_list())
+    if (op.type, tensor.value_index) in _ROOM:
+        return (0,)
+    if op.type != "Placeholder" and all(each.shape.is_fully_defined() for each in op.inputs):
+        raise InputError(
+            f"the result of {op.type} '{op.name}' ({line}) has shape {tensor.shape}: how much there is depends on the "
+            "values that the model computes, and a plan is made for known shapes; keep all, and choose by "
+            "tf.where(condition, x, y) or a mask that is multiplied in"
+            + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
+        )
+    what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
+    raise InputError(
+        f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
+        "is made for one batch: write the batch size where the shape says None"
+    )

@@ -1,0 +1,64 @@
+"""The first values of variables, from their recorded initializers, the same on every rank.
+
+Values are computed variable by variable, so that a model that is larger than one machine can start, except that variables
+whose first values come from the same random numbers are computed together: each run draws new ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ..common.errors import InputError
+from .importer import source_line
+
+
+class FirstValues:
+    """Gives each variable's first value once, by the variable's name; a second object gives the same ones again."""
+
+    def __init__(self, recorded: tf.Graph) -> None:
+        self._session = tf.compat.v1.Session(graph=recorded)
+        self._initial: dict[str, tf.Tensor] = {}
+        for variable in recorded.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
+            if isinstance(variable, tf.Variable) and hasattr(variable, "handle"):
+                self._initial[variable.handle.op.name] = variable.initializer.inputs[1]
+        self._random = {name: _random_sources(value) for name, value in self._initial.items()}
+        self._computed: dict[str, np.ndarray] = {}
+
+    def __call__(self, variable: str) -> np.ndarray:
+        """The whole first value.
+
+        Raises:
+            InputError: the variable has none, or it can't be computed before the model runs.
+        """
+        if variable not in self._initial:
+            raise InputError(f"variable '{variable}' has no initial value; make it with tensoropt.get_variable")
+        if variable not in self._computed:
+            together = [name for name in self._initial if name == variable or self._share(name, variable)]
+            try:
+                values = self._session.run([self._initial[name] for name in together])
+            except tf.errors.OpError as error:
+                where = source_line(self._initial[variable].op)
+                raise InputError(
+                    f"the initial value of variable '{variable}' ({where}) can't be computed before the model runs: it may "
+                    "read a variable or a placeholder; expected constants, random numbers, or other variables' initial_value"
+                ) from error
+            self._computed.update(zip(together, map(np.asarray, values), strict=True))
+        return self._computed.pop(variable)
+
+    def _share(self, one: str, other: str) -> bool:
+        return not self._random[one].isdisjoint(self._random[other])
+
+
+def _random_sources(value: tf.Tensor) -> set[str]:
+    """The operators behind a value that give another result each time."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    pending = [value.op]
+    while pending:
+        op = pending.pop()
+        if op.name not in seen:
+            seen.add(op.name)
+            found.update([op.name] if op.op_def.is_stateful else [])
+            pending += [tensor.op for tensor in op.inputs]
+    return found

@@ -1,0 +1,233 @@
+"""Recording: a private ``tf.Graph`` that holds the model at its full shapes; TensorFlow's own names make it.
+
+Nothing is allocated or computed. What differs from TensorFlow is only what trains: the optimizers here record a training
+step instead of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from numbers import Real
+from typing import Any
+
+import tensorflow as tf
+
+from ..common.errors import InputError, short
+from ..optimizers.classic import Classic
+from .importer import RecordedStep, source_line
+
+
+class Recording:
+    """The graph that is being recorded, and its training steps. It is the default graph until :meth:`close`."""
+
+    def __init__(self, seed: int) -> None:
+        self.graph = tf.Graph()
+        self.is_open = False
+        self.steps: list[RecordedStep] = []
+        self._entered = ExitStack()
+        self.reopen()
+        # Every rank draws the same random numbers, so that all have pieces of the same values.
+        tf.compat.v1.set_random_seed(seed)
+
+    def close(self) -> None:
+        """Make eager mode the default again; nothing happens where it is already.
+
+        Raises:
+            InputError: another graph or function has been entered since.
+        """
+        if not self.is_open:
+            return
+        if tf.compat.v1.get_default_graph() is not self.graph:
+            raise InputError(
+                "recording can't end inside of another tf.Graph().as_default() or tf.function that was entered since "
+                "tensoropt.init(); leave it first"
+            )
+        self._entered.close()
+        self.is_open = False
+
+    def reopen(self) -> None:
+        """Record on, after what :meth:`close` was for has failed."""
+        self._entered.enter_context(self.graph.as_default())
+        self.is_open = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Eager mode is the default meanwhile."""
+        was_open = self.is_open
+        self.close()
+        try:
+            yield
+        finally:
+            if was_open:
+                self.reopen()
+
+    def has(self, value: object) -> bool:
+        """Whether a tensor or operation was recorded here."""
+        return _graph_of(value) is self.graph
+
+    def add_step(self, step: RecordedStep) -> None:
+        self.steps.append(step)
+
+
+def _graph_of(value: object) -> object:
+    try:
+        return getattr(value, "graph", None)
+    except RuntimeError:  # eager variables
+        return None
+
+
+def record_minimize(
+    recording: Recording,
+    optimizer: str,
+    hyperparameters: dict[str, Any],
+    loss: tf.Tensor,
+    var_list: Sequence[tf.Variable] | None,
+    global_step: tf.Variable | None,
+    name: str,
+) -> tf.Operation:
+    """Record a training step.
+
+    Raises:
+        InputError: the loss isn't a scalar of the recorded model, or there is nothing to train.
+    """
+    if not isinstance(loss, tf.Tensor) or not recording.has(loss):
+        raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {short(loss)}")
+    where = f"'{loss.op.name}' ({source_line(loss.op)})"
+    if loss.shape.rank != 0:
+        raise InputError(
+            f"minimize takes a scalar loss, got {where} of shape {loss.shape}; take its mean: tensoropt.reduce_mean(loss)"
+        )
+    if not loss.dtype.is_floating:
+        raise InputError(f"minimize takes a floating-point loss, got {where} of type {loss.dtype.name}")
+    collected = recording.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    variables = tuple(var_list if var_list is not None else collected)
+    if not variables:
+        raise InputError(
+            f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
+        )
+    _check_variables(recording, variables, global_step)
+    for key, value in hyperparameters.items():
+        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
+            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
+    with recording.graph.as_default():
+        op = tf.no_op(name=name)
+    names = tuple(variable.handle.op.name for variable in variables)
+    counter = global_step.handle.op.name if global_step is not None else None
+    recording.add_step(RecordedStep(op, loss, names, Classic(optimizer, tuple(hyperparameters.items())), counter))
+    return op
+
+
+def _check_variables(recording: Recording, variables: Sequence[object], global_step: object) -> None:
+    """Refuse what can't be trained or counted in."""
+    named = [("var_list", variable) for variable in variables]
+    if global_step is not None:
+        named.append(("global_step", global_step))
+    for argument, variable in named:
+        handle = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
+        if handle is None or not recording.has(handle):
+            raise InputError(
+                f"{argument} of minimize takes variables that were recorded after tensoropt.init(), such as "
+                f"tensoropt.get_variable makes, got {short(variable)}"
+            )
+
+
+class Optimizer:
+    """What the recording optimizers share; use :class:`GradientDescentOptimizer` and its siblings."""
+
+    kind = ""
+    default_name = ""
+    numbers: tuple[str, ...] = ()  # hyperparameters that can't be tensors
+
+    def __init__(self, name: str | None, **hyperparameters: Any) -> None:
+        self._name = name or self.default_name
+        self._hyperparameters = hyperparameters
+        for key, value in hyperparameters.items():
+            if isinstance(value, tf.Variable):
+                value = self._hyperparameters[key] = tf.convert_to_tensor(value)
+            if isinstance(value, tf.Tensor) and key not in self.numbers:
+                continue
+            if not isinstance(value, Real):
+                what = "a number" if key in self.numbers else "a number or a recorded scalar"
+                raise InputError(f"{self._name}: {key} must be {what}, got {short(value)}")
+
+    def minimize(
+        self,
+        loss: tf.Tensor,
+        global_step: tf.Variable | None = None,
+        var_list: Sequence[tf.Variable] | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Record one training step and return the operation to run for it."""
+        from ..session.session import current_session
+
+        recording = current_session().recording_for("minimize")
+        return record_minimize(
+            recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name
+        )
+
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused, as ``apply_gradients``: a step is recorded as a whole."""
+        raise InputError(
+            f"{self._name}: a training step is recorded as a whole; call minimize(loss), and for gradients as tensors "
+            "tensoropt.gradients(loss, variables)"
+        )
+
+    apply_gradients = compute_gradients
+
+
+class GradientDescentOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.GradientDescentOptimizer``, with a default rate."""
+
+    kind, default_name = "sgd", "GradientDescent"
+
+    def __init__(self, learning_rate: float | tf.Tensor = 0.01, name: str | None = None) -> None:
+        super().__init__(name, learning_rate=learning_rate)
+
+
+class MomentumOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.MomentumOptimizer``, with defaults."""
+
+    default_name = "Momentum"
+
+    def __init__(
+        self,
+        learning_rate: float | tf.Tensor = 0.01,
+        momentum: float | tf.Tensor = 0.9,
+        name: str | None = None,
+        use_nesterov: bool = False,
+    ) -> None:
+        self.kind = "nesterov" if use_nesterov else "momentum"
+        super().__init__(name, learning_rate=learning_rate, momentum=momentum)
+
+
+class AdamOptimizer(Optimizer):
+    """As ``tf.compat.v1.train.AdamOptimizer``."""
+
+    kind, default_name, numbers = "adam", "Adam", ("beta1", "beta2", "epsilon")
+
+    def __init__(
+        self,
+        learning_rate: float | tf.Tensor = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+
+def softmax_cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:
+    """The batch's mean cross-entropy, a scalar.
+
+    Args:
+        labels: integer classes of shape [batch], or their distribution of the logits' shape.
+        logits: [batch, classes].
+    """
+    labels, logits = tf.convert_to_tensor(labels), tf.convert_to_tensor(logits)
+    if labels.dtype.is_integer:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    else:
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.reduce_mean(losses, name=name)

@@ -1,0 +1,132 @@
+"""Functions of one model, captured side by side: they share variables, and each keeps its own inputs and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError, short
+from ...ir.attributes import LOADED_ATTRIBUTE
+from .flatten import Flattener
+
+Structure = Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """One captured function.
+
+    Attributes:
+        inputs: the placeholders of its arguments' leaves, in order.
+        results: what it returns, in its own structure, as tensors of the flat graph.
+        writes: the operations that update variables, in program order.
+    """
+
+    inputs: tuple[tf.Tensor, ...]
+    results: Structure
+    writes: tuple[tf.Operation, ...]
+
+
+@dataclass
+class Capture:
+    """Captures functions into one flat graph.
+
+    Attributes:
+        names_of: what to call variables, where their own names won't do.
+        layer_of: what a sentence calls the layer that an operator is of, see :class:`Flattener`.
+        variables: the user's variables, by their names in the flat graph.
+    """
+
+    names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: [own_name(each) for each in variables]
+    layer_of: Callable[[str], str | None] = lambda name: None
+    variables: dict[str, tf.Variable] = field(default_factory=dict)
+    flattener: Flattener = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flattener = Flattener(tf.Graph(), self.layer_of)
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self.flattener.graph
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """By operator, the line of the user's code that made it."""
+        return self.flattener.lines
+
+    def add(
+        self, function: Callable[..., Any], signature: Sequence[Structure], scope: str = "", loads: bool = True
+    ) -> Program:
+        """Capture a function.
+
+        Args:
+            signature: per argument its ``tf.TensorSpec``, or a structure of such, with every extent known.
+            scope: stands in front of its operators' names.
+            loads: whether its inputs are batches that every rank loads its share of.
+
+        Raises:
+            InputError: the function holds something that can't be captured.
+        """
+        traced = concrete(function, signature)
+        leaves = tf.nest.flatten(list(signature))
+        with self.graph.as_default():
+            inputs = tuple(self._placeholder(spec, i, scope, loads) for i, spec in enumerate(leaves))
+        used = _variables(traced)
+        for variable, own in zip(used, self.names_of(used), strict=True):
+            if id(variable.handle) not in self.flattener.handles:
+                name = self._unique(own)
+                self.flattener.add_variable(variable, name)
+                self.variables[name] = variable
+        flat = self.flattener.flatten(traced.graph, inputs, scope)
+        results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
+        return Program(inputs, results, flat.writes)
+
+    def name(self, variable: tf.Variable) -> str | None:
+        """A variable's name here; None if no captured function uses it."""
+        handle = self.flattener.handles.get(id(variable.handle))
+        return None if handle is None else handle.op.name
+
+    def _placeholder(self, spec: tf.TensorSpec, index: int, scope: str, loads: bool) -> tf.Tensor:
+        name = f"{scope}/{spec.name or f'input_{index}'}" if scope else spec.name or f"input_{index}"
+        made = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
+        if loads and spec.shape.rank:
+            made.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
+        return made
+
+    def _unique(self, name: str) -> str:
+        found, count = name, 0
+        while found in self.variables:
+            count += 1
+            found = f"{name}_{count}"
+        return found
+
+
+def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> Any:
+    """Trace a function for a signature.
+
+    Raises:
+        InputError: the signature leaves an extent open.
+    """
+    for spec in tf.nest.flatten(list(signature)):
+        if not isinstance(spec, tf.TensorSpec):
+            raise InputError(f"input_signature takes a tf.TensorSpec for each argument, got {short(spec)}")
+        if not spec.shape.is_fully_defined():
+            raise InputError(
+                f"input_signature has {spec}; expected every extent to be known, since a plan is made for one batch: write "
+                "the batch size where the shape says None"
+            )
+    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    return traceable.get_concrete_function(*signature)
+
+
+def own_name(variable: tf.Variable) -> str:
+    return str(variable.name.partition(":")[0])
+
+
+def _variables(traced: Any) -> list[tf.Variable]:
+    """The variables that a trace uses, in the order of their handles among its captures."""
+    by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
+    return [by_handle[id(outer)] for outer, _ in traced.graph.captures if id(outer) in by_handle]

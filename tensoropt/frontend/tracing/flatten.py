@@ -1,0 +1,217 @@
+"""From a traced function to a flat ``tf.Graph``, as if the user had recorded its operators one by one.
+
+Calls of other functions are inlined; variables, which a trace reaches through handles, become variables of the flat graph;
+tensors that the function closes over become constants. What reads and writes variables keeps its order: a read waits for the
+writes before it, and nothing else waits for anything. The importer then sees what it sees of a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError
+from ..importer import source_line
+from .called import function_graph, is_call_by_name
+from .conditionals import taken_branch
+from .custom_gradient import copy_custom_gradient, is_custom_gradient
+from .loops import READERS, copy_while, read_value
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+LOOPS = ("While", "StatelessWhile")
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
+WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_DROPPED = ("Assert", "Print", "PrintV2", "NoOp")
+
+Handles = Mapping[int, tf.Tensor]
+"""By the id of a variable's eager handle, its handle in the flat graph."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """What copying a traced function into the flat graph gave.
+
+    Attributes:
+        outputs: the function's results.
+        writes: the operations that update variables, in program order.
+    """
+
+    outputs: list[tf.Tensor]
+    writes: tuple[tf.Operation, ...]
+
+
+@dataclass
+class Flattener:
+    """Copies traced functions into one graph; functions that use the same variables share them there.
+
+    Attributes:
+        graph: the flat graph.
+        layer_of: gives what a sentence calls the layer that an operator (by its name) is of, None for one that is of none.
+        lines: by name of a copied operator, the line of the user's code that made its original.
+    """
+
+    graph: tf.Graph
+    layer_of: Callable[[str], str | None] = lambda name: None
+    handles: dict[int, tf.Tensor] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
+        """A variable of the flat graph for one of the user's; its value stays where it is."""
+        key = id(variable.handle)
+        if key not in self.handles:
+            with self.graph.as_default():
+                self.handles[key] = tf.raw_ops.VarHandleOp(
+                    dtype=variable.dtype, shape=variable.shape, shared_name=name, name=name
+                )
+        return self.handles[key]
+
+    def flatten(self, traced: Any, arguments: Sequence[tf.Tensor], scope: str = "") -> Flat:
+        """Copy a traced function (a ``FuncGraph``) whose own inputs are ``arguments`` here.
+
+        Raises:
+            InputError: it holds something that can't be captured; the message names the user's line.
+        """
+        captured = {id(inner): outer for outer, inner in traced.captures}
+        own = [tensor for tensor in traced.inputs if id(tensor) not in captured]
+        given = dict(zip((tensor.name for tensor in own), arguments, strict=True))
+        with self.graph.as_default():
+            for outer, inner in traced.captures:
+                given[inner.name] = self._captured(outer, inner)
+            copy = _Copy(self, traced, given, f"{scope}/" if scope else "")
+            copy.run()
+            return Flat([copy.tensor(_behind_controls(tensor)) for tensor in traced.outputs], tuple(copy.writes))
+
+    def _captured(self, outer: Any, inner: tf.Tensor) -> tf.Tensor:
+        if outer.dtype != tf.resource:
+            return tf.constant(outer.numpy(), name="captured")
+        if id(outer) not in self.handles:
+            user = next(iter(inner.consumers()), inner.op)
+            layer = self.layer_of(user.name)
+            # A model's layers are called once more where it is captured, so that their operators' line isn't theirs.
+            what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
+            raise InputError(
+                f"{what} uses something of its own outside of the function that is no variable, such as a lookup table or "
+                f"an iterator ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
+                "build the model for what it gives"
+            )
+        return self.handles[id(outer)]
+
+
+@dataclass
+class _Copy:
+    """One traced function on its way into the flat graph.
+
+    Attributes:
+        given: the inputs' counterparts, by name.
+        writes: copies of what updates variables.
+    """
+
+    flattener: Flattener
+    source: Any
+    given: dict[str, tf.Tensor]
+    prefix: str
+    writes: list[tf.Operation] = field(default_factory=list)
+    _tensors: dict[str, tf.Tensor] = field(default_factory=dict)
+    _writes_of: dict[str, list[tf.Operation]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        self._tensors.update(self.given)
+        for op in self.source.get_operations():
+            if not (op.outputs and all(tensor.name in self.given for tensor in op.outputs)):
+                self._copy(op)
+
+    def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The counterpart of a tensor of the source."""
+        return self._tensors[tensor.name]
+
+    def _copy(self, op: tf.Operation) -> None:
+        if op.type in _DROPPED:
+            return
+        if op.type == "Placeholder":
+            raise InputError(
+                f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
+            )
+        inputs = [self._tensors[tensor.name] for tensor in op.inputs]
+        if op.type in READERS and inputs[0].dtype != tf.resource:
+            results = read_value(op, inputs)  # inside of a loop, where variables come as their values
+        elif op.type in CALLS:
+            results = self._inline(op, op.get_attr("f").name, inputs)
+        elif op.type in CONDITIONALS:
+            name, arguments = taken_branch(op, inputs)
+            results = self._inline(op, name, arguments)
+        elif op.type in LOOPS:
+            results = copy_while(op, inputs, self._copy_body)
+        elif is_call_by_name(op):
+            results = self._inline(op, op.type, inputs)
+        elif op.type == "Empty":
+            # What isn't written yet may have any value; a constant is none of the operators that are split.
+            results = [tf.zeros(inputs[0], op.outputs[0].dtype, name=self.prefix + op.name)]
+        elif is_custom_gradient(op):
+            results = copy_custom_gradient(op, inputs, self.tensor)
+        else:
+            results = self._copy_plain(op, inputs)
+        for tensor, result in zip(op.outputs, results, strict=True):
+            if tensor.dtype != tf.resource:  # inside of a loop its counterpart is a value
+                result.set_shape(tensor.shape)
+            self._tensors[tensor.name] = result
+
+    def _copy_plain(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        graph = self.flattener.graph
+        waits = [write for control in op.control_inputs for write in self._writes_of.get(control.name, ())]
+        with graph.control_dependencies(waits if op.type in _READS else None):
+            made = graph._create_op_internal(
+                op.type,
+                list(inputs),
+                [tensor.dtype for tensor in op.outputs],
+                name=self.prefix + op.name,
+                attrs={key: value for key, value in op.node_def.attr.items() if key != "_class"},
+            )
+        self.flattener.lines[made.name] = source_line(op)
+        if op.type in WRITES:
+            self.writes.append(made)
+            self._writes_of[op.name] = [made]
+        return list(made.outputs)
+
+    def _inline(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        inner = self._inside(op, function, inputs)
+        self.writes += inner.writes
+        self._writes_of[op.name] = inner.writes
+        return [inner.tensor(_behind_controls(tensor)) for tensor in inner.source.outputs]
+
+    def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
+        graph = function_graph(op, function)
+        given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/")
+        copy.run()
+        return copy
+
+    def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Copy the body of a loop into the graph that is the default one, which TensorFlow builds for the new loop."""
+        flattener = self.flattener
+        inside = Flattener(
+            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines
+        )
+        given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
+        copy = _Copy(inside, function, given, "")
+        copy.run()
+        if copy.writes:
+            write = copy.writes[0]
+            raise InputError(
+                f"{write.type} '{write.name}' ({self.flattener.lines[write.name]}) updates a variable inside of a loop, "
+                "which can't be captured; carry the value through the loop and assign it afterwards"
+            )
+        return [copy.tensor(_behind_controls(tensor)) for tensor in function.outputs]
+
+
+def _behind_controls(tensor: tf.Tensor) -> tf.Tensor:
+    """A function's results are identities that wait for its side effects; these are kept apart here."""
+    while tensor.op.type == "Identity" and tensor.op.control_inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]

@@ -1,0 +1,107 @@
+"""The function behind a custom gradient, traced to a graph of its own.
+
+``tf.custom_gradient`` leaves an ``IdentityN`` over the results and the arguments of the wrapped function, and registers a
+Python function for its gradient. That function closes over tensors of the graph in which it was made; here it is called
+once, with placeholders for the gradients of the results, in a graph inside of that one. What it reads from outside are its
+captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops as framework_ops
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from ...common.errors import InputError
+from ...common.gradient_types import carries_gradient
+from ...common.source_lines import source_line
+
+Lookup = Callable[[tf.Tensor], tf.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientFunction:
+    """Attributes:
+    graph: the traced function.
+    given: per result of the operator the placeholder of its gradient, None where it can't have one.
+    read: the tensors outside that the function reads, and what stands for them in the graph.
+    gradients: per input of the operator its gradient, None where there is none.
+    """
+
+    graph: tf.Graph
+    given: tuple[tf.Tensor | None, ...]
+    read: tuple[tuple[tf.Tensor, tf.Tensor], ...]
+    gradients: tuple[tf.Tensor | None, ...]
+
+    def emit(self, given: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """Copy the function into the graph that is the default one: the gradients of the operator's inputs."""
+        made: dict[str, tf.Tensor] = {}
+        for placeholder, gradient in zip(self.given, given, strict=True):
+            if placeholder is not None:
+                made[placeholder.name] = tf.zeros(placeholder.shape, placeholder.dtype) if gradient is None else gradient
+        made.update({inner.name: tensor for (_, inner), tensor in zip(self.read, read, strict=True)})
+        for op in self.graph.get_operations():
+            if not (op.outputs and op.outputs[0].name in made):
+                inputs = [made[tensor.name] for tensor in op.inputs]
+                # Gradients of gradients aren't asked for.
+                results = inputs if is_custom_gradient(op) else copy_operator(op, inputs)
+                made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+        return [None if gradient is None else made[gradient.name] for gradient in self.gradients]
+
+
+def is_custom_gradient(op: tf.Operation) -> bool:
+    """Whether an operator passes tensors through and has a gradient that a Python function makes."""
+    return op.type in ("Identity", "IdentityN") and "_gradient_op_type" in op.node_def.attr
+
+
+def trace_gradient(op: tf.Operation) -> GradientFunction:
+    """Trace the gradient function of an operator for which :func:`is_custom_gradient` holds.
+
+    Raises:
+        InputError: the function does what can't be captured.
+    """
+    where = f"the custom gradient '{op.name}' ({source_line(op)})"
+    with op.graph.as_default():
+        graph = FuncGraph("custom_gradient")
+    with graph.as_default():
+        given = tuple(
+            tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
+            for tensor in op.outputs
+        )
+        found = framework_ops.get_gradient_function(op)(op, *given)
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in found)
+    for inner in graph.get_operations():
+        if any(attr.type in ("func", "list(func)") for attr in inner.op_def.attr):
+            raise InputError(
+                f"{where} calls a function ({inner.type}); expected plain operators: take tf.function off the function that "
+                "computes the gradient, and write loops over a known range in Python"
+            )
+    if len(gradients) != len(op.inputs):
+        raise InputError(f"{where} returns {len(gradients)} gradients for {len(op.inputs)} inputs; return one for each")
+    read = tuple((_in_graph(op.graph, outer), inner) for outer, inner in graph.captures)
+    return GradientFunction(graph, given, read, gradients)
+
+
+def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
+    """An eager tensor that the function closes over (a variable's handle) has a counterpart in a traced source."""
+    if getattr(tensor, "graph", None) is source:
+        return tensor
+    with source.as_default():
+        if tensor.dtype == tf.resource:
+            return source.capture(tensor)
+        return tf.constant(np.asarray(tensor.numpy()))
+
+
+def copy_operator(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same operator on other inputs, in the graph that is the default one; its shapes are inferred anew."""
+    attributes = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
+    kinds = [tensor.dtype for tensor in op.outputs]
+    graph = tf.compat.v1.get_default_graph()
+    made = graph._create_op_internal(op.type, list(inputs), kinds, name=op.name, attrs=attributes, op_def=op.op_def)
+    return list(made.outputs)

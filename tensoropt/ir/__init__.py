@@ -1,0 +1,1 @@
+"""Operators and tensors of a recorded model, without TensorFlow."""

@@ -1,0 +1,97 @@
+"""What is inside of a composite operator."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from .graph import Graph, Operator, Tensor
+
+LOOP, CUSTOM_GRADIENT = "Loop", "CustomGradient"
+COMPOSITES = (LOOP, CUSTOM_GRADIENT)
+BODY, FORM = "body", "form"  # attributes of composite operators
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph with inputs and outputs.
+
+    Attributes:
+        graph: its inputs are placeholders.
+        inputs: results of placeholders of the graph.
+        outputs: tensors of the graph; one may stand here twice.
+    """
+
+    graph: Graph
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """What the outputs need, inputs left out, in topological order."""
+        needed = self.graph.ancestors(self.outputs) - {self.graph.producers[tensor.name].name for tensor in self.inputs}
+        return tuple(op for op in self.graph.operators.values() if op.name in needed)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for bodies that compute the same, whatever their tensors are called."""
+        numbers = {tensor.name: (-1, i) for i, tensor in enumerate(self.inputs)}
+        lines: list[object] = [(tensor.shape, tensor.dtype) for tensor in self.inputs]
+        for index, op in enumerate(self.operators):
+            attrs = sorted((key, str(value)) for key, value in op.attrs.items() if not key.startswith("_"))
+            inputs = [tensor and numbers[tensor.name] for tensor in op.inputs]
+            statics = [(i, value.tobytes()) for i, value in sorted(op.statics.items())]
+            lines.append((op.type, attrs, inputs, statics, [(tensor.shape, tensor.dtype) for tensor in op.outputs]))
+            numbers.update({tensor.name: (index, k) for k, tensor in enumerate(op.outputs)})
+        lines.append([numbers[tensor.name] for tensor in self.outputs])
+        return hashlib.sha256(repr(lines).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class LoopForm:
+    """How a loop calls its body.
+
+    The operands are stacks, initial states and invariants, in this order; so are the body's inputs, with a slice for each
+    stack. The body's outputs are items and the next states; the results are stacks of the items, and the final states. Items
+    that are in a stack before the first trip are further operands.
+
+    Attributes:
+        trips: how often the body runs.
+        reads: per stack, which of its slices each trip takes.
+        n_states: the number of states.
+        writes: per item, where each trip puts it; of two in one place the later stays.
+        lengths: per item, the length of its stack.
+        starts: per further operand, the item whose stack it is in, and its place there.
+    """
+
+    trips: int
+    reads: tuple[tuple[int, ...], ...]
+    n_states: int
+    writes: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    starts: tuple[tuple[int, int], ...]
+
+    @property
+    def first_invariant(self) -> int:
+        return len(self.reads) + self.n_states
+
+
+@dataclass(frozen=True, slots=True)
+class GradientForm:
+    """How the gradient of tensors that pass through unchanged comes from a body.
+
+    The body's inputs are the gradients of the results, then operands; its outputs are gradients of operands.
+
+    Attributes:
+        passed: per result, the operand that passes through.
+        reads: per further input of the body, the operand that it is.
+        into: per output of the body, the operand whose gradient it is; what goes to one operand is added up.
+    """
+
+    passed: tuple[int, ...]
+    reads: tuple[int, ...]
+    into: tuple[int, ...]

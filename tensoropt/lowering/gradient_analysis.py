@@ -1,0 +1,367 @@
+"""What the backward pass does, asked of TensorFlow itself.
+
+Of each operator TensorFlow derives the gradient once, for the operands that need one: it tells which of them get a gradient,
+and which tensors it reads, hence what is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Operators
+that are alike are asked once. Following the answers from the loss back gives the whole backward pass; nothing is executed.
+:func:`traced` derives the gradients of the whole model at once instead, which says the same and takes longer.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from ..common.errors import InputError, describe
+from ..common.gradient_types import carries_gradient
+from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_of
+from ..rules.rule import Config, interface
+from .operators import Job, Values, emit
+
+# Gradient functions read these only for shapes, which are known.
+_SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split())
+# Gradient functions may look at small constants (an exponent); writing large ones into a graph takes long.
+_MOST_WRITTEN = 1024
+_TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Attributes:
+    gradients: (operator, input position) of the operands to which a gradient comes back.
+    kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
+    kept_results: names of the tensors that their own producer's gradient reads.
+    """
+
+    gradients: frozenset[tuple[str, int]]
+    kept_operands: frozenset[tuple[str, int]]
+    kept_results: frozenset[str]
+
+    def reached(self, graph: Graph) -> frozenset[str]:
+        """Names of the tensors that get a gradient: losses, and what operands with one are."""
+        losses = (step.loss.name for step in graph.train_steps.values())
+        operators = graph.operators
+        taken = (
+            tensor.name
+            for name in dict.fromkeys(name for name, _ in self.gradients)
+            for position, tensor in operators[name].operands
+            if (name, position) in self.gradients
+        )
+        return frozenset((*losses, *taken))
+
+
+NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
+
+
+def analyse(graph: Graph) -> Backward:
+    """What the backward passes of all training steps read and where gradients go.
+
+    Raises:
+        InputError: a loss depends on none of the variables that its step trains, or gradients come to other tensors than
+            TensorFlow says that they come to in the recorded graph.
+    """
+    steps = graph.train_steps.values()
+    found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    if graph.differentiated is not None:
+        _check_differentiated(graph, found, graph.differentiated)
+    return found
+
+
+def _check_differentiated(graph: Graph, found: Backward, expected: Differentiated) -> None:
+    """Refuse a model in which gradients go other ways here than in TensorFlow: it would train to other numbers."""
+    # The gradient of a variable that is updated by rows ends at what its lookups find.
+    by_rows = {graph.operators[name].result.name for name in graph.lookups}
+    differing = (found.reached(graph) ^ expected.tensors) - by_rows
+    for op in reversed(list(graph.operators.values())):
+        places = {place for place, _ in op.operands if (op.name, place) in found.gradients}
+        given = expected.operands.get(op.name, places) - {place for place, each in op.operands if each.name in by_rows}
+        if places != given or any(tensor.name in differing for tensor in op.outputs):
+            raise InputError(
+                describe(
+                    f"gradients don't pass {op.where()} as they do in TensorFlow, so that the model would train to other "
+                    "numbers than on one device",
+                    got=_gradients_text(places),
+                    expected=_gradients_text(given),
+                    advice="where no gradient is to pass, write tf.stop_gradient(...); else use other operators there, and "
+                    "report this one",
+                )
+            )
+
+
+def _gradients_text(places: Collection[int]) -> str:
+    return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
+
+
+def traced(graph: Graph) -> Backward:
+    """The same by the gradients of the whole model, which TensorFlow derives in one go: the oracle of :func:`analyse`."""
+    steps = graph.train_steps.values()
+    return _union(_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps)
+
+
+def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Backward:
+    """The same for a graph inside of an operator, from its outputs back to its inputs."""
+    return _followed(graph, graph.ancestors([*inputs, *outputs]), outputs, inputs) or NO_BACKWARD
+
+
+def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
+    # Of a variable that is updated by rows the gradient is that of what its lookups find.
+    starts = [name for variable in step.variables for name in graph.lookups.get(variable, (variable,))]
+    variables = [graph.operators[name].result for name in starts]
+    return graph.ancestors([step.loss], step.variables), [step.loss], variables
+
+
+def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
+    if found is None:
+        loss = graph.producers[step.loss.name].where()
+        raise InputError(
+            f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
+            f"({', '.join(step.variables)}) in a way that has a gradient"
+        )
+    return found
+
+
+def _union(found: Iterable[Backward]) -> Backward:
+    each = list(found)
+    return Backward(
+        frozenset().union(*(one.gradients for one in each)),
+        frozenset().union(*(one.kept_operands for one in each)),
+        frozenset().union(*(one.kept_results for one in each)),
+    )
+
+
+# Operator by operator
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the gradient of one operator does, for some of its results and operands.
+
+    Attributes:
+        gives: places (among the operands) that get a gradient.
+        reads: places that it reads.
+        reads_results: results that it reads.
+    """
+
+    gives: frozenset[int]
+    reads: frozenset[int]
+    reads_results: frozenset[int]
+
+
+@dataclass
+class _Asking:
+    """Asks TensorFlow for the gradients of single operators, of alike ones once."""
+
+    graph: Graph
+    _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
+
+    def answer(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+        """For gradients that come to these results, and operands at these places that need one."""
+        if not results or not places:
+            return _Answer(frozenset(), frozenset(), frozenset())
+        key = (*self._signature(op), results, places)
+        if key not in self._answers:
+            self._answers[key] = self._ask(op, results, places)
+        return self._answers[key]
+
+    def _signature(self, op: Operator) -> tuple[object, ...]:
+        operands = tuple((_pattern(tensor), tensor.dtype, self._written(tensor)) for _, tensor in op.operands)
+        statics = tuple((i, value.shape, value.tobytes()) for i, value in sorted(op.statics.items()))
+        # A body is itself alone; how inputs make up arguments follows from the rest.
+        attrs = tuple(
+            (key, id(value) if key.startswith("_") else repr(value))
+            for key, value in sorted(op.attrs.items())
+            if key != ARGUMENTS
+        )
+        return op.type, operands, statics, attrs, tuple(map(_pattern, op.outputs))
+
+    def _written(self, tensor: Tensor) -> bytes | None:
+        """The value of an operand that is a small constant."""
+        producer = self.graph.producers[tensor.name]
+        is_small = producer.type == CONSTANT and math.prod(tensor.shape) <= _MOST_WRITTEN
+        return producer.statics[0].tobytes() if is_small else None
+
+    def _ask(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+        with tf.Graph().as_default() as asked, warnings.catch_warnings():
+            # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
+            warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+            operands = [self._operand(tensor) for _, tensor in op.operands]
+            outputs = _emitted(op, operands)
+            forward = {made.name for made in asked.get_operations()}
+            ends = [outputs[i] for i in sorted(results)]
+            starts = [operands[place] for place in sorted(places)]
+            given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
+            try:
+                found = tf.gradients(ends, starts, given)
+            except LookupError as error:
+                raise InputError(
+                    f"{op.where()} stands between the loss and a variable that it trains, and TensorFlow has no gradient "
+                    "for it; write tf.stop_gradient(...) where none is to pass, or use other operators"
+                ) from error
+            readers = _live(found) - forward
+            return _Answer(
+                frozenset(place for place, each in zip(sorted(places), found, strict=True) if each is not None),
+                frozenset(place for place, tensor in enumerate(operands) if _is_read(tensor, readers)),
+                frozenset(i for i, tensor in enumerate(outputs) if _is_read(tensor, readers)),
+            )
+
+    def _operand(self, tensor: Tensor) -> tf.Tensor:
+        producer = self.graph.producers[tensor.name]
+        if self._written(tensor) is not None:
+            return tf.constant(producer.statics[0], tf.as_dtype(tensor.dtype))
+        return tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
+
+
+def _pattern(tensor: Tensor) -> tuple[int, ...]:
+    """A shape as far as gradients depend on it: which dimensions are empty, are broadcast, or neither."""
+    return tuple(min(extent, 2) for extent in tensor.shape)
+
+
+def _followed(
+    graph: Graph, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
+) -> Backward | None:
+    """The backward pass from results to variables, by what each operator's gradient does; None where there is none."""
+    asking = _Asking(graph)
+    operators = [op for op in graph.operators.values() if op.name in needed and op.updates is None]
+    starts = {tensor.name for tensor in variables}
+    reached, alive = _forward(asking, operators, starts)
+    coming = {tensor.name for tensor in results if tensor.name in reached}
+    gradients: set[tuple[str, int]] = set()
+    kept_operands: set[tuple[str, int]] = set()
+    kept_results: set[str] = set()
+    for op in reversed(operators):
+        arriving = frozenset(i for i, tensor in enumerate(op.outputs) if tensor.name in coming)
+        if op.type in SOURCES or not arriving:
+            continue
+        positions = [position for position, _ in op.operands]
+        tensors = [tensor for _, tensor in op.operands]
+        given = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
+        gradients.update((op.name, positions[place]) for place in given.gives)
+        coming.update(tensors[place].name for place in given.gives)
+        read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
+        kept_operands.update((op.name, positions[place]) for place in read.reads)
+        kept_results.update(op.outputs[i].name for i in read.reads_results)
+    if not coming & starts:
+        return None
+    return Backward(frozenset(gradients), frozenset(kept_operands), frozenset(kept_results))
+
+
+def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -> tuple[set[str], set[str]]:
+    """The tensors that depend on the starts: those by which TensorFlow follows gradients, and those whose gradients count.
+
+    TensorFlow derives the gradient of whatever depends on a variable; some of them lead nowhere (a gradient that is
+    stopped), and what only these read isn't kept.
+    """
+    reached, alive = set(starts), set(starts)
+    for op in operators:
+        if op.type in SOURCES:
+            continue
+        places = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in reached)
+        living = frozenset(i for i, (_, tensor) in enumerate(op.operands) if tensor.name in alive)
+        for i, tensor in enumerate(op.outputs):
+            if places and carries_gradient(tensor.dtype):
+                reached.add(tensor.name)
+                if living & asking.answer(op, frozenset({i}), living).gives:
+                    alive.add(tensor.name)
+    return reached, alive
+
+
+def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """An operator as on one device."""
+    rule, mesh = rule_of(op), Mesh.of(1)
+    config = Config(mesh, ())
+    job = Job(op, rule, config, interface(rule, config), (0,), _no_delivery)
+    return [values[0] for values in emit(job, [[operand] for operand in operands])]
+
+
+# The whole model at once
+
+
+@dataclass
+class _Trace:
+    """Emits the model with a hook at every operand: they tell to which of them a gradient comes back."""
+
+    graph: Graph
+    values: dict[str, tf.Tensor] = field(default_factory=dict)
+    hooks: list[tuple[tuple[str, int], tf.Tensor]] = field(default_factory=list)
+    reached: set[tuple[str, int]] = field(default_factory=set)
+
+    def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
+        """What the gradients of results with respect to variables do, or None where there are none."""
+        with tf.Graph().as_default() as traced:
+            for op in self.graph.operators.values():
+                if op.name in needed:
+                    self._emit(op)
+            n_forward = len(traced.get_operations())
+            ends, starts = ([self.values[tensor.name] for tensor in tensors] for tensors in (results, variables))
+            _tracing.append(self)
+            try:
+                with warnings.catch_warnings():
+                    # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
+                    warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+                    gradients = [gradient for gradient in tf.gradients(ends, starts) if gradient is not None]
+            finally:
+                _tracing.pop()
+            if not gradients:
+                return None
+            readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
+        return Backward(
+            frozenset(self.reached),
+            frozenset(key for key, tensor in self.hooks if _is_read(tensor, readers)),
+            frozenset(name for name, tensor in self.values.items() if _is_read(tensor, readers)),
+        )
+
+    def _emit(self, op: Operator) -> None:
+        if op.updates is not None:
+            # No gradient passes an assignment; what is read after one is given.
+            for tensor in op.outputs:
+                self.values[tensor.name] = tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
+            return
+        if op.type in SOURCES and (op.type != CONSTANT or math.prod(op.result.shape) > _MOST_WRITTEN):
+            kind = tf.as_dtype(op.result.dtype)
+            self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)
+            return
+        operands = [self._hook(op, position, tensor) for position, tensor in op.operands]
+        self.values.update(zip((tensor.name for tensor in op.outputs), _emitted(op, operands), strict=True))
+
+    def _hook(self, op: Operator, position: int, tensor: Tensor) -> tf.Tensor:
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": _TRACE}):
+            (hooked,) = tf.identity_n([self.values[tensor.name]])
+        hooked.op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(self.hooks)))
+        self.hooks.append(((op.name, position), hooked))
+        return hooked
+
+
+_tracing: list[_Trace] = []
+
+
+@tf.RegisterGradient(_TRACE)
+def _trace_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    trace = _tracing[-1]
+    trace.reached.add(trace.hooks[op.get_attr(_NUMBER)][0])
+    return gradient
+
+
+def _no_delivery(k: int, values: Values) -> Values:
+    raise AssertionError("on one device nothing is delivered inside of an operator")
+
+
+def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
+    """The operators that these gradients need; those of a lookup are slices, with their indices."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    pending = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
+    live: set[str] = set()
+    while pending:
+        op = pending.pop()
+        if op.name not in live:
+            live.add(op.name)
+            pending += [tensor.op for tensor in op.inputs]
+    return live
+
+
+def _is_read(tensor: tf.Tensor, readers: set[str]) -> bool:
+    return any(op.name in readers and op.type not in _SHAPE_ONLY for op in tensor.consumers())

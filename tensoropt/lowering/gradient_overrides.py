@@ -1,0 +1,152 @@
+"""Gradients in fewer operators than TensorFlow's own, for operators that deep models have most of.
+
+Of an operator that broadcasts, TensorFlow emits the gradients of both operands, even where one is a constant, and reshapes
+sums that could have kept their dimensions; of a mean it divides after it has spread the gradient. What is emitted here has
+the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
+
+Complex numbers, and shapes that don't tell what is broadcast, are left to TensorFlow's functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+from ..ir.graph import Operator
+
+Gradients = list[tf.Tensor | None]
+Pulled = dict[int, tf.Tensor]
+MEAN = "Mean"
+
+
+def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    return dict.fromkeys(asked, gradient)
+
+
+def _of_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    return {position: -gradient if position else gradient for position in asked}
+
+
+def _of_product(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    return {position: x * gradient if position else gradient * y for position in asked}
+
+
+def _of_quotient(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    return {position: gradient * (-x / y / y) if position else gradient / y for position in asked}
+
+
+def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    # Not earlier: the difference would be there from the forward pass on.
+    with tf.control_dependencies([gradient]):
+        first = 2.0 * gradient * (x - y)
+    return {position: -first if position else first for position in asked}
+
+
+# The gradients of operands as if nothing were broadcast.
+_BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[int]], Pulled]] = {
+    "Add": _of_sum,
+    "AddV2": _of_sum,
+    "Mul": _of_product,
+    "RealDiv": _of_quotient,
+    "SquaredDifference": _of_squared_difference,
+    "Sub": _of_difference,
+}
+
+
+def lean_gradient(op: Operator, asked: Collection[int]) -> AbstractContextManager[Any]:
+    """While this lasts, TensorFlow's operator of the same type gets the gradient of this module.
+
+    Args:
+        asked: positions of the operands to which a gradient comes back; no other is emitted.
+    """
+    name = _name(op.type, asked)
+    if name not in _REGISTERED or tf.as_dtype(op.result.dtype).is_complex:
+        return nullcontext()
+    context: AbstractContextManager[Any] = tf.compat.v1.get_default_graph().gradient_override_map({op.type: name})
+    return context
+
+
+def _name(op_type: str, asked: Collection[int]) -> str:
+    return f"TensorOptLean{op_type}" + "".join(map(str, sorted(asked)))
+
+
+def _by_tensorflow(op: tf.Operation, gradient: tf.Tensor) -> Gradients:
+    return list(ops.gradient_registry.lookup(op.type)(op, gradient))
+
+
+def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradients]:
+    def emit(op: tf.Operation, gradient: Any) -> Gradients:
+        x, y = op.inputs
+        dims = _broadcast_dims(x.shape, y.shape)
+        if dims is None:
+            return _by_tensorflow(op, gradient)
+        found: Gradients = [None, None]
+        for position, pulled in _BROADCASTING[op.type](x, y, tf.convert_to_tensor(gradient), asked).items():
+            found[position] = _summed(pulled, op.inputs[position], dims[position])
+        return found
+
+    return emit
+
+
+def _broadcast_dims(x: tf.TensorShape, y: tf.TensorShape) -> tuple[list[int], list[int]] | None:
+    """The dimensions of the result that each operand is broadcast to, or None where shapes don't tell."""
+    if x.rank is None or y.rank is None:
+        return None
+    rank = max(x.rank, y.rank)
+    extents = [[1] * (rank - shape.rank) + shape.as_list() for shape in (x, y)]
+    of_x, of_y = set(range(rank - x.rank)), set(range(rank - y.rank))
+    for dim, (a, b) in enumerate(zip(*extents, strict=True)):
+        if a == 1 and b != 1:
+            of_x.add(dim)
+        elif b == 1 and a != 1:
+            of_y.add(dim)
+        elif (a is None) != (b is None):
+            return None
+        # Two extents that differ between ranks are of one dimension, which both operands have split alike.
+    return sorted(of_x), sorted(of_y)
+
+
+def _summed(gradient: tf.Tensor, operand: tf.Tensor, dims: list[int]) -> tf.Tensor:
+    """A gradient summed over the dimensions that an operand was broadcast to, in the operand's shape."""
+    if not dims:
+        return gradient
+    n_missing = gradient.shape.rank - operand.shape.rank
+    if dims[-1] < n_missing:
+        return tf.reduce_sum(gradient, dims)
+    total = tf.reduce_sum(gradient, dims, keepdims=True)
+    if not n_missing:
+        return total
+    return tf.reshape(total, operand.shape if operand.shape.is_fully_defined() else tf.shape(operand))
+
+
+def _of_mean(op: tf.Operation, gradient: Any) -> Gradients:
+    shape, dims = op.inputs[0].shape.as_list(), tf.get_static_value(op.inputs[1])
+    if dims is None:
+        return _by_tensorflow(op, gradient)
+    reduced = {int(dim) % len(shape) for dim in dims.reshape(-1)}
+    kept = [1 if dim in reduced else extent for dim, extent in enumerate(shape)]
+    if any(shape[dim] is None for dim in reduced) or kept.count(None) > 1:
+        return _by_tensorflow(op, gradient)
+    gradient = tf.convert_to_tensor(gradient)
+    share = gradient / tf.constant(math.prod(shape[dim] for dim in reduced), gradient.dtype)
+    if not op.get_attr("keep_dims"):
+        share = tf.reshape(share, [-1 if extent is None else extent for extent in kept])
+    return [tf.tile(share, [shape[dim] if dim in reduced else 1 for dim in range(len(shape))]), None]
+
+
+def _register() -> frozenset[str]:
+    names = [_name(MEAN, (0,))]
+    tf.RegisterGradient(names[0])(_of_mean)
+    for op_type in _BROADCASTING:
+        for asked in ((0,), (1,), (0, 1)):
+            names.append(_name(op_type, asked))
+            tf.RegisterGradient(names[-1])(_broadcasting(asked))
+    return frozenset(names)
+
+
+_REGISTERED = _register()

@@ -1,0 +1,1 @@
+"""Operators whose local form isn't the same TensorFlow operator on local operands."""

@@ -1,0 +1,55 @@
+"""Batch normalisation in training, over a split batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ...ir.graph import Operator
+from ..operators import Job, Values, lowering
+
+
+@lowering("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Batch normalisation in training with the statistics of the global batch."""
+    op = job.op
+    image = op.inputs[0]
+    assert image is not None
+    channel = 1 if op.attrs["data_format"] == "NCHW" else 3
+    reduced = [i for i in range(4) if i != channel]
+    count = image.mem_bytes // image.item_bytes // image.shape[channel]
+    images, scales, offsets = operands[0], operands[1], operands[2]
+    broadcast = [1, 1, 1, 1]
+    broadcast[channel] = -1
+    precise = [tf.cast(x, scales[0].dtype) for x in images]
+
+    def statistic(k: int, values: Values) -> Values:
+        return [total / count for total in job.complete(k, [tf.reduce_sum(x, reduced) for x in values])]
+
+    means = statistic(0, precise)
+    means_of_channels = [tf.reshape(mean, broadcast) for mean in means]
+    with job.following(0):
+        centred = [x - mean for x, mean in zip(precise, means_of_channels, strict=True)]
+    variances = statistic(1, [tf.square(x) for x in centred])
+    results: list[Values] = [[] for _ in op.outputs]
+    for x, scale, offset, mean, variance, original, old_mean, old_variance in zip(
+        centred, scales, offsets, means, variances, images, operands[3], operands[4], strict=True
+    ):
+        factor = tf.math.rsqrt(variance + op.attrs["epsilon"]) * scale
+        normal = x * tf.reshape(factor, broadcast) + tf.reshape(offset, broadcast)
+        unbiased = variance * (count / max(count - 1, 1))
+        averages = [_averaged(op, old_mean, mean), _averaged(op, old_variance, unbiased), mean, variance]
+        # The sixth result is room that a GPU kernel keeps for its backward pass; nobody reads it here.
+        averages += [tf.zeros([0], scale.dtype)] * (len(op.outputs) - 1 - len(averages))
+        # The operator's own gradient is that of the first result alone.
+        values = [tf.cast(normal, original.dtype), *map(tf.stop_gradient, averages)]
+        for result, value in zip(results, values, strict=True):
+            result.append(value)
+    return results
+
+
+def _averaged(op: Operator, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """The running average of a statistic, where the operator is told to make one."""
+    weight = op.attrs["exponential_avg_factor"]
+    return new if weight == 1 else (1 - weight) * old + weight * new

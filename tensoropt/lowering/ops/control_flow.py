@@ -1,0 +1,144 @@
+"""Composite operators on local operands: each operator of the body on its pieces, without collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from ...common.settings import RandomMode
+from ...ir.body import COMPOSITES, FORM, LOOP, GradientForm, LoopForm
+from ...ir.graph import CONSTANT, Operator
+from ...rules.composition import Composition
+from ...rules.rule import Config
+from ..local import opaque, uniform_shape
+from ..operators import Job, Values, emit, lowering
+from ..own_gradient import Gradients, with_own_gradient
+
+
+@lowering(*COMPOSITES, always=True)
+def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a loop, or tensors with a gradient of their own, on every rank that is built here."""
+    composition = Composition(job.op)
+    emit_one = _loop if job.op.type == LOOP else _custom_gradient
+    per_rank = [
+        emit_one(_Local(composition, job.config, rank, job.random), job, _shaped(job, [values[i] for values in operands]))
+        for i, rank in enumerate(job.ranks)
+    ]
+    return [list(values) for values in zip(*per_rank, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Local:
+    """The body on one rank."""
+
+    composition: Composition
+    config: Config
+    rank: int
+    random: RandomMode
+
+    def emit(self, given: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
+        """The body's tensors from those that are given; ``constants`` asks for these alone, or for all others."""
+        made = dict(given)
+        for op in self.composition.body.operators:
+            if constants is None or constants == (op.type == CONSTANT):
+                self._emit(op, made)
+        return made
+
+    def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
+        config, seen = self.composition.inner(op, self.config)
+        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_delivery, self.random)
+        results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
+        made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
+
+    def share(self, output: int, gradient: tf.Tensor) -> tf.Tensor:
+        """A gradient of an operand, kept by one of those ranks that compute it alike."""
+        axes = self.composition.alike(output, self.config)
+        if not axes:
+            return gradient
+        keeps = opaque(int(self.config.mesh.index_along(axes, self.rank) == 0), tf.int32)
+        return tf.where(tf.equal(keeps, 1), gradient, tf.zeros_like(gradient))
+
+
+def _no_delivery(k: int, values: Values) -> Values:
+    raise AssertionError("nothing is delivered inside of a composite operator")
+
+
+def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The operands, with the static shapes that all ranks agree on."""
+    for (position, tensor), value in zip(job.op.operands, operands, strict=True):
+        demand = job.interface.operands[position]
+        assert demand is not None
+        value.set_shape(uniform_shape(demand.layout, tensor.shape))
+    return operands
+
+
+def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    form: LoopForm = job.op.attrs[FORM]
+    body = local.composition.body
+    n_stacks, n_items = len(form.reads), len(form.writes)
+    stacks, states = operands[:n_stacks], operands[n_stacks : form.first_invariant]
+    rest, starts = operands[form.first_invariant : len(body.inputs)], operands[len(body.inputs) :]
+    before = [tf.TensorArray(x.dtype, x.shape[0], clear_after_read=False).unstack(x) for x in stacks]
+    after = [
+        tf.TensorArray(tensor.dtype, length, element_shape=uniform_shape(layout, whole.shape)[1:])
+        for tensor, length, layout, whole in zip(
+            body.outputs[:n_items], form.lengths, job.interface.results[:n_items], job.op.outputs[:n_items], strict=True
+        )
+    ]
+    for (k, place), value in zip(form.starts, starts, strict=True):
+        after[k] = after[k].write(place, value)
+    # Constants are made outside and captured, so that TensorFlow keeps them once and not for each trip.
+    invariants = {tensor.name: value for tensor, value in zip(body.inputs[form.first_invariant :], rest, strict=True)}
+    fixed = local.emit(invariants, constants=True)
+
+    def trip(number: tf.Tensor, items: list[tf.TensorArray], states: list[tf.Tensor]) -> tuple[object, ...]:
+        slices = [stack.read(_place(places, number)) for stack, places in zip(before, form.reads, strict=True)]
+        given = {tensor.name: value for tensor, value in zip(body.inputs, [*slices, *states], strict=False)}
+        made = local.emit({**fixed, **given}, constants=False)
+        results = [made[tensor.name] for tensor in body.outputs]
+        written = [
+            array.write(_place(places, number), value)
+            for array, places, value in zip(items, form.writes, results, strict=False)
+        ]
+        return number + 1, written, results[n_items:]
+
+    _, items, finals = tf.while_loop(
+        lambda number, items, states: number < form.trips,
+        trip,
+        (tf.constant(0), after, states),
+        maximum_iterations=form.trips,
+        name=job.op.name,
+    )
+    return [*(array.stack() for array in items), *finals]
+
+
+def _place(places: tuple[int, ...], number: tf.Tensor) -> tf.Tensor:
+    """Which slice a trip takes, or puts."""
+    if places == tuple(range(len(places))):
+        return number
+    if len(set(places)) == 1:
+        return tf.constant(places[0])
+    return tf.gather(tf.constant(places), number)
+
+
+def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    form: GradientForm = job.op.attrs[FORM]
+    body = local.composition.body
+
+    def gradient(given: Gradients) -> Gradients:
+        of_results = zip(form.passed, given[len(operands) :], strict=True)
+        passed = [tf.zeros_like(operands[i]) if each is None else each for i, each in of_results]
+        read = [operands[i] for i in form.reads]
+        made = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*passed, *read], strict=True)})
+        totals: list[tf.Tensor | None] = [None] * len(operands)
+        for k, (i, tensor) in enumerate(zip(form.into, body.outputs, strict=True)):
+            share = local.share(k, made[tensor.name])
+            known = totals[i]
+            totals[i] = share if known is None else known + share
+        return [*totals, *[None] * len(form.passed)]
+
+    # The results stand beside the operands, since an operand may be several results, and read by the gradient besides.
+    results = with_own_gradient([*operands, *(operands[i] for i in form.passed)], gradient, job.op.name)
+    return results[len(operands) :]

@@ -1,0 +1,54 @@
+"""Dilated convolutions on local operands, where TensorFlow's kernels for CPUs have no gradients of them.
+
+As ``tf.nn.convolution`` does it: every d-th row and column becomes a batch of its own, over which plain windows slide. Rows
+that are missing for d to divide them are filled in, and what they lead to is cut off; how many these are depends on the
+rank's piece, so that it is computed where the graph runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...ir.graph import Operator
+from ..own_gradient import Gradients, with_own_gradient
+
+_TYPES = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}
+
+
+def is_dilated(op: Operator) -> bool:
+    """Whether it is a convolution with gaps between the elements of its windows, of a kind that :func:`convolved` knows."""
+    if op.type not in _TYPES or op.attrs["data_format"] != _TYPES[op.type]:
+        return False
+    return set(op.attrs["strides"]) == {1} and set(op.attrs["dilations"]) != {1}
+
+
+def convolved(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """The convolution. The backward pass takes the batches from the operand again, so that no copy of it is kept."""
+
+    def gradient(of_results: Gradients) -> Gradients:
+        return [None, *tf.gradients(_over_batches(op, image, kernel), [image, kernel], of_results[0])]
+
+    return with_own_gradient([_over_batches(op, image, kernel), image, kernel], gradient, op.name)[0]
+
+
+def _over_batches(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    rates: Sequence[int] = op.attrs["dilations"][1:-1]
+    before, after = (tf.constant(rows, tf.int32) for rows in zip(*_paddings(op, rates), strict=True))
+    more = tf.math.floormod(-(tf.shape(image)[1:-1] + before + after), rates)
+    batches = tf.space_to_batch(image, rates, tf.stack([before, after + more], axis=1))
+    plain: dict[str, Any] = {"strides": op.attrs["strides"], "padding": "VALID", "data_format": op.attrs["data_format"]}
+    made = getattr(tf.raw_ops, op.type)(input=batches, filter=kernel, **plain)
+    return tf.batch_to_space(made, rates, tf.stack([tf.zeros_like(more), more], axis=1))
+
+
+def _paddings(op: Operator, rates: Sequence[int]) -> list[tuple[int, int]]:
+    """Per spatial dimension the rows of padding before and after."""
+    given = op.attrs.get("explicit_paddings") or []
+    if op.attrs["padding"] == "EXPLICIT":
+        return list(zip(given[2:-2:2], given[3:-2:2], strict=True))
+    _, (_, kernel) = op.operands
+    spans = [(size - 1) * rate * (op.attrs["padding"] == "SAME") for size, rate in zip(kernel.shape, rates, strict=False)]
+    return [(span // 2, span - span // 2) for span in spans]

@@ -1,0 +1,74 @@
+"""Looking up in split rows: each rank finds what it has, and zeros for the rest, a partial result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ..local import opaque
+from ..operators import Job, Values, emit_plain, lowering
+
+
+def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Tensor:
+    """Return an index that is split; a step in which it points outside fails, as TensorFlow's kernel has it.
+
+    Each rank takes what isn't among its own for another's, so that without this nobody would notice.
+    """
+    is_there = tf.reduce_all(tf.logical_and(index >= 0, index < tf.constant(extents, index.dtype)))
+    said = f"got an index outside of 0 to one less than {extents}"
+    check = tf.raw_ops.Assert(condition=is_there, data=[tf.constant(said)], name=f"{job.op.name}/in_range")
+    with tf.control_dependencies([check]):
+        return tf.identity(index)
+
+
+@lowering("GatherV2", always=True)
+def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
+    params, indices = operands
+    assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
+    layout, shape = job.layout(0), job.op.inputs[0].shape
+    axis = int(job.op.statics[2]) % len(shape)
+    if not layout.splits[axis]:
+        return emit_plain(job, operands)
+    batch = job.op.attrs["batch_dims"] % (len(job.op.inputs[1].shape) + 1)
+    found = []
+    for rank, table, index in zip(job.ranks, params, indices, strict=True):
+        index = in_range(job, index, shape[axis])
+        local = index - opaque(layout.bounds(shape, rank)[axis][0], index.dtype)
+        own = tf.logical_and(local >= 0, local < tf.shape(table, index.dtype)[axis])
+        rows = tf.gather(table, tf.where(own, local, tf.zeros_like(local)), axis=axis, batch_dims=batch)
+        between, behind = tf.ones([axis - batch], tf.int32), tf.ones([len(shape) - axis - 1], tf.int32)
+        extents = tf.shape(own)
+        mask = tf.reshape(own, tf.concat([extents[:batch], between, extents[batch:], behind], 0))
+        found.append(tf.where(mask, rows, tf.zeros_like(rows)))
+    return [found]
+
+
+@lowering("GatherNd", always=True)
+def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
+    params, indices = operands
+    assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
+    layout, shape = job.layout(0), job.op.inputs[0].shape
+    depth = job.op.inputs[1].shape[-1]
+    if not any(layout.splits[:depth]):
+        return emit_plain(job, operands)
+    found = []
+    for rank, table, index in zip(job.ranks, params, indices, strict=True):
+        index = in_range(job, index, list(shape[:depth]))
+        starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
+        local, own = within(index, starts, tf.shape(table, index.dtype)[:depth])
+        rows = tf.gather_nd(table, local)
+        found.append(tf.where(over(own, len(shape) - depth), rows, tf.zeros_like(rows)))
+    return [found]
+
+
+def within(index: tf.Tensor, starts: list[int], extents: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices [..., depth] relative to a block: local ones, 0 where they point elsewhere, and whether they don't [...]."""
+    local = index - opaque(starts, index.dtype)
+    own = tf.reduce_all(tf.logical_and(local >= 0, local < extents), -1)
+    return tf.where(tf.expand_dims(own, -1), local, tf.zeros_like(local)), own
+
+
+def over(own: tf.Tensor, n_trailing: int) -> tf.Tensor:
+    """A mask with new dimensions of extent 1 behind."""
+    return tf.reshape(own, tf.concat([tf.shape(own), tf.ones([n_trailing], tf.int32)], 0))

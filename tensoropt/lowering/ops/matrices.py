@@ -1,0 +1,33 @@
+"""Operators on matrices for which it matters where in the matrix a block lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ..local import opaque
+from ..operators import Job, Values, emit_plain, lowering
+
+
+@lowering("MatrixBandPart", always=True)
+def band_part(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Over split rows or columns the band is a mask; a negative number of diagonals means all of them."""
+    assert job.op.inputs[0] is not None
+    layout, shape = job.layout(0), job.op.inputs[0].shape
+    if not any(layout.splits[-2:]):
+        return emit_plain(job, operands)
+    below, above = (int(job.op.statics[k]) for k in (1, 2))
+    results = []
+    for rank, x in zip(job.ranks, operands[0], strict=True):
+        row, column = (start for start, _ in layout.bounds(shape, rank)[-2:])
+        n_rows, n_columns = tf.unstack(tf.shape(x)[-2:])
+        rows = opaque(row, tf.int32) + tf.expand_dims(tf.range(n_rows), 1)
+        columns = opaque(column, tf.int32) + tf.expand_dims(tf.range(n_columns), 0)
+        kept = tf.ones_like(rows - columns, tf.bool)
+        if below >= 0:
+            kept = tf.logical_and(kept, rows - columns <= below)
+        if above >= 0:
+            kept = tf.logical_and(kept, columns - rows <= above)
+        results.append(tf.where(kept, x, tf.zeros_like(x)))
+    return [results]

@@ -1,0 +1,56 @@
+"""Adding up rows into a split result: each rank takes the rows that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ..local import local_shape, opaque
+from ..operators import Job, Values, emit_plain, lowering, raw_operator
+from .lookups import over, within
+
+
+@lowering("ScatterNd", always=True)
+def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
+    assert job.op.inputs[0] is not None
+    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[0].shape[-1]
+    results = []
+    for rank, index, update in zip(job.ranks, *operands, strict=True):
+        starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
+        extents = tf.cast(local_shape(layout, shape, rank), index.dtype)
+        local, own = within(index, starts, extents[:depth])
+        mask = over(own, len(shape) - depth)
+        results.append(tf.scatter_nd(local, tf.where(mask, update, tf.zeros_like(update)), extents))
+    return [results]
+
+
+@lowering("TensorScatterAdd", "TensorScatterSub", always=True)
+def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
+    assert job.op.inputs[1] is not None
+    layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[1].shape[-1]
+    if not any(layout.splits[:depth]):
+        return emit_plain(job, operands)
+    results = []
+    for rank, tensor, index, update in zip(job.ranks, *operands, strict=True):
+        starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
+        local, own = within(index, starts, tf.shape(tensor, index.dtype)[:depth])
+        update = tf.where(over(own, len(shape) - depth), update, tf.zeros_like(update))
+        results += raw_operator(job.op, [tensor, local, update])
+    return [results]
+
+
+@lowering("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", always=True)
+def unsorted_segments(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """A segment of another rank is told to TensorFlow as a negative one, which it leaves out."""
+    layout, shape = job.interface.results[0], job.op.result.shape
+    if not layout.splits[0]:
+        return emit_plain(job, operands)
+    results = []
+    for rank, data, segments in zip(job.ranks, *operands, strict=True):
+        start, end = layout.bounds(shape, rank)[0]
+        local = segments - opaque(start, segments.dtype)
+        count = opaque(end - start, segments.dtype)
+        own = tf.logical_and(local >= 0, local < count)
+        results += raw_operator(job.op, [data, tf.where(own, local, -tf.ones_like(local)), count])
+    return [results]

@@ -1,0 +1,46 @@
+"""Means and extremes over split dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ...rules.reduction import reduced_dimensions
+from ...sharding.micro_batches import SLICES
+from ..operators import Job, Values, emit_plain, lowering
+
+
+@lowering("Mean", always=True)
+def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """The local sum over the global count: the mean of blocks would be wrong where they differ in size."""
+    dimensions = reduced_dimensions(job.op)
+    operand = job.op.inputs[0]
+    assert operand is not None
+    n_slices = int(job.op.attrs.get(SLICES, 1))
+    count = n_slices
+    for dimension in dimensions:
+        count *= operand.shape[dimension]
+    if n_slices == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
+        return emit_plain(job, operands)
+    keep = bool(job.op.attrs["keep_dims"])
+    return [[tf.reduce_sum(x, dimensions, keep) / tf.cast(count, x.dtype) for x in operands[0]]]
+
+
+@lowering("Max", "Min")
+def extremum(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """The maximum over split dimensions as a partial sum, so that the gradient is shared among equals as on one device."""
+    sign = -1 if job.op.type == "Min" else 1
+    dimensions = reduced_dimensions(job.op)
+    keep = bool(job.op.attrs["keep_dims"])
+    signed = [x if sign > 0 else -x for x in operands[0]]
+    peaks = job.complete(0, [tf.stop_gradient(tf.reduce_max(x, dimensions, keepdims=True)) for x in signed])
+    at_peak = [tf.equal(x, peak) for x, peak in zip(signed, peaks, strict=True)]
+    local_counts = [tf.reduce_sum(tf.cast(hit, x.dtype), dimensions, True) for hit, x in zip(at_peak, signed, strict=True)]
+    counts = job.complete(1, local_counts)
+    return [
+        [
+            tf.reduce_sum(tf.where(hit, x / count, tf.zeros_like(x)), dimensions, keep)
+            for hit, x, count in zip(at_peak, operands[0], counts, strict=True)
+        ]
+    ]

@@ -1,0 +1,1 @@
+"""Reshardings in a rank's graph: collectives by callback or by operator, and local steps."""

@@ -1,0 +1,220 @@
+"""Deliveries in the graph: a path of steps forward, and the path between the gradient layouts backward.
+
+The backend's carrier emits what communicates. A path without communication is made of TensorFlow's own operators.
+
+The gradient is attached by a registered gradient, of the callback or of an ``IdentityN``, found by a number among the
+deliveries of the graph being built; ``tf.custom_gradient`` would add to a global registry with each delivery.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from ...reschedule.layout import Shape, axes_text
+from ...reschedule.mesh import Mesh
+from ...reschedule.path import Path
+from ...sharding.resharding import Delivery, Route
+from ..operators import Values
+from .buckets import Buckets
+from .callbacks import Carrier, Errand
+from .local_steps import LocalSteps
+
+GRADIENT_TYPE, NUMBER = "TensorOptDelivery", "_tensoropt_delivery"
+CALLBACK = "PyFunc"
+"""The type of a callback's operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One entry of the log of collectives, equal on all ranks.
+
+    Attributes:
+        is_trailing: whether only updates wait for it.
+        together: of several in one, the operators for which they are, and their shapes; ``shape`` is then how many elements
+            the shapes have in all, and ``operator`` the first.
+    """
+
+    kind: str
+    axes: str
+    shape: Shape
+    dtype: str
+    operator: str
+    is_trailing: bool = False
+    together: tuple[tuple[str, Shape], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, Shape], ...]:
+        """The operator and the shape of each that this is, one or several."""
+        return self.together or ((self.operator, self.shape),)
+
+    def __str__(self) -> str:
+        if self.together:
+            return f"{self.kind}({self.axes}) of {len(self.together)} {self.dtype} for {self.operator} and others"
+        return f"{self.kind}({self.axes}) of {self.dtype}{list(self.shape)} for {self.operator}"
+
+
+class Backend(Protocol):
+    """The ranks that are built here, and what carries out their paths: real collectives, or a simulation of all ranks."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are built here."""
+        ...
+
+    def carrier(self) -> Carrier:
+        """A new one, for one graph."""
+        ...
+
+    def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
+        """To be entered while a function with these collectives runs."""
+        ...
+
+
+@dataclass
+class Deliverer:
+    """Emits deliveries into the graph that is being built, and logs their collectives in order."""
+
+    backend: Backend
+    log: list[Collective] = field(default_factory=list)
+    _carrier: Carrier = field(init=False)
+    _local_steps: LocalSteps = field(default_factory=LocalSteps)
+    _backward: list[Callable[[Values], Values]] = field(default_factory=list)
+    _buckets: Buckets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._carrier = self.backend.carrier()
+        self._buckets = Buckets(self._run_together)
+
+    def deliver(
+        self, delivery: Delivery, route: Route, values: Values, operator: str, is_trailing: bool = False
+    ) -> Values:
+        """Bring local values along a route; gradients come back along its backward path.
+
+        Args:
+            is_trailing: whether only updates wait for the gradients, or for the values where no gradient comes back.
+        """
+        if route.is_free:
+            return values
+        forward, backward = route.forward, route.backward
+        if backward is None:
+            return self._run(forward, values, delivery.reduction, operator, is_trailing)
+
+        def back(gradients: Values) -> Values:
+            if route.in_bucket and self._carrier.joins:
+                return self._buckets.add(backward, gradients, operator)
+            return self._run(backward, gradients, "sum", operator, is_trailing)
+
+        number = len(self._backward)
+        self._backward.append(back)
+        overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
+        with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
+            results = self._run(forward, values, delivery.reduction, operator)
+            if not forward.steps:
+                results = tf.identity_n(values, name="delivery")
+            elif results[0].op.type != CALLBACK:
+                # The operands pass through as well, so that TensorFlow sees a way to them that isn't the steps' own.
+                results = tf.identity_n([*values, *results], name="delivery")[len(values) :]
+        results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
+        return list(results)
+
+    def deliver_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
+        """Bring local values along a path once more, when the values ``after`` are there; nothing is differentiated."""
+        return self._run(path, values, "sum", operator, after=tuple(after))
+
+    def on_gradient(self, values: Values, act: Callable[[Values], None]) -> Values:
+        """The same values; ``act`` is called with their gradients before anything is made of these."""
+
+        def passed(gradients: Values) -> Values:
+            act(gradients)
+            return gradients
+
+        number = len(self._backward)
+        self._backward.append(passed)
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": GRADIENT_TYPE}):
+            results = tf.identity_n(values, name="on_gradient")
+        results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
+        return list(results)
+
+    def _run(
+        self,
+        path: Path,
+        values: Values,
+        reduction: str,
+        operator: str,
+        is_trailing: bool = False,
+        after: tuple[tf.Tensor, ...] = (),
+    ) -> Values:
+        if not path.steps:
+            return values
+        if not path.communicates:
+            with tf.control_dependencies(after):
+                return [
+                    self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)
+                ]
+        collectives = [
+            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator, is_trailing)
+            for step in path.steps
+            if step.communicates
+        ]
+        self.log += collectives
+        errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
+        return self._carrier.carry(path, values, errand)
+
+    def _run_together(
+        self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
+    ) -> list[Values]:
+        """Sums of gradients for which only updates wait, in one collective."""
+        if len(paths) == 1:
+            return [self._run(paths[0], values[0], "sum", operators[0], is_trailing=True)]
+        (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
+        shape = (sum(math.prod(path.shape) for path in paths),)
+        entry = Collective(
+            step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts
+        )
+        self.log.append(entry)
+        return self._carrier.carry_together(paths, values, Errand(operators[0], str(entry), is_trailing=True))
+
+    def send_buckets(self) -> None:
+        """Send the gradients that wait to be summed together; to be called when a backward pass has been emitted."""
+        self._buckets.send_all()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """While this lasts, gradients of the graph's deliveries are emitted by this object."""
+        _building.append(self)
+        try:
+            yield
+        finally:
+            _building.pop()
+            self._backward.clear()
+            self._local_steps = LocalSteps()
+            self._carrier = self.backend.carrier()
+
+    def gradient(self, number: int, gradients: Values) -> Values:
+        return self._backward[number](gradients)
+
+
+_building: list[Deliverer] = []
+
+
+def send_buckets() -> None:
+    """:meth:`Deliverer.send_buckets` of the one that is building."""
+    _building[-1].send_buckets()
+
+
+@tf.RegisterGradient(GRADIENT_TYPE)
+def _delivery_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    deliverer = _building[-1]
+    n_ranks, ahead = len(deliverer.backend.ranks), 1 if op.type == CALLBACK else 0
+    dense = [tf.convert_to_tensor(gradient) for gradient in gradients[-n_ranks:]]
+    found = deliverer.gradient(op.get_attr(NUMBER), dense)
+    return [*[None] * ahead, *found, *[None] * (len(op.inputs) - ahead - n_ranks)]

@@ -1,0 +1,216 @@
+"""Paths that communicate as TensorFlow's operators: what is sent is cut out and put in a row, what arrives into its place.
+
+Nothing is chained: operators of collectives that need no order are given here, and wait for no thread.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ...common.watchdog import Waiting
+from ...reschedule.bounds import Slices
+from ...reschedule.execute import rank_step
+from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
+from ...reschedule.layout import Axes, Shape, block_bounds
+from ...reschedule.mesh import Mesh
+from ...reschedule.path import Path
+from ...reschedule.steps import Step
+from ..local import local_shape, opaque
+from ..operators import Values
+from .callbacks import Errand
+from .deliver import Collective
+from .local_steps import LocalSteps, shape_after
+
+
+class GraphCollectives(Protocol):
+    """Collectives as operators, on flat tensors of a group's members in the order of their ranks."""
+
+    def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
+        """The members' tensors, one after the other."""
+        ...
+
+    def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
+        """What the members send to this rank, one after the other; ``counts[i]`` elements go to member i."""
+        ...
+
+    def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        """The members' tensors combined by "sum" or "max"."""
+        ...
+
+
+_SCOPE = "collectives/"
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.]")
+"""What names of operators can't have."""
+
+
+@dataclass(frozen=True)
+class GraphBackend:
+    """This process is one rank; collectives are operators of its graph.
+
+    Attributes:
+        waiting: is told while this rank runs what has collectives: in which of them it is, or whether it computes, can't be
+            seen from outside.
+        on_run: called before that.
+    """
+
+    mesh: Mesh
+    rank: int
+    collectives: GraphCollectives
+    waiting: Waiting = field(default_factory=Waiting)
+    on_run: Callable[[], None] = lambda: None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.rank,)
+
+    def carrier(self) -> InGraph:
+        return InGraph(self.collectives, self.rank)
+
+    @contextmanager
+    def watched(self, log: Sequence[Collective]) -> Iterator[None]:
+        if not log:
+            yield
+            return
+        self.on_run()
+        self.waiting.begin(f"a run with {len(log)} collectives, the first {log[0]}", may_compute=True)
+        try:
+            yield
+        finally:
+            self.waiting.end()
+
+
+class InGraph:
+    """Carries paths by operators, on one rank."""
+
+    def __init__(self, collectives: GraphCollectives, rank: int) -> None:
+        self._collectives, self._rank = collectives, rank
+        self._local_steps = LocalSteps()
+
+    @property
+    def joins(self) -> bool:
+        """Horovod does that by itself."""
+        return False
+
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
+        return [self.carry(path, of_path, errand) for path, of_path in zip(paths, values, strict=True)]
+
+    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
+        (value,) = values
+        # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
+        with tf.name_scope(_SCOPE), tf.control_dependencies(errand.after):
+            for step in path.steps:
+                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{errand.operator}")
+                if not step.communicates:
+                    value = self._local_steps.step(step, path.shape, self._rank, value)
+                elif isinstance(step, HaloStep):
+                    value = self._halo(step, path.shape, value, name)
+                elif step.kind == "all_reduce":
+                    value = self._reduced(step, path.shape, value, errand.reduction, name)
+                else:
+                    value = self._moved(step, path.shape, value, name)
+                value.set_shape(shape_after(step, path.shape))
+        return [value]
+
+    def _reduced(self, step: Step, shape: Shape, value: tf.Tensor, reduction: str, name: str) -> tf.Tensor:
+        """After an all-reduce. Of more than two members each adds a chunk, in the members' order, on which sums hang."""
+        axes, n_members = step.group_axes, step.source.mesh.size_of(step.group_axes)
+        if reduction != "sum" or n_members == 2:
+            return self._collectives.all_reduce(axes, value, reduction, name)
+        extent = math.prod(step.source.local_shape(shape, self._rank))
+        bounds = [block_bounds(extent, n_members, member) for member in range(n_members)]
+        start, end = bounds[step.source.mesh.index_along(axes, self._rank)]
+        counts = opaque([stop - begin for begin, stop in bounds], tf.int32)
+        received = self._collectives.all_to_all(axes, tf.reshape(value, [-1]), counts, name)
+        own = self._sum(received, n_members, opaque([end - start], tf.int32))
+        return tf.reshape(self._collectives.all_gather(axes, own, name), local_shape(step.target, shape, self._rank))
+
+    def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
+        """After an all-gather, a reduce-scatter or an all-to-all."""
+        seen = rank_step(step, shape, self._rank)
+        # What is done must be the same on all ranks.
+        others = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
+        axes, own_shape = step.group_axes, local_shape(step.target, shape, self._rank)
+        if step.kind == "all_gather":
+            received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), name)
+        else:
+            in_place = all(each.send_in_place for each in others)
+            flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in seen.send_slices])
+            received = self._collectives.all_to_all(axes, flat, _counts(seen.send_slices), name)
+        if step.kind == "reduce_scatter":
+            return self._sum(received, len(seen.recv_shapes), own_shape)
+        if all(each.recv_in_place for each in others):
+            return tf.reshape(received, own_shape)
+        # Only then: else TensorFlow would make the results of all paths when a step begins.
+        with tf.control_dependencies([received]):
+            result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
+        return _placed(result, seen.recv_slices, _pieces(received, seen.recv_slices))
+
+    def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
+        """What the members sent, added in their order."""
+        parts = tf.unstack(tf.reshape(received, tf.concat([[n_members], own_shape], axis=0)), n_members)
+        wider = tf.float32 if received.dtype.is_floating and received.dtype.size <= 2 else received.dtype
+        total = tf.cast(parts[0], wider)
+        for part in parts[1:]:
+            total += tf.cast(part, wider)
+        return tf.cast(total, received.dtype)
+
+    def _halo(self, step: HaloStep, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
+        seen = RankHalo.of(step, shape, self._rank)
+        own, frame = (seen.own_shape, seen.own_parts, seen.own_kept), (seen.frame_shape, seen.frame_parts, seen.frame_kept)
+        (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
+        flat = _in_a_row([_part(value, part) for part in sent])
+        received = self._collectives.all_to_all(seen.axes, flat, _counts(sent), name)
+        pieces = _pieces(received, arriving)
+        fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
+        with tf.control_dependencies([received]):
+            result = tf.fill(opaque(list(after), tf.int32), tf.constant(fill, value.dtype))
+        result = _placed(result, [place], [_part(value, kept)])
+        if step.kind == HALO:
+            return _placed(result, arriving, pieces)
+        for part, piece in zip(arriving, pieces, strict=True):
+            result = _placed(result, [part], [_part(result, part) + piece])
+        return result
+
+
+def _box(part: Slices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where a part begins and ends."""
+    return opaque([each.start for each in part], tf.int32), opaque([each.stop for each in part], tf.int32)
+
+
+def _extents(part: Slices) -> list[int]:
+    return [each.stop - each.start for each in part]
+
+
+def _part(value: tf.Tensor, part: Slices) -> tf.Tensor:
+    return tf.slice(value, opaque([each.start for each in part], tf.int32), opaque(_extents(part), tf.int32))
+
+
+def _in_a_row(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+
+
+def _counts(parts: Sequence[Slices]) -> tf.Tensor:
+    return opaque([math.prod(_extents(part)) for part in parts], tf.int32)
+
+
+def _pieces(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
+    """What came in a row, each in the shape of its part."""
+    row = tf.split(flat, _counts(parts), num=len(parts))
+    return [tf.reshape(piece, opaque(_extents(part), tf.int32)) for piece, part in zip(row, parts, strict=True)]
+
+
+def _placed(result: tf.Tensor, parts: Sequence[Slices], pieces: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A tensor with these pieces in these parts; TensorFlow writes them into it where nobody else needs it."""
+    for part, piece in zip(parts, pieces, strict=True):
+        begin, end = _box(part)
+        strides = np.ones(len(part), np.int32)
+        result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=begin, end=end, strides=strides, value=piece)
+    return result

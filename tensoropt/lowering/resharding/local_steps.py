@@ -1,0 +1,108 @@
+"""Steps of a path in which nothing is communicated, by TensorFlow's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
+from ...reschedule.layout import Layout, Shape
+from ...reschedule.path import Path
+from ...reschedule.steps import Step
+from ..local import opaque, uniform_shape
+
+
+def shape_after(step: Step | HaloStep, shape: Shape) -> tf.TensorShape:
+    """The local shape as far as all ranks agree on it."""
+    return tf.TensorShape(step.uniform_shape(shape)) if isinstance(step, HaloStep) else uniform_shape(step.target, shape)
+
+
+@dataclass
+class LocalSteps:
+    """Emits steps into one graph. Steps that are equal share their constants, which are a third of a deep model's graph.
+
+    A constant is known by the step that it is for, and not by its value: two may be equal on one rank only, and the ranks'
+    graphs would differ.
+    """
+
+    _constants: dict[Hashable, tuple[tf.Tensor, ...]] = field(default_factory=dict)
+
+    def run(self, path: Path, rank: int, value: tf.Tensor) -> tf.Tensor:
+        """A rank's local value after a path that communicates nothing."""
+        for step in path.steps:
+            value = self.step(step, path.shape, rank, value)
+        return value
+
+    def step(self, step: Step | HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+        """A rank's local value after one of them, of a tensor of (global) ``shape``."""
+        value = (
+            self._halo(step, shape, rank, value)
+            if isinstance(step, HaloStep)
+            else self._move(step, shape, rank, value)
+        )
+        value.set_shape(shape_after(step, shape))
+        return value
+
+    def _once(self, key: Hashable, make: Callable[[], tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, ...]:
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def _move(self, step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+        key = (step, shape, rank)
+        if step.kind == "slice":
+
+            def box() -> tuple[tf.Tensor, ...]:
+                before, extents, _ = _relative(step.target, step.source, shape, rank)
+                if step.target.is_even(shape):
+                    # The same on all ranks.
+                    (size,) = self._once(tuple(extents), lambda: (tf.constant(extents, tf.int32),))
+                else:
+                    size = opaque(extents, tf.int32)
+                return opaque(before, tf.int32), size
+
+            return tf.slice(value, *self._once(key, box))
+        if step.kind == "pad":
+
+            def margins() -> tuple[tf.Tensor, ...]:
+                before, _, behind = _relative(step.source, step.target, shape, rank)
+                return (opaque(np.stack([before, behind], axis=1), tf.int32),)
+
+            (paddings,) = self._once(key, margins)
+            (zero,) = self._once(value.dtype, lambda: (tf.zeros((), value.dtype),))
+            # Not Pad: oneDNN merges that into a convolution that follows, which then pads rows and columns only.
+            return tf.raw_ops.PadV2(input=value, paddings=paddings, constant_values=zero)
+
+        mesh, axes = step.source.mesh, step.axes
+        (keeps,) = self._once((mesh, axes, rank), lambda: (opaque(mesh.index_along(axes, rank) == 0, tf.bool),))
+        (zero,) = self._once(value.dtype, lambda: (tf.zeros((), value.dtype),))
+        # By selection and not by multiplication: infinity times zero is not a number.
+        return tf.where(keeps, value, zero)
+
+    def _halo(self, step: HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+        """What windows leave out is cut off, and padding is filled in."""
+
+        def boxes() -> tuple[tf.Tensor, ...]:
+            seen = RankHalo.of(step, shape, rank)
+            source, target, extents = seen.own_kept, seen.frame_kept, seen.frame_shape
+            if step.kind != HALO:
+                source, target, extents = seen.frame_kept, seen.own_kept, seen.own_shape
+            begin, size = [part.start for part in source], [part.stop - part.start for part in source]
+            paddings = [[part.start, extent - part.stop] for part, extent in zip(target, extents, strict=True)]
+            return opaque(begin, tf.int32), opaque(size, tf.int32), opaque(np.asarray(paddings), tf.int32)
+
+        begin, size, paddings = self._once((step, shape, rank), boxes)
+        fill = tf.constant(fill_value(step.fill, value.dtype.as_numpy_dtype), value.dtype)
+        return tf.pad(tf.slice(value, begin, size), paddings, constant_values=fill)
+
+
+def _relative(inner: Layout, outer: Layout, shape: Shape, rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Where a rank's piece in one layout lies within its piece in a coarser one: offsets, extents, rest behind."""
+    bounds = list(zip(inner.bounds(shape, rank), outer.bounds(shape, rank), strict=True))
+    before = [start - origin for (start, _), (origin, _) in bounds]
+    extents = [end - start for (start, end), _ in bounds]
+    behind = [limit - end for (_, end), (_, limit) in bounds]
+    return before, extents, behind

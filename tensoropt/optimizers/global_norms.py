@@ -1,0 +1,124 @@
+"""What an update asks of whole gradients and parameters, completed over all pieces ahead of it.
+
+Keras's ``apply`` then takes these numbers where it would take those of what it sees: its copies' ``_clip_gradients`` and
+``check_finite`` are replaced while an update is emitted, and a LAMB is given its ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from ..lowering.operators import Values
+from .clipping import clip
+from .copies import OnRank
+from .keras_optimizer import KerasOptimizer
+from .lamb import LambOnPieces, ratio_of
+from .runtime import Emission
+from .sparse import Gradient, over_values, values_of
+from .sums import Sums, square_sum
+
+Gradients = Sequence[Gradient | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completing:
+    """Attributes:
+    on: the copies, one per rank.
+    """
+
+    optimizer: KerasOptimizer
+    on: Sequence[OnRank]
+    sums: Sums
+    emission: Emission
+
+    @contextmanager
+    def completed(self, by_rank: Sequence[Gradients]) -> Iterator[None]:
+        """While this lasts, the copies' updates by these gradients go by sums over all pieces."""
+        seen = [_as_clipped(on, gradients) for on, gradients in zip(self.on, by_rank, strict=True)]
+        with ExitStack() as replaced:
+            if self.optimizer.n_clipping or self.optimizer.scales_dynamically:
+                for on, totals, gradients in zip(self.on, self._totals(seen, by_rank), seen, strict=True):
+                    replaced.enter_context(self._replaced(on, totals, gradients))
+            if self.optimizer.is_lamb:
+                self._give_ratios(seen)
+            yield
+
+    def _totals(self, seen: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values:
+        """Per rank one vector: the squares for clipping, then how many gradients aren't finite."""
+        vectors = []
+        for rank, clipped, raw in zip(self.sums.ranks, seen, by_rank, strict=True):
+            parts = []
+            if self.optimizer.n_clipping:
+                squares = self._local(clipped, square_sum, rank)
+                parts.append(squares if self.optimizer.inner.clipnorm else tf.reduce_sum(squares, keepdims=True))
+            if self.optimizer.scales_dynamically:
+                parts.append(tf.reduce_sum(self._local(raw, _count_infinite, rank), keepdims=True))
+            vectors.append(tf.concat(parts, 0))
+        return self.sums.complete(vectors, self.emission)
+
+    def _local(self, values: Gradients, measure: Callable[..., tf.Tensor], rank: int) -> tf.Tensor:
+        dtype = self.sums.dtype
+        return self.sums.local([None if value is None else measure(values_of(value), dtype) for value in values], rank)
+
+    @contextmanager
+    def _replaced(self, on: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
+        replaced: list[tuple[Any, str]] = []
+        if self.optimizer.n_clipping:
+            squares = tf.unstack(totals[: self.optimizer.n_clipping])
+            if self.optimizer.inner.clipnorm:
+                squares = [each for each, gradient in zip(squares, gradients, strict=True) if gradient is not None]
+            on.inner._clip_gradients = partial(clip, on.inner, squares=squares)
+            replaced.append((on.inner, "_clip_gradients"))
+        if self.optimizer.scales_dynamically:
+            is_finite = tf.equal(totals[-1], 0)
+            on.copy.check_finite = lambda gradients: is_finite
+            replaced.append((on.copy, "check_finite"))
+        try:
+            yield
+        finally:
+            for holder, name in replaced:
+                delattr(holder, name)
+
+    def _give_ratios(self, seen: Sequence[Gradients]) -> None:
+        n, vectors = len(self.optimizer.parameters), []
+        for on, rank, gradients in zip(self.on, self.sums.ranks, seen, strict=True):
+            lamb = on.inner
+            assert isinstance(lamb, LambOnPieces)
+            clipped = iter(lamb._clip_gradients([gradient for gradient in gradients if gradient is not None]))
+            pairs = []
+            for gradient, variable in zip(gradients, (piece.value for piece in on.updated), strict=True):
+                is_updated = gradient is not None
+                direction = lamb.direction(next(clipped), variable)[2] if is_updated else None
+                pairs.append((lamb.decayed(variable) if is_updated else None, direction))
+            vectors.append(tf.concat([self._local(values, square_sum, rank) for values in zip(*pairs, strict=True)], 0))
+        for on, totals in zip(self.on, self.sums.complete(vectors, self.emission), strict=True):
+            on.inner.ratios = {place: ratio_of(totals[place], totals[n + place]) for place in range(n)}
+
+
+def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
+    """Gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
+    inner = on.inner
+    scale = inner.loss_scale_factor if on.copy is inner else on.copy.dynamic_scale
+    steps, seen = inner.gradient_accumulation_steps, []
+    for place, gradient in enumerate(gradients):
+        if gradient is not None and scale is not None:
+            gradient = over_values(partial(_unscaled, scale=scale), gradient)
+        if gradient is not None and steps:
+            gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[place].value) / steps
+        seen.append(gradient)
+    return seen
+
+
+def _unscaled(value: tf.Tensor, scale: Any) -> tf.Tensor:
+    return value / tf.cast(scale, value.dtype)
+
+
+def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """How many elements are infinite or not a number."""
+    return tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(value)), dtype))

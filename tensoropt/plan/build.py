@@ -1,0 +1,259 @@
+"""From a point of a frontier, or any strategy, to a plan: every operator and every delivery with what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..common.errors import InputError
+from ..costs.operator_costs import OperatorCosting, accumulator_bytes
+from ..ir.graph import Operator, Tensor
+from ..optimizers.sparse import row_deliveries
+from ..reschedule.layout import Layout, is_view
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_of
+from ..rules.rule import Config, Demand, Interface, Rule, configs, interface
+from ..sharding.consumers import Taker, demand_of, takers_of
+from ..sharding.resharding import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
+from ..sharding.strategy import Strategy, StrategyView
+from ..sharding.update_resharding import update_deliveries
+from .find_frontier import Model, ModelFrontier
+from .plan import Plan, PlannedDelivery, PlannedOperator
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A delivery that a strategy is charged for; inside of an operator, ``tensor`` names it.
+
+    Attributes:
+        is_remade: whether its forward path is gone along once more in the backward pass.
+        is_read: whether the backward pass reads what it delivers to its takers.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
+        n_runs: how often a step makes it: for each slice of the batch, or once.
+        accumulator_bytes: of the gradients that slices add up at what it delivers.
+    """
+
+    tensor: str
+    takers: tuple[str, ...]
+    delivery: Delivery
+    is_shared: bool
+    is_remade: bool = False
+    is_read: bool = False
+    follows_source: bool = False
+    n_runs: int = 1
+    accumulator_bytes: int = 0
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of the largest copy that the backward pass reads, if one is made: a view of its source is none."""
+        source, target = self.delivery.source, self.delivery.demand.layout
+        if not self.is_read or source == target or is_view(source, target):
+            return 0
+        return math.prod(target.largest_local_shape(self.delivery.shape)) * self.delivery.item_bytes
+
+    def planned(self, router: Router) -> PlannedDelivery | None:
+        """As in a plan; None where nothing is to be done."""
+        route = router.route(self.delivery)
+        if route.is_free:
+            return None
+        is_remade = self.is_remade and bool(route.forward.steps)
+        return PlannedDelivery(
+            self.tensor,
+            self.takers,
+            self.delivery.demand,
+            self.is_shared,
+            route.forward,
+            route.backward,
+            self.time_ns(router) / 1e3,
+            self.delivery.reduction,
+            self.copy_bytes,
+            is_remade,
+            router.forward_ns(self.delivery) * self.n_runs / 1e3 if is_remade else 0.0,
+            self.follows_source and is_remade,
+            self.n_runs,
+            self.accumulator_bytes,
+        )
+
+    def time_ns(self, router: Router) -> int:
+        """Forward, where a gradient comes back backward, and forward again where the copy is made again; of all slices."""
+        again = router.forward_ns(self.delivery) if self.is_remade else 0
+        return (router.time_ns(self.delivery) + again) * self.n_runs
+
+
+def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
+    """Every delivery of the training steps, each as often as it is executed.
+
+    Args:
+        costing: knows what the backward pass reads; without it nothing is said to be read.
+    """
+    graph = view.graph
+    takers = takers_of(graph)
+    for op in graph.step_operators:
+        if op.updates is not None:
+            continue
+        differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
+        config = view.strategy.configs[op.name]
+        for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
+            yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
+        if op.name in graph.updates:
+            by_rows = op.name in graph.lookups
+            for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
+                yield Charge(op.name, (op.name,), delivery, False)
+        if op.name in graph.lookup_operators:
+            for delivery in row_deliveries(op, view.rules[op.name], config):
+                yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
+        for tensor in op.outputs:
+            those, runs = takers.get(tensor.name, []), graph.n_runs(tensor.name)
+            shared = view.strategy.shared.get(tensor.name)
+            if shared is not None and those:
+                names = tuple(taker.name for taker in those)
+                is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
+                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, taker) for taker in those)
+                delivery = view.shared_delivery(tensor, shared)
+                summed = _accumulated(view, tensor, delivery)
+                yield Charge(tensor.name, names, delivery, True, is_remade, is_read, False, runs, summed)
+            for taker in those:
+                delivery = view.delivery(tensor, demand_of(view, tensor, taker))
+                is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
+                is_read = costing is not None and costing.reads(taker)
+                follows = any(view.follows_source(*each) for each in _operands(view, [taker]))
+                summed = _accumulated(view, tensor, delivery)
+                yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows, runs, summed)
+
+
+def _accumulated(view: StrategyView, tensor: Tensor, delivery: Delivery) -> int:
+    """Bytes of the gradients that slices of the batch add up at what a delivery brings."""
+    return accumulator_bytes(tensor, delivery.source, delivery.demand) if view.graph.accumulates(tensor.name) else 0
+
+
+def _operands(view: StrategyView, takers: Iterable[Taker]) -> Iterator[tuple[Operator, int]]:
+    """The takers that are operators."""
+    return ((view.graph.operators[t.name], t.position) for t in takers if not t.is_step and not t.is_update)
+
+
+def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, taker: Taker) -> bool:
+    """Whether what the backward pass reads for a taker lies in the copy that takers share."""
+    if not costing.reads(taker):
+        return False
+    shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, taker).layout
+    return shared == wanted or is_view(shared, wanted)
+
+
+def check_deliveries(view: StrategyView, plan: Plan) -> None:
+    """Hold a plan's deliveries, and what it computes again, against what its configs lead to: a file may have been changed.
+
+    Raises:
+        InputError: they differ.
+    """
+    refused = sorted(view.strategy.recomputed - view.recomputed)
+    if refused:
+        op = view.graph.operators[refused[0]]
+        raise InputError(
+            f"the plan computes {op.where()} again, which can't be done with the config "
+            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
+        )
+    router = plan.router(PlainCosts())
+    expected = {
+        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
+        for charge in charges(view)
+        if (planned := charge.planned(router)) is not None
+    }
+    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.deliveries}
+    if expected != given:
+        tensor, takers, demand, *rest = min(expected ^ given, key=str)
+        difference = "lacks" if (tensor, takers, demand, *rest) in expected else "has, against its configs,"
+        raise InputError(
+            f"the plan {difference} the delivery of {tensor} to {', '.join(takers)} as {demand}; it was changed: find the "
+            "strategy again, with force= for what should differ"
+        )
+
+
+def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
+    """The plan of one point."""
+    found, costs, costing = frontier.found, frontier.costs, frontier.costing
+    states = found.strategies[point]
+    steps = frontier.built.strategy(states)
+    strategy = complete(frontier.model, steps, costing)
+    view = frontier.model.view(strategy)
+    router = Router(costing.deliveries.steps)
+    deliveries = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
+    return Plan(
+        frontier.mesh,
+        tuple(_planned_operators(view, costing)),
+        tuple(deliveries),
+        int(costs.mem_bytes[point]),
+        int(costs.time_ns[point]) / 1e3,
+        int(costs.compute_ns[point]) / 1e3,
+        frontier.model.graph.whole.digest,
+        found.exact,
+        option,
+        assumed,
+        frontier.table(point, with_peaks=False),
+        frontier,
+        point,
+        int(costs.hidden_ns[point]) / 1e3,
+        frontier.peak(point).n_bytes,
+        frontier.model.graph.n_slices,
+    )
+
+
+def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
+    in_step = {op.name for op in view.graph.step_operators}
+    for name, seen in view.interfaces.items():
+        op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
+        if name in in_step:
+            yield planned_operator(costing, op, rule, config, seen, name in view.recomputed)
+        else:
+            yield PlannedOperator(name, op.type, config, seen.results, 0, 0.0)
+
+
+def planned_operator(
+    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_recomputed: bool
+) -> PlannedOperator:
+    """The row of an operator of a training step."""
+    memory, time_ns = costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
+    if not is_recomputed:
+        return PlannedOperator(op.name, op.type, config, seen.results, memory, time_ns / 1e3)
+    again_ns, freed = costing.again_ns(op, rule, config, seen), costing.left_bytes(op, seen)
+    costs = memory - freed, (time_ns + again_ns) / 1e3
+    return PlannedOperator(op.name, op.type, config, seen.results, *costs, True, again_ns / 1e3, freed)
+
+
+def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
+    """Add configs for the operators that no training step runs (metrics, predictions).
+
+    They follow what the training steps decided: in program order, each takes the config whose operands are delivered and
+    that computes in the least time.
+    """
+    chosen = dict(steps.configs)
+    layouts: dict[str, Layout] = {}
+    for op in model.graph.operators.values():
+        if op.updates is not None:
+            # What is read after an update lies as the variable does.
+            layouts.update({tensor.name: layouts[model.graph.operators[op.updates].result.name] for tensor in op.outputs})
+            continue
+        if op.name not in chosen:
+            chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
+        seen = interface(rule_of(op), chosen[op.name])
+        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
+    return Strategy(steps.mesh, chosen, steps.shared, steps.remade, steps.recomputed)
+
+
+def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
+    rule = rule_of(op)
+    if not op.operands:
+        return configs(rule, mesh)[0]
+
+    def time_ns(config: Config) -> int:
+        seen = interface(rule, config)
+        total = costing.compute_time_ns(op, rule, config, seen)
+        for position, tensor in op.operands:
+            demand = seen.operands[position]
+            assert demand is not None
+            wanted = Demand(demand.layout, None)
+            total += costing.deliveries.time_ns(delivery_of(tensor, layouts[tensor.name], wanted))
+        return total
+
+    return min(configs(rule, mesh), key=time_ns)
+

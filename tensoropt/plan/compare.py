@@ -1,0 +1,229 @@
+"""A model's frontier next to what other algorithms choose, on the same hardware and under the same costs.
+
+How far a point is *above* the frontier is by how much it is slower than the frontier's fastest point of no more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from ..search.baselines import BASELINES
+from ..search.baselines import SPACES as BASELINE_SPACES
+from ..search.problem.config_space import FULL, described
+from .find_frontier import ModelFrontier, find_baseline
+from .frontier import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..ft import Frontier
+
+FORMAT, VERSION = "tensoropt/compare", 1
+# A point this many times beyond what the picture is of is told in its legend, so that the others can be told apart.
+FARTHEST = 2.5
+# By baseline a marker, its size, and a colour.
+MARKERS = (
+    ("s", 11, "tab:orange"),
+    ("D", 8, "tab:purple"),
+    ("*", 14, "tab:brown"),
+    ("v", 9, "tab:pink"),
+    ("+", 8, "tab:olive"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Attributes:
+    frontier: of the model.
+    baselines: by name.
+    limit_bytes: per device; None without a limit.
+    """
+
+    frontier: ModelFrontier
+    baselines: dict[str, ModelFrontier]
+    limit_bytes: int | None = None
+
+    def all(self) -> dict[str, ModelFrontier]:
+        """Everything compared, the frontier first."""
+        return {self.frontier.found.algorithm: self.frontier, **self.baselines}
+
+    def table(self) -> str:
+        """One row a point; of several points the ends and the turning point."""
+        rows = []
+        for name, each in self.all().items():
+            seconds = f"{sum(each.seconds_by_stage.values()):.2f}"
+            for point, mark in self._shown(each):
+                at = each.points[point]
+                times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
+                fits = self.limit_bytes is None or at.memory_bytes <= self.limit_bytes
+                told = "" if each is self.frontier else self._above_text(each, point)
+                marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
+                rows.append([name, memory_text(at.memory_bytes), *times, told, seconds, marks])
+                name = seconds = ""
+        headers = ["algorithm", "memory per device", "time (us)", "compute (us)", "network (us)", "above", "seconds", ""]
+        align = ("left", *("right",) * 6, "left")
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+
+    def _above_text(self, each: ModelFrontier, point: int) -> str:
+        above = self.above(each)[point]
+        if above is None:
+            return "less memory"
+        if above == 0:
+            mem = int(each.found.mem_bytes[point])
+            at = self.frontier.found.at(mem)
+            more = mem / int(self.frontier.found.mem_bytes[at]) - 1
+            return f"{more:+.2%} memory" if more else "on it"
+        return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
+
+    def notes(self) -> list[str]:
+        """What to know of the rows, a sentence each."""
+        found = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
+        for name, each in self.baselines.items():
+            if self.is_below(each).any():
+                found.append(f"{name}: {self._why_below(each)}")
+        return found
+
+    def above(self, each: ModelFrontier) -> list[float | None]:
+        """By which part each point is slower than the frontier within its memory; None where the frontier has nothing.
+
+        Negative where it is faster.
+        """
+        found = self.frontier.found
+        points = [found.at(mem) for mem in each.found.mem_bytes.tolist()]
+        return [
+            None if at is None else time_ns / int(found.time_ns[at]) - 1.0
+            for at, time_ns in zip(points, each.found.time_ns.tolist(), strict=True)
+        ]
+
+    def is_below(self, each: ModelFrontier) -> np.ndarray:
+        """Which points the frontier has nothing as good as in both costs: bool[P]."""
+        return np.array([above is None or above < 0 for above in self.above(each)], bool)
+
+    def to_json(self) -> dict[str, Any]:
+        """FORMATS' comparison."""
+        found = self.frontier.found
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "cluster": self.frontier.hardware.name,
+            "devices": self.frontier.mesh.n_devices,
+            "memory_limit_bytes": self.limit_bytes,
+            "exact": found.exact,
+            "gap": {"median": found.median_gap, "worst": found.worst_gap},
+            "turning_point": found.turning_point(),
+            "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
+            "notes": self.notes(),
+        }
+
+    def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
+        searched = each.built.space
+        points = [
+            {
+                "memory_bytes": point.memory_bytes,
+                "time_us": point.time_us,
+                "compute_time_us": point.compute_time_us,
+                "network_time_us": point.network_time_us,
+                "above": above,
+                "fits": self.limit_bytes is None or point.memory_bytes <= self.limit_bytes,
+            }
+            for point, above in zip(each.points, self.above(each), strict=True)
+        ]
+        return {
+            "algorithm": name,
+            "space": BASELINE_SPACES.get(searched) or described(searched),
+            "seconds": sum(each.seconds_by_stage.values()),
+            "points": points,
+        }
+
+    def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
+        found = each.found
+        if len(found) == 1:
+            return [(0, "")]
+        marks = {found.smallest(): "least memory", found.fastest(): "fastest"}
+        marks.setdefault(found.turning_point(), "turning point")
+        if each is self.frontier and self.limit_bytes is not None:
+            fastest_that_fits = found.at(self.limit_bytes)
+            if fastest_that_fits is not None:
+                marks.setdefault(fastest_that_fits, "fastest that fits")
+        return sorted(marks.items())
+
+    def _why_below(self, each: ModelFrontier) -> str:
+        n_below, found = int(self.is_below(each).sum()), self.frontier.found
+        which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
+        if each.built.space == self.frontier.built.space:
+            return f"{which} below the frontier, which is {found.certificate}"
+        if self.frontier.built.space == FULL:
+            return f"{which} below the frontier, which has all of its strategies and is {found.certificate}"
+        inexact = "" if found.exact else f", or because that is {found.certificate}"
+        return (
+            f"{which} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "
+            f"of its strategies (the full one does){inexact}"
+        )
+
+    def plot(self, axes: Axes) -> Axes:
+        """Draw as the paper's Figure 6: the frontier with its parts dotted, points of other algorithms, their frontiers."""
+        scale, unit = _time_unit(self.frontier.found)
+        self._plot_frontier(axes, scale)
+        width, height = _extent(self.frontier.found)
+        for (name, each), (marker, size, color) in zip(self.baselines.items(), MARKERS, strict=False):
+            memory, times = each.found.mem_bytes / 1e9, each.found.time_ns / scale
+            near = (each.found.mem_bytes <= width) & (each.found.time_ns <= height)
+            label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
+            label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
+            line = "--" if len(each) > 1 else "none"
+            (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
+            # Hollow, so that of points on top of each other both are seen.
+            drawn.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
+        if self.limit_bytes is not None:
+            axes.axvline(self.limit_bytes / 1e9, color="gray", linestyle="-.", linewidth=1, label="memory limit")
+        axes.set_xlabel("memory per device (GB)")
+        axes.set_ylabel(f"time per step ({unit})")
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{self.frontier.mesh.n_devices} devices of {self.frontier.hardware.name}")
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize="small")
+        return axes
+
+    def _plot_frontier(self, axes: Axes, scale: float) -> None:
+        found = self.frontier.found
+        memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
+        axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
+        axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
+        axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="its network")
+        turning = found.turning_point()
+        axes.plot(memory[turning], times[turning], "ko", fillstyle="none", markersize=10, label="turning point", zorder=5)
+
+
+def compare(
+    frontier: ModelFrontier,
+    algorithms: Sequence[str] = BASELINES,
+    limit_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Hold a frontier against what other algorithms choose for its model, on its hardware, under its costs."""
+    baselines = {}
+    for name in algorithms:
+        told = None if progress is None else _named(progress, name)
+        baselines[name] = find_baseline(frontier, name, told)
+    return Comparison(frontier, baselines, limit_bytes)
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    return lambda stage, done, total: progress(f"{name}, {stage}", done, total)
+
+
+def _time_unit(found: Frontier) -> tuple[float, str]:
+    """Nanoseconds per unit, and its name."""
+    slowest = int(found.time_ns[0])
+    return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))
+
+
+def _extent(found: Frontier) -> tuple[float, float]:
+    """The largest memory and time that a picture shows."""
+    return FARTHEST * int(found.mem_bytes[-1]), FARTHEST * int(found.time_ns[0])

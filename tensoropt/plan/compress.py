@@ -1,0 +1,298 @@
+"""From a frontier that was just found to the parts that its plans have in common: every plan, without making each.
+
+What an operator costs depends on its config; what the deliveries of its results cost, on its config, on those of whoever
+takes them, and on the copies that are shared. Along a frontier few combinations of these occur at each operator, however
+many points there are. So
+
+1. the strategy of each point becomes a row of numbers, a column per operator and shared tensor (:class:`_Numbered`);
+2. for each operator the distinct combinations are sought in the columns that matter to it;
+3. each is evaluated once, on a graph of the operator and its takers alone (:func:`_neighbourhood`).
+
+Complexity: O(points x operators) numbers, and as many evaluations as there are distinct combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+
+import numpy as np
+
+from ..ir.graph import Graph, Operator
+from ..optimizers.runtime import ParameterUpdate
+from ..rules.registry import rule_of
+from ..rules.rule import Config, Demand, Interface, Rule, interface
+from ..sharding.resharding import Router
+from ..sharding.strategy import Copy, Strategy, StrategyView
+from .build import Charge, charges, complete, planned_operator
+from .find_frontier import ModelFrontier
+from .first_fit import grid
+from .frontier import Progress
+from .frontier_file import Entry, Part, SavedFrontier, Searched
+from .plan import PlannedOperator
+
+Ints = np.ndarray
+MOST_PEAKS = 128
+"""That are worked out for a file; a limit is then answered by one of so many points."""
+
+
+def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFrontier:
+    """The frontier with all its plans, without what the search was made from."""
+    numbered = _numbered(frontier)
+    parts = _Parts(frontier, numbered)
+    operators, deliveries = [], []
+    own = [op for op in frontier.model.graph.operators.values() if op.updates is None]
+    for done, op in enumerate(own):
+        if progress is not None:
+            progress("plans", done, len(own))
+        operators.append(parts.of_operator(op))
+        if op.name in parts.in_step:
+            deliveries.append(parts.of_deliveries(op))
+    graph = frontier.model.graph
+    searched = Searched(
+        frontier.mesh,
+        frontier.hardware_name,
+        graph.whole.digest,
+        dict(frontier.assumed),
+        frontier.summary(),
+        graph.n_slices,
+    )
+    found = frontier.found
+    points = type(found)(
+        found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
+    )
+    used = tuple(part for part in deliveries if part.pool)
+    peaks = _peaks(frontier, progress)
+    return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
+
+
+def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]:
+    """By point, of all points or of some from end to end: a peak takes a replay of the whole step."""
+    points = sorted({*grid(len(frontier), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
+    found = {}
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress("peaks", done, len(points))
+        found[point] = frontier.peak(point).n_bytes
+    return found
+
+
+class _Numbers:
+    """Numbers for configs and demands, equal ones alike; an object that was seen before is looked up by identity."""
+
+    def __init__(self) -> None:
+        self.values: list[Config | Demand | None] = []
+        self._of_value: dict[Config | Demand | None, int] = {}
+        # With the object itself, so that its identity stays its own.
+        self._of_object: dict[int, tuple[int, object]] = {}
+
+    def of(self, value: Config | Demand | None) -> int:
+        known = self._of_object.get(id(value))
+        if known is not None:
+            return known[0]
+        number = self._of_value.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        self._of_object[id(value)] = number, value
+        return number
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """The strategies of all points.
+
+    Attributes:
+        configs: by operator, int32[P]; of the operators beside the training steps too.
+        shared: by tensor of which a copy is shared at some point, int32[P].
+        remade: by copy that is made again at some point, int32[P], 1 where it is.
+        recomputed: the same by operator that is computed again.
+        values: what the numbers mean.
+    """
+
+    configs: dict[str, Ints]
+    shared: dict[str, Ints]
+    remade: dict[Copy, Ints]
+    recomputed: dict[str, Ints]
+    values: Sequence[Config | Demand | None]
+
+
+def _numbered(frontier: ModelFrontier) -> _Numbered:
+    numbers = _Numbers()
+    states, graph = frontier.found.strategies, frontier.model.graph
+    names = [op.name for op in graph.step_operators if op.updates is None]
+    table = np.empty((len(states), len(names)), np.int32)
+    shared: dict[str, Ints] = {}
+    remade: dict[Copy, Ints] = {}
+    recomputed: dict[str, Ints] = {}
+    for point, row in enumerate(states):
+        strategy = frontier.built.strategy(row)
+        table[point] = [numbers.of(strategy.configs[name]) for name in names]
+        for tensor, demand in strategy.shared.items():
+            if tensor not in shared:
+                shared[tensor] = np.full(len(states), numbers.of(None), np.int32)
+            shared[tensor][point] = numbers.of(demand)
+        for copy in strategy.remade:
+            remade.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
+        for name in strategy.recomputed:
+            recomputed.setdefault(name, np.zeros(len(states), np.int32))[point] = 1
+    configs = dict(zip(names, np.ascontiguousarray(table.T), strict=True))
+    configs.update(_beside_the_steps(frontier, configs, numbers))
+    return _Numbered(configs, shared, remade, recomputed, numbers.values)
+
+
+def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
+    """The configs of operators that no training step runs: they follow those of the operators whose results they take."""
+    graph, states = frontier.model.graph, frontier.found.strategies
+    beside = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
+    if not beside:
+        return {}
+    reads = [op for op in graph.operators.values() if op.name not in configs]
+    producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
+    followed = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
+    places, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
+    completed = [complete(frontier.model, frontier.built.strategy(states[point]), frontier.costing) for point in places]
+    return {
+        op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in beside
+    }
+
+
+def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The first point of each combination that occurs, ascending, and for each point the number of its combination."""
+    _, first, chosen = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[chosen.reshape(-1)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Neighbourhood(Graph):
+    """Some operators of a graph, all of them run by its training steps; what these update how is seen on all of it."""
+
+    around: Graph = field(kw_only=True)
+
+    @cached_property
+    def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
+        return self.around.updates
+
+    @cached_property
+    def lookups(self) -> dict[str, tuple[str, ...]]:
+        return self.around.lookups
+
+    @property
+    def step_operators(self) -> tuple[Operator, ...]:
+        return tuple(self.operators.values())
+
+
+class _Parts:
+    """Makes parts; interfaces and routes are found once."""
+
+    def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
+        self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
+        self.kept_operands = frontier.model.backward.kept_operands
+        self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
+        self.in_step = {op.name for op in self.graph.step_operators}
+        self._place = {name: place for place, name in enumerate(self.graph.operators)}
+        self._router = Router(frontier.costing.deliveries.steps)
+        self._rules = {op.name: rule_of(op) for op in self.graph.operators.values()}
+        self._interfaces: dict[tuple[str, int], Interface] = {}
+        self._takers: dict[str, list[Operator]] = {}
+        for op in self.graph.step_operators:
+            for _, tensor in op.operands:
+                self._takers.setdefault(tensor.name, []).append(op)
+
+    def _value(self, number: int) -> Config | Demand | None:
+        return self.numbered.values[number]
+
+    def _rule(self, name: str) -> Rule:
+        return self._rules[name]
+
+    def _config(self, name: str, point: int) -> Config:
+        config = self._value(self.numbered.configs[name][point])
+        assert isinstance(config, Config)
+        return config
+
+    def _interface(self, name: str, point: int) -> Interface:
+        key = name, int(self.numbered.configs[name][point])
+        if key not in self._interfaces:
+            self._interfaces[key] = interface(self._rule(name), self._config(name, point))
+        return self._interfaces[key]
+
+    def of_operator(self, op: Operator) -> Part:
+        """A choice for each config, and for being computed again."""
+        again = self.numbered.recomputed.get(op.name)
+        places, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
+        pool = tuple(self._planned(op, point).to_json() for point in places)
+        return Part(pool, tuple((i,) for i in range(len(pool))), chosen)
+
+    def _planned(self, op: Operator, point: int) -> PlannedOperator:
+        rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
+        if op.name not in self.in_step:
+            return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
+        return planned_operator(self.costing, op, rule, config, seen, self._is_recomputed(op.name, point))
+
+    def _is_recomputed(self, name: str, point: int) -> bool:
+        return name in self.numbered.recomputed and bool(self.numbered.recomputed[name][point])
+
+    def of_deliveries(self, op: Operator) -> Part:
+        """A choice for each combination of what the deliveries inside of an operator and of its results depend on."""
+        hood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
+        names = [name for name in hood.operators if name in self.numbered.configs]
+        shared = [name for name in tensors if name in self.numbered.shared]
+        remade = [copy for copy in self.numbered.remade if copy.tensor in tensors]
+        columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
+        columns += [self.numbered.remade[copy] for copy in remade]
+        columns += [self.numbered.recomputed[name] for name in names if name in self.numbered.recomputed]
+        places, combination = _distinct(columns)
+        pool: dict[Charge, int] = {}
+        rows: list[Entry] = []
+        choices: dict[tuple[int, ...], int] = {}
+        choice_of = np.empty(len(places), np.int32)
+        for number, point in enumerate(places):
+            found = takewhile(lambda charge: charge.tensor in tensors or charge.tensor == op.name,
+                              charges(self._view(hood, names, shared, remade, point), self.costing))
+            choice = []
+            for charge in found:
+                if charge not in pool:
+                    row = self._delivered(charge)
+                    pool[charge] = len(rows) if row else -1
+                    rows += [row] if row else []
+                if pool[charge] >= 0:
+                    choice.append(pool[charge])
+            choice_of[number] = choices.setdefault(tuple(choice), len(choices))
+        return Part(tuple(rows), tuple(choices), choice_of[combination])
+
+    def _delivered(self, charge: Charge) -> Entry | None:
+        """The row of a delivery; None where nothing is to be done."""
+        planned = charge.planned(self._router)
+        return None if planned is None else planned.to_json()
+
+    def _neighbourhood(self, op: Operator) -> _Neighbourhood:
+        """The operator, who takes its results, and the variables that are updated with them; the operator comes first."""
+        takers = [taker for tensor in op.outputs for taker in self._takers.get(tensor.name, ())]
+        names = {name for taker in takers for name in (taker.name, taker.updates) if name}
+        members = [op, *(each for each in self._ordered(names) if each is not op)]
+        own = {each.name: each for each in members}
+        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.slicing, around=self.graph)
+
+    def _ordered(self, names: Iterable[str]) -> list[Operator]:
+        return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]
+
+    def _view(
+        self, hood: Graph, names: Iterable[str], shared: Iterable[str], remade: Iterable[Copy], point: int
+    ) -> StrategyView:
+        copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
+        strategy = Strategy(
+            self.mesh,
+            {name: self._config(name, point) for name in names},
+            {name: demand for name, demand in copies.items() if isinstance(demand, Demand)},
+            frozenset(copy for copy in remade if self.numbered.remade[copy][point]),
+            frozenset(name for name in names if self._is_recomputed(name, point)),
+        )
+        view = StrategyView(hood, strategy, self.gradients, self.kept_operands)
+        # What the view would work out itself is known from other combinations.
+        known = {name: self._interface(name, point) for name in names}
+        vars(view).update(rules=self._rules, interfaces=known, recomputed=strategy.recomputed)
+        return view

@@ -1,0 +1,172 @@
+"""Where the time and the memory of a plan go, and what its neighbours on the frontier would cost: ``plan.explain()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from ..common.memory_units import memory_text
+from ..ir.graph import VARIABLE
+
+if TYPE_CHECKING:
+    from .plan import Plan, PlannedOperator
+
+MOST_ROWS = 8
+NETWORK, COPIES = "collectives", "copies that deliveries keep"
+IN_TURN = "steps_in_turn"
+"""Of ``plan.assumed``: what the plan and data parallelism took, if they took steps in turn; see
+:mod:`..tuning.baseline_trial`.
+"""
+TAKEN = "results kept for those that take them, or computed again"
+ACCUMULATED = "gradients accumulated beside those of parameters"
+HIDDEN = "compute and collectives at the same time"
+_Amounts = dict[str, float]
+
+
+def explain(plan: Plan) -> str:
+    """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
+    memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
+    return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
+
+
+def _time(plan: Plan) -> str:
+    times: _Amounts = {}
+    for op in plan.operators:
+        _add(times, "Variable (updates)" if op.type == VARIABLE else op.type, op.time_us)
+    times[NETWORK] = plan.network_time_us
+    hidden = [(HIDDEN, -plan.hidden_time_us)] if plan.hidden_time_us else []
+    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in [*_largest(times), *hidden]]
+    return tabulate(rows, ("where the time goes", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _edges(plan: Plan) -> str:
+    edges: _Amounts = {}
+    for delivery in plan.deliveries:
+        kinds = dict.fromkeys(
+            step.kind for path in delivery.paths for step in path.steps if step.communicates
+        )
+        if kinds:
+            _add(edges, f"{delivery.tensor} to {delivery.takers[0]}: {', '.join(kinds)}", delivery.time_us)
+    if not edges:
+        return "nothing is communicated"
+    rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in _largest(edges)]
+    return tabulate(rows, ("deliveries", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _memory(plan: Plan) -> str:
+    amounts: _Amounts = {}
+    for op in plan.operators:
+        what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
+        _add(amounts, what, op.memory_bytes)
+    amounts[ACCUMULATED] = sum(delivery.accumulator_bytes for delivery in plan.deliveries)
+    amounts[COPIES] = sum(delivery.copy_bytes for delivery in plan.deliveries if not delivery.is_remade)
+    amounts[TAKEN] = plan.memory_bytes - sum(amounts.values())
+    rows = [
+        [name, memory_text(round(n_bytes)), _share(n_bytes, plan.memory_bytes)] for name, n_bytes in _largest(amounts)
+    ]
+    headers = ("where the memory goes, per device", "", "")
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+
+
+def _recomputed(plan: Plan) -> list[str]:
+    """What isn't kept but computed again in the backward pass, by type."""
+    made = [op for op in plan.operators if op.is_recomputed]
+    if not made:
+        return []
+    by_type: dict[str, list[PlannedOperator]] = {}
+    for op in sorted(made, key=lambda op: (-op.freed_bytes, -op.again_us)):
+        by_type.setdefault(op.type, []).append(op)
+    shown = list(by_type.items())
+    if len(shown) > MOST_ROWS:
+        rest = shown[MOST_ROWS:]
+        shown[MOST_ROWS:] = [(f"{len(rest)} other types", [op for _, ops in rest for op in ops])]
+    rows = [
+        [kind, str(len(ops)), memory_text(sum(op.freed_bytes for op in ops)), f"{sum(op.again_us for op in ops):,.1f}"]
+        for kind, ops in shown
+    ]
+    headers = ("computed again in the backward pass", "operators", "not kept", "us")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
+
+
+def _remade(plan: Plan) -> list[str]:
+    """What isn't kept but delivered again in the backward pass."""
+    made = [delivery for delivery in plan.deliveries if delivery.is_remade]
+    if not made:
+        return []
+    made.sort(key=lambda delivery: -delivery.copy_bytes)
+    amounts = [(f"{d.tensor} to {d.takers[0]}", d.copy_bytes, d.again_us) for d in made]
+    shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
+    if rest:
+        shown.append((f"{len(rest)} others", sum(n_bytes for _, n_bytes, _ in rest), sum(us for _, _, us in rest)))
+    rows = [[name, memory_text(n_bytes), f"{us:,.1f}"] for name, n_bytes, us in shown]
+    headers = ("copies made again in the backward pass", "not kept", "us")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
+
+
+def _peak(plan: Plan) -> list[str]:
+    """What is there at once, where the plan's frontier knows its model."""
+    peak = plan.frontier.peak(plan.point) if plan.frontier is not None and plan.point is not None else None
+    if peak is None:
+        return []
+    rows = [
+        [name, memory_text(round(n_bytes)), _share(n_bytes, peak.n_bytes)] for name, n_bytes in _largest(dict(peak.by_use))
+    ]
+    headers = (f"at once, at the peak of a step: {memory_text(peak.n_bytes)}", "", "")
+    return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
+
+
+def _neighbours(plan: Plan) -> str:
+    """Of a plan that was read from a file, as its frontier's table had them."""
+    if plan.frontier is None or plan.point is None:
+        lines = plan.frontier_text.splitlines()
+        at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
+        if at is None:
+            return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
+        return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
+    points, rows = plan.frontier.points, []
+    for place, what in ((plan.point - 1, "smaller"), (plan.point + 1, "faster")):
+        if 0 <= place < len(points):
+            memory_bytes, time_us = points[place].memory_bytes, points[place].time_us
+            rows.append([
+                f"the next {what}",
+                memory_text(memory_bytes), f"{memory_bytes / plan.memory_bytes - 1:+.1%}",
+                f"{time_us:,.1f}", f"{time_us / plan.time_us - 1:+.1%}" if plan.time_us else "",
+            ])
+        else:
+            rows.append([f"none is {what}", "", "", "", ""])
+    return tabulate(rows, ("plan", "memory", "", "us", ""), disable_numparse=True)
+
+
+def _assumed(plan: Plan) -> str:
+    lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
+    told = plan.assumed.get("operators")
+    if isinstance(told, dict):
+        share = f"{told['measured_time_percent']} % of their time"
+        lines.append(f"operators: {told['measured']} measured ({share}), {told['predicted']} predicted")
+    in_turn = plan.assumed.get(IN_TURN)
+    if isinstance(in_turn, dict):
+        plan_ms, data_parallel_ms = (in_turn[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
+        lines.append(
+            f"steps in turn: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
+            f"chosen: {in_turn['chosen']}"
+        )
+    return "\n".join(lines)
+
+
+def _add(amounts: _Amounts, name: str, amount: float) -> None:
+    amounts[name] = amounts.get(name, 0.0) + amount
+
+
+def _largest(amounts: _Amounts) -> Iterable[tuple[str, float]]:
+    """The largest amounts, and all others as one; what is nothing is left out."""
+    ordered: Sequence[tuple[str, float]] = sorted(
+        ((name, amount) for name, amount in amounts.items() if amount > 0), key=lambda row: -row[1]
+    )
+    rest = ordered[MOST_ROWS:]
+    return [*ordered[:MOST_ROWS], *([(f"{len(rest)} others", sum(amount for _, amount in rest))] if rest else [])]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""

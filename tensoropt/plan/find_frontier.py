@@ -1,0 +1,300 @@
+"""The frontier of a recorded model on some hardware: the search over its Problem, and what its points mean."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..common.errors import InputError
+from ..costs.operator_costs import DeliveryCosting, OperatorCosting
+from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_times, search, search_overlapping
+from ..ft.nonadditive.local_search import Descent
+from ..ft.nonadditive.overlap import Overlap
+from ..ft.nonadditive.segment_memory import joined, with_more
+from ..ir.graph import Graph
+from ..lowering.gradient_analysis import Backward
+from ..profiling.costs import CollectiveCosts, OperatorCosts
+from ..profiling.hardware import Hardware
+from ..profiling.work import NOTHING_KNOWN, Known
+from ..program.liveness import Instruction, Peak, peak_of_program
+from ..program.replay import program_of
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_in_slices
+from ..rules.rule import Config, Interface, interface, why_invalid
+from ..search.baselines import BASELINES, search_baseline
+from ..search.baselines.task import Task
+from ..search.problem.builder import ProblemBuilder
+from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
+from ..search.problem.config_space import space_for
+from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
+from ..search.problem.strategy_problem import StrategyProblem
+from ..search.problem.warm_start import adopted
+from ..sharding.constraints import Force
+from ..sharding.micro_batches import of_slices
+from ..sharding.resharding import Router
+from ..sharding.strategy import Strategy, StrategyView
+from .frontier import PlanFrontier, Progress
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
+"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph and what its backward pass does."""
+
+    graph: Graph
+    backward: Backward
+
+    def view(self, strategy: Strategy) -> StrategyView:
+        """A strategy on this graph."""
+        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
+
+    def in_slices(self, n: int, n_devices: int = 1) -> Model:
+        """The same at one of ``n`` slices of its batch; to be searched on so many devices.
+
+        Raises:
+            InputError: the training step can't be taken in so many.
+        """
+        return Model(of_slices(self.graph.whole, n, n_devices), self.backward)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelFrontier(PlanFrontier):
+    """All Pareto-minimal points of a model at one parallelism, as the search found them.
+
+    Attributes:
+        assumed: what its plans record of their assumptions.
+        note: what to know of how it was got, in a sentence; may be empty.
+        objectives: the two costs that were searched.
+        seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
+    """
+
+    model: Model
+    hardware: Hardware
+    built: StrategyProblem
+    costing: OperatorCosting
+    found: Frontier
+    seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    objectives: Objectives = MEMORY_TIME
+    _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.built.mesh
+
+    @property
+    def hardware_name(self) -> str:
+        return self.hardware.name
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What all points cost, whatever the objectives."""
+        return costs_of(self.built, self.found, self.objectives)
+
+    @cached_property
+    def _router(self) -> Router:
+        """Points have most of their deliveries in common."""
+        return Router(self.costing.deliveries.steps)
+
+    def peak(self, point: int) -> Peak:
+        """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
+        if point not in self._peaks:
+            self._peaks[point] = peak_of_program(self.program(point))
+        return self._peaks[point]
+
+    def program(self, point: int) -> list[Instruction]:
+        """A step under a point's plan as a program of buffers, see :mod:`..program.replay`."""
+        strategy = self.built.strategy(self.found.strategies[point])
+        view, known = self.model.view(strategy), self._interfaces
+        for each in strategy.configs.items():
+            if each not in known:
+                known[each] = interface(view.rules[each[0]], each[1])
+        # Points have most of their configs in common, too.
+        vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
+        return program_of(view, self.model.backward, self.costing, self._router)
+
+    @property
+    def replayed(self) -> Mapping[int, Peak]:
+        """The peaks that were asked for so far."""
+        return self._peaks
+
+    def plan(self, point: int, option: str = "point") -> Plan:
+        """The plan of a point; see :class:`PlanFrontier`."""
+        from .build import plan_of
+
+        return plan_of(self, self.check_point(point), option, dict(self.assumed))
+
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        """Write all points with their plans; see :class:`PlanFrontier`. Seconds for thousands of points."""
+        from .compress import kept
+
+        kept(self, progress).save(file)
+
+    def summary(self) -> str:
+        """One line: how large the search was and how it went."""
+        problem, found = self.built.problem, self.found
+        n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
+        n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        slices = f", {self.model.graph.n_slices} micro-batches" if self.model.graph.n_slices > 1 else ""
+        return (
+            f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
+            f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
+            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
+            f"{sum(self.seconds_by_stage.values()):.2f} s" + (f"; {self.note}" if self.note else "")
+        )
+
+
+def find_frontier(
+    model: Model,
+    hardware: Hardware,
+    parallelism: int,
+    force: Force | None = None,
+    algorithm: str = "ft-ldp",
+    progress: Progress | None = None,
+    space: str | None = None,
+    objectives: Objectives = MEMORY_TIME,
+    budget: Budget | None = None,
+    known: Known = NOTHING_KNOWN,
+    without: Collection[str] = (),
+    micro_batches: int = 1,
+) -> ModelFrontier:
+    """Search the strategies at one parallelism.
+
+    Args:
+        algorithm: one of ``ft.ALGORITHMS``, or of ``baselines.BASELINES``.
+        space: one of ``space.SPACES``; None to go by the size of the full one.
+        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+        objectives: the two costs to search, one of ``objectives.PAIRS``.
+        budget: how hard to search; None for the default, and baselines have no use for it.
+        known: of operators, by measuring.
+        without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
+        micro_batches: in how many slices a step takes its batch.
+
+    Raises:
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, the algorithm can't be used, or the
+            step can't be taken in so many slices.
+    """
+    started = time.perf_counter()
+    try:
+        mesh = hardware.mesh(parallelism)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    model = model.in_slices(micro_batches, mesh.n_devices)
+    costing = costing_of(model, hardware, mesh, known)
+    space = space or space_for(model.graph, mesh)
+    if algorithm in BASELINES:
+        if micro_batches > 1:
+            raise InputError(
+                f"algorithm '{algorithm}' takes a batch in whole, got micro_batches={micro_batches}; leave them, or search "
+                f"with {ALGORITHMS[0]}"
+            )
+        if objectives != MEMORY_TIME:
+            raise InputError(
+                f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave the objectives, or "
+                f"search with {ALGORITHMS[0]}"
+            )
+        if force:
+            raise InputError(
+                f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
+            )
+        return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
+    of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
+    is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
+    choices = Choices(REUSE not in without, ZERO not in without)
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
+    plain, recomputing = builder.build_recomputing() if is_remat else (builder.build(), None)
+    if micro_batches > 1:
+        operators = model.graph.whole.step_operators
+        whole = {op.name: rule_in_slices(op, micro_batches, mesh.n_devices) for op in operators}
+        plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
+    costed = time.perf_counter()
+    try:
+        found = _searched(plain, recomputing, objectives, algorithm, of_search, budget or Budget())
+    except ValueError as error:
+        if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
+            raise
+        raise InputError(str(error)) from error
+    stages = {"costs": costed - started, "search": time.perf_counter() - costed}
+    return ModelFrontier(model, hardware, recomputing or plain, costing, found, stages, objectives=objectives)
+
+
+def _searched(
+    plain: StrategyProblem,
+    recomputing: StrategyProblem | None,
+    objectives: Objectives,
+    algorithm: str,
+    progress: Callable[[int, int], None] | None,
+    budget: Budget,
+) -> Frontier:
+    """The frontier of a problem in which nothing is computed again; and, where there is one in which operators may be, of
+    that one: no point is above one of the first."""
+
+    def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
+        if overlap is None or objectives != MEMORY_TIME:
+            return search(problem, algorithm, progress, budget)
+        return search_overlapping(problem, overlap, algorithm, progress, budget)
+
+    started = time.monotonic()
+    kept = found(problem_for(plain, objectives), plain.overlap, budget)
+    if recomputing is None or recomputing.transient is None:
+        return kept
+    problem, overlap, transient = problem_for(recomputing, objectives), recomputing.overlap, recomputing.transient
+    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
+    left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
+    again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
+    both = joined(
+        replace(kept, strategies=adopted(recomputing, plain, kept.strategies)), transient.at_true_memory(problem, again)
+    )
+    descent = Descent(problem, transient, time.monotonic() + budget.seconds)
+    mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
+    if overlap is not None and objectives == MEMORY_TIME:
+        time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+    return with_more(both, mem, time_ns, strategies)
+
+
+def costing_of(
+    model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
+) -> OperatorCosting:
+    """What a model's operators and deliveries cost on some hardware, by what is known."""
+    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
+    costs = OperatorCosts(hardware, known.measured, known.is_cautious)
+    return OperatorCosting(model.graph, model.backward, costs, deliveries)
+
+
+def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
+    """What another algorithm chooses for a frontier's model, on its hardware, under the same costs.
+
+    Args:
+        algorithm: one of ``baselines.BASELINES``.
+        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+    """
+    # Baselines make nothing again.
+    built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
+    task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
+    return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
+
+
+def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
+    started = time.perf_counter()
+    answer = search_baseline(task, algorithm)
+    stages = {"search": time.perf_counter() - started}
+    built, found = answer.built, answer.found
+    if built.overlap is not None:
+        # Chosen by Equation (3), shown as it runs.
+        bound = found.bound and found.bound.lowered(built.overlap.most_ns)
+        found = at_true_times(built.problem, built.overlap, found, bound)
+    return ModelFrontier(model, hardware, built, task.costing, found, stages, note=answer.note)

@@ -1,0 +1,332 @@
+"""A frontier with all its plans, as a file holds it: later questions need neither a search nor the model.
+
+A plan is put together from *parts*: one for each operator, one for the deliveries of each operator's results. Points have
+most of their parts in common. So each part is there once with the few choices that occur, and a column says which of them
+each point takes; equal columns are there once as well, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with
+choice 1, three with choice 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..common.errors import InputError, cut, short
+from ..common.files import DAMAGE, read_json, reading_value, write_atomically
+from ..ft.frontier import Frontier
+from ..ft.lower_bound import LowerBound
+from ..reschedule.mesh import Mesh
+from ..search.problem.objectives import Costs, Objectives, parse_objectives
+from .frontier import PlanFrontier, Progress
+from .plan import Plan, mesh_of
+
+FORMAT, VERSION = "tensoropt/frontier", 1
+Entry = dict[str, Any]
+"""An operator or a delivery as in a plan's file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some rows of every plan.
+
+    Attributes:
+        pool: all rows that occur.
+        choices: which of them belong together.
+        chosen: int[P], each point's choice.
+    """
+
+    pool: tuple[Entry, ...]
+    choices: tuple[tuple[int, ...], ...]
+    chosen: np.ndarray
+
+    def rows(self, point: int) -> list[Entry]:
+        return [self.pool[i] for i in self.choices[self.chosen[point]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What the frontier is of: what its plans record, and the search in a line."""
+
+    mesh: Mesh
+    hardware_name: str
+    model_digest: str
+    assumed: Mapping[str, Any]
+    summary: str
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SavedFrontier(PlanFrontier):
+    """A frontier that answers from its parts.
+
+    Attributes:
+        found: the points; what they consist of is not in its ``strategies`` (int32[P, 0]) but in the parts.
+        objectives: the two costs that were searched.
+        of_points: what they cost.
+        operators: a part for each, in program order.
+        deliveries: parts in the order in which they are executed.
+        of_peaks: by point, its peak in bytes, of the points of which it was worked out before saving.
+    """
+
+    found: Frontier
+    objectives: Objectives
+    of_points: Costs
+    searched: Searched
+    operators: tuple[Part, ...]
+    deliveries: tuple[Part, ...]
+    of_peaks: Mapping[int, int]
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.searched.mesh
+
+    @property
+    def hardware_name(self) -> str:
+        return self.searched.hardware_name
+
+    @property
+    def costs(self) -> Costs:
+        return self.of_points
+
+    def summary(self) -> str:
+        return self.searched.summary
+
+    def peak_bytes(self, point: int) -> int | None:
+        """The amount that was kept of a point's peak, if it was."""
+        return self.of_peaks.get(self.check_point(point))
+
+    @property
+    def known_peaks(self) -> list[int]:
+        return list(self.of_peaks)
+
+    def plan(self, point: int, option: str = "point") -> Plan:
+        """The plan of a point, see :class:`PlanFrontier`; the same as before the frontier was saved."""
+        number = self.check_point(point)
+        costs = self.points[number]
+        value = {
+            "option": option,
+            "mesh": _levels(self.mesh),
+            "model_digest": self.searched.model_digest,
+            "micro_batches": self.searched.micro_batches,
+            "memory_bytes": costs.memory_bytes,
+            "time_us": costs.time_us,
+            "compute_time_us": costs.compute_time_us,
+            "hidden_time_us": costs.hidden_time_us,
+            "peak_bytes": self.of_peaks.get(number),
+            "exact": self.found.exact,
+            "assumed": self.searched.assumed,
+            "frontier": self.table(number, with_peaks=False).splitlines(),
+            "operators": [row for part in self.operators for row in part.rows(number)],
+            "deliveries": [row for part in self.deliveries for row in part.rows(number)],
+        }
+        try:
+            made = Plan.from_json(value)
+        except DAMAGE as error:
+            raise InputError(
+                f"point {number} of the frontier is damaged ({type(error).__name__}: {cut(error)}); save the frontier again"
+            ) from error
+        return replace(made, frontier=self, point=number)
+
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        """Write it; see :class:`PlanFrontier`."""
+        value = _to_json(self)
+        text = _text({**value, "checksum": _checksum(value)})
+        write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:
+        """Read a frontier.
+
+        Raises:
+            InputError: the file can't be read, is cut off, is not a frontier, of another version, or was changed.
+        """
+        value = read_json(file, "frontier", FORMAT, VERSION)
+        with reading_value("frontier", file):
+            checksum = value.pop("checksum")
+            actual = _checksum(value)
+            loaded = _from_json(value) if checksum == actual else None
+        if loaded is None:
+            raise InputError(
+                f"frontier '{cut(file)}' was changed since it was saved: its checksum is {short(checksum)}, its contents' "
+                f"is {actual!r}; save it again, after a search with force= for what should differ"
+            )
+        return loaded
+
+
+def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
+    found, searched = frontier.found, frontier.searched
+    columns: dict[str, int] = {}
+
+    def column(part: Part) -> int:
+        return columns.setdefault(_runs(part.chosen), len(columns))
+
+    operators = [_operator_to_json(column(part), part) for part in frontier.operators]
+    deliveries = [{"column": column(part), "choices": part.choices, "pool": part.pool} for part in frontier.deliveries]
+    bound = None
+    if found.bound is not None:
+        costs = {"mem_bytes": found.bound.mem_bytes.tolist(), "time_ns": found.bound.time_ns.tolist()}
+        bound = {"source": found.bound.source, **costs}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "hardware": searched.hardware_name,
+        "mesh": _levels(searched.mesh),
+        "model_digest": searched.model_digest,
+        **({"micro_batches": searched.micro_batches} if searched.micro_batches > 1 else {}),
+        "assumed": dict(searched.assumed),
+        "summary": searched.summary,
+        "objectives": list(frontier.objectives),
+        "algorithm": found.algorithm,
+        "eliminations": dict(found.eliminations),
+        "bound": bound,
+        "points": [
+            {
+                "memory_bytes": point.memory_bytes,
+                "time_us": point.time_us,
+                "compute_time_us": point.compute_time_us,
+                "network_time_us": point.network_time_us,
+                "hidden_time_us": point.hidden_time_us,
+                "exact": point.exact,
+                "peak_bytes": frontier.of_peaks.get(number),
+            }
+            for number, point in enumerate(frontier.points)
+        ],
+        "columns": list(columns),
+        "operators": operators,
+        "deliveries": deliveries,
+    }
+
+
+def _from_json(value: dict[str, Any]) -> SavedFrontier:
+    points, bound = value["points"], value["bound"]
+    n_points = len(points)
+    objectives = parse_objectives(",".join(value["objectives"]))
+    costs = Costs(
+        _ints(point["memory_bytes"] for point in points),
+        _nanoseconds(point["time_us"] for point in points),
+        _nanoseconds(point["compute_time_us"] for point in points),
+        _nanoseconds(point.get("hidden_time_us", 0.0) for point in points),
+    )
+    found = Frontier(
+        *costs.pair(objectives),
+        np.zeros((n_points, 0), np.int32),
+        value["eliminations"],
+        value["algorithm"],
+        bound and LowerBound(_ints(bound["mem_bytes"]), _ints(bound["time_ns"]), bound["source"]),
+    )
+    columns = [_chosen(text, n_points) for text in value["columns"]]
+    searched = Searched(
+        mesh_of(value["mesh"]),
+        value["hardware"],
+        value["model_digest"],
+        value["assumed"],
+        value["summary"],
+        int(value.get("micro_batches", 1)),
+    )
+    return SavedFrontier(
+        found,
+        objectives,
+        costs,
+        searched,
+        tuple(_operator_from_json(columns, operator) for operator in value["operators"]),
+        tuple(
+            _checked(Part(tuple(each["pool"]), tuple(map(tuple, each["choices"])), _column(columns, each)))
+            for each in value["deliveries"]
+        ),
+        _peaks(points),
+    )
+
+
+def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """By point; files of earlier versions have none."""
+    known = {number: point["peak_bytes"] for number, point in enumerate(points) if point.get("peak_bytes") is not None}
+    if not all(isinstance(n_bytes, int) for n_bytes in known.values()):
+        raise ValueError("peaks must be integers")
+    return known
+
+
+def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
+    """Its name and type once; each row is a choice."""
+    common = {key: part.pool[0][key] for key in ("name", "type")}
+    return {
+        **common,
+        "column": column,
+        "choices": [{key: row[key] for key in row if key not in common} for row in part.pool],
+    }
+
+
+def _operator_from_json(columns: Sequence[np.ndarray], value: dict[str, Any]) -> Part:
+    pool = tuple({"name": value["name"], "type": value["type"], **row} for row in value["choices"])
+    return _checked(Part(pool, tuple((i,) for i in range(len(pool))), _column(columns, value)))
+
+
+def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
+    number = value["column"]
+    if not 0 <= number < len(columns):
+        raise ValueError(f"there is no column {number}")
+    return columns[number]
+
+
+def _checked(part: Part) -> Part:
+    """Refuse a part that names a choice or a row that isn't there."""
+    if part.chosen.max() >= len(part.choices):
+        raise ValueError(f"a point takes choice {part.chosen.max()} of {len(part.choices)}")
+    for choice in part.choices:
+        wrong = [i for i in choice if not 0 <= i < len(part.pool)]
+        if wrong:
+            raise ValueError(f"a choice names row {wrong[0]} of {len(part.pool)}")
+    return part
+
+
+def _runs(chosen: np.ndarray) -> str:
+    """See the module docstring; the inverse of :func:`_chosen`."""
+    starts = np.flatnonzero(np.diff(chosen, prepend=-1))
+    counts = np.diff(starts, append=len(chosen))
+    pairs = zip(chosen[starts].tolist(), counts.tolist(), strict=True)
+    return " ".join(str(choice) if count == 1 else f"{choice}x{count}" for choice, count in pairs)
+
+
+def _chosen(text: str, n_points: int) -> np.ndarray:
+    runs = [(part.partition("x")) for part in text.split()]
+    choices, counts = [int(run[0]) for run in runs], [int(run[2] or 1) for run in runs]
+    if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
+        raise ValueError(f"column '{text[:20]}' doesn't tell the choices of {n_points} points")
+    return np.repeat(np.array(choices, np.int32), counts)
+
+
+def _levels(mesh: Mesh) -> list[dict[str, Any]]:
+    return [{"name": level.name, "count": level.count} for level in mesh.levels]
+
+
+def _ints(values: Any) -> np.ndarray:
+    array = np.array(list(values))
+    if array.dtype != np.int64:
+        raise ValueError("bytes and nanoseconds must be integers")
+    return array
+
+
+def _nanoseconds(times_us: Any) -> np.ndarray:
+    return np.rint(np.array(list(times_us), np.float64) * 1e3).astype(np.int64)
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each element of a list."""
+    lines = []
+    for key, inner in value.items():
+        text = json.dumps(inner)
+        if isinstance(inner, list):
+            text = "[\n" + ",\n".join(json.dumps(each) for each in inner) + "\n]"
+        lines.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,243 @@
+"""What to say where no plan fits within a memory limit: what the least is, what it is for, and what would do.
+
+The ways out are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
+search on more devices, a search in the other space. A search that can't help is left out where that is certain: parameters
+and slots are divided by the devices at best. All of it, with the searches before, takes ``OF_SEARCH`` times as long as the
+search with the batch in whole, or ``LEAST_S`` more. What is known by then is told as certain, and what isn't as possible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
+from ..ft import ALGORITHMS
+from ..ir.graph import VARIABLE
+from ..profiling.hardware import Hardware, LinkLevel
+from ..runtime.memory_check import least_held_bytes
+from ..search.baselines import BASELINES
+from ..search.problem.config_space import COMPACT, FULL
+from ..search.problem.splittable import check_usable
+from .batch_size import batch_of, batch_that_fits
+from .find_frontier import ModelFrontier
+from .frontier import Progress
+from .request import OF_CURVE, Least, Request, TimeIsUpError, frontiers, in_time, least_in_slices, may_slice
+
+LEAST_S = 2.0
+OF_SEARCH = 2.0
+OF_REPLAYS = 0.5
+"""Of the time that is left, what replays of the frontier may take."""
+MOST_WAYS = 3
+MOST_DEVICES = 16
+"""Up to so many are tried, or up to four times as many as the hardware has."""
+
+
+def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
+    """Return until when, by ``time.monotonic``, may be looked for what to say.
+
+    Args:
+        tried: what was searched since it ``started``.
+    """
+    whole = (each for each in tried if each.model.graph.n_slices == 1)
+    seconds = sum(sum(each.seconds_by_stage.values()) for each in whole)
+    return max(started + OF_SEARCH * seconds, time.monotonic() + LEAST_S)
+
+
+def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: float) -> str:
+    """One sentence for the user, after a search on which nothing fits.
+
+    Args:
+        tried: what was searched, at one parallelism or several, since it ``started``.
+    """
+    assert request.limit_bytes is not None
+    deadline = time_for_more(tried, started)
+    least = least_needed(request, tried, deadline)
+    n_devices, n_slices = least.frontier.mesh.n_devices, least.frontier.model.graph.n_slices
+    how = f" in {n_slices} micro-batches" if n_slices > 1 else " with the batch in whole" if may_slice(request) else ""
+    told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
+    told += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
+    told += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
+    held = least_held_bytes(request.model.graph, n_devices)
+    if held > request.limit_bytes:
+        told += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
+    ways = _Ways(request, least, deadline).found()
+    return f"{told}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
+
+
+def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> Least:
+    """Return the least of what was searched, and of slices where they weren't searched since they can't fit.
+
+    Args:
+        deadline: by ``time.monotonic``, until when may be looked for it.
+    """
+    now = time.monotonic()
+    of_whole = in_time(now + OF_REPLAYS * (deadline - now), request.progress)
+    found = [Least.of(each, of_whole) for each in tried]
+    has_looked = True
+    if may_slice(request) and all(each.model.graph.n_slices == 1 for each in tried):
+        progress = in_time(deadline, request.progress)
+        n_devices = min(found, key=lambda each: each.n_bytes).frontier.mesh.n_devices
+        try:
+            progress("costs", 0, 1)
+            for each in least_in_slices(replace(request, progress=progress), n_devices):
+                found.append(Least.of(each, progress))
+        except TimeIsUpError:
+            has_looked = False
+    least = min(found, key=lambda each: each.n_bytes)
+    return replace(least, is_sure=has_looked and all(each.is_sure for each in found))
+
+
+def _most_of_it(least: Least) -> str:
+    """For which of the user's operators most of it is: its results, copies and gradients, a variable's slots."""
+    peak, producers = least.frontier.peak(least.point), least.frontier.model.graph.producers
+    amounts: dict[str, int] = {}
+    for tensor, n_bytes in peak.by_tensor.items():
+        where = producers[tensor].where()
+        amounts[where] = amounts.get(where, 0) + n_bytes
+    if not amounts:
+        return ""
+    where = max(amounts, key=lambda each: amounts[each])
+    return f", {memory_text(amounts[where])} of it for {where}"
+
+
+@dataclass
+class _Ways:
+    """What would do, looked for until a deadline.
+
+    Attributes:
+        least: of what was searched.
+        perhaps: what couldn't be looked at in time.
+    """
+
+    request: Request
+    least: Least
+    deadline: float
+    perhaps: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert self.request.limit_bytes is not None
+        self.limit_bytes = self.request.limit_bytes
+
+    def found(self) -> list[str]:
+        """In words, by what they cost the user: a switch, a quick search, fewer samples, more devices, a long search.
+
+        What there wasn't the time to look at comes last, as what it is.
+        """
+        ways: list[str] = []
+        for look in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
+            if len(ways) < MOST_WAYS:
+                ways += look()
+        if self.perhaps and len(ways) < MOST_WAYS:
+            ways.append(f"perhaps {' or '.join(self.perhaps)} (there wasn't the time to look)")
+        return ways
+
+    def _switched_off(self) -> list[str]:
+        """Each by itself; where that isn't enough, all of them."""
+        options = {f"without leaving out '{name}'": self._with(name) for name in sorted(self.request.without)}
+        if len(options) > 1:
+            options["without leaving out any choice"] = replace(self.request, without=frozenset())
+        if self.request.force:
+            options["without force="] = replace(self.request, force={})
+        if self.request.algorithm in BASELINES:
+            options = {f"algorithm '{ALGORITHMS[0]}'": replace(self.request, algorithm=ALGORITHMS[0])}
+        if least_held_bytes(self.request.model.graph, self.least.frontier.mesh.n_devices) > self.limit_bytes:
+            return []
+        for words, request in options.items():
+            search = "a search " * words.startswith("without")
+            found = self._searched(request, words, self.least.frontier.mesh.n_devices, f"{search}{words}")
+            if found:
+                return found
+        return []
+
+    def _with(self, name: str) -> Request:
+        return replace(self.request, without=self.request.without - {name})
+
+    def _fewer_samples(self) -> list[str]:
+        """By the plan that needs the least, and by the fastest, which may keep less of the parameters."""
+        frontier, batch = self.least.frontier, batch_of(self.request.model)
+        of_variables = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
+        if batch is None or of_variables > self.limit_bytes:
+            return []
+        points = {self.least.point, frontier.fastest_within(None)}
+        most = max(batch_that_fits(frontier, point, batch, self.limit_bytes) for point in points)
+        n_devices = frontier.mesh.n_devices
+        if most >= n_devices:
+            most -= most % n_devices
+        return [f"a batch of about {most} instead of {batch} (an estimate)"] if most else []
+
+    def _more_devices(self) -> list[str]:
+        """The first larger parallelism; beyond the hardware, on more devices or machines of the same kind."""
+        for count, hardware in _larger(self.request.hardware, self.least.frontier.mesh.n_devices):
+            if least_held_bytes(self.request.model.graph, count) > self.limit_bytes:
+                continue
+            try:
+                check_usable(self.request.model.graph, hardware, count)
+            except InputError:
+                continue
+            request = replace(self.request, hardware=hardware, force={})
+            n_perhaps = len(self.perhaps)
+            found = self._searched(request, f"{count} devices", count, f"{count} devices")
+            if found or len(self.perhaps) > n_perhaps:
+                return found
+        return []
+
+    def _compact(self) -> list[str]:
+        """A part of the full space, but its points are others, and may need less at once than those that keep less."""
+        return self._in_space(COMPACT) if self.least.frontier.built.space == FULL else []
+
+    def _full(self) -> list[str]:
+        return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
+
+    def _in_space(self, space: str) -> list[str]:
+        n_devices = self.least.frontier.mesh.n_devices
+        if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
+            return []
+        request = replace(self.request, space=space)
+        return self._searched(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
+
+    def _searched(self, request: Request, stage: str, parallelism: int, words: str) -> list[str]:
+        """What to say of another search: what the least is, if that is enough; nothing if it can't be had."""
+        told = self.request.progress
+        of_stage = None if told is None else _under(told, stage)
+        progress = in_time(self.deadline, of_stage)
+        request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
+        try:
+            progress("costs", 0, 1)
+            for frontier in frontiers(request, parallelism):
+                least = Least.of(frontier, progress)
+                if least.n_bytes <= self.limit_bytes:
+                    return [f"{words} (at least {memory_text(least.n_bytes)})"]
+                progress("peaks", 1, 1)
+        except InputError:
+            return []
+        except TimeIsUpError:
+            self.perhaps.append(words)
+        return []
+
+
+def _under(told: Progress, name: str) -> Progress:
+    return lambda stage, done, total: told(f"{name}, {stage}", done, total)
+
+
+def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
+    known, largest = hardware.parallelisms(), max(hardware.parallelisms())
+    for count in known:
+        if count > beyond:
+            yield count, hardware
+    count = 2 * largest
+    while count <= max(MOST_DEVICES, 4 * largest):
+        yield count, _enlarged(hardware, count)
+        count *= 2
+
+
+def _enlarged(hardware: Hardware, n_devices: int) -> Hardware:
+    """The same devices in larger number: more machines where there are several, else more devices in one."""
+    index = next((i for i, level in enumerate(hardware.levels) if level.count > 1), len(hardware.levels) - 1)
+    grown = hardware.levels[index].count * n_devices // hardware.n_devices
+    levels = list(hardware.levels)
+    level = levels[index]
+    levels[index] = LinkLevel(level.name, grown, level.latency_us, level.bytes_per_s)
+    return Hardware(hardware.name, hardware.device, tuple(levels), provenance=hardware.provenance)

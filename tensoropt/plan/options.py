@@ -1,0 +1,210 @@
+"""The three options of the TensorOpt paper's section 4.1: mini_time, mini_parallelism, profiling."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from ..common.dump import dump
+from ..common.errors import InputError, short
+from ..common.memory_units import default_limit, parse_memory
+from ..profiling.hardware import Hardware
+from ..search.problem.choices import ACCUMULATE, checked_choices
+from ..sharding.constraints import Force
+from ..sharding.micro_batches import checked_count
+from .batch_size import batch_of
+from .build import plan_of
+from .find_frontier import Model, ModelFrontier
+from .infeasible import least_needed, nothing_fits, time_for_more
+from .plan import Plan
+from .request import OF_CURVE, Request, fastest_that_fits
+from .scaling_curve import Curve, CurvePoint
+
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
+
+def check_option(option: object) -> None:
+    """Refuse what is none of the options.
+
+    Raises:
+        InputError: it isn't.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def request_of(
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
+) -> Request:
+    """What a user asks of a search, checked.
+
+    Raises:
+        InputError: the memory or the forced degrees are none, there is no such choice to do without, or the model can't be
+            trained in so many micro-batches.
+    """
+    limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+    forced, left_out = checked_force(force), checked_choices(without)
+    return Request(
+        model,
+        hardware,
+        limit,
+        forced,
+        assumptions(hardware),
+        without=left_out,
+        micro_batches=checked_slices(model, micro_batches, left_out),
+    )
+
+
+def checked_slices(model: Model, asked: object, without: Container[str]) -> int | None:
+    """A number of micro-batches that a user asked for, if any.
+
+    Raises:
+        InputError: it is no number of micro-batches, or none that the model can be trained in.
+    """
+    if asked is None:
+        return None
+    count = checked_count(asked)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_slices(count)
+    return count
+
+
+def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
+    """One of the options, for the parallelism asked for or all that the hardware has.
+
+    Raises:
+        InputError: nothing fits, or ``mini_time`` is asked for several parallelisms.
+    """
+    available = request.hardware.parallelisms()
+    counts = list(available) if parallelism is None else parallelisms(parallelism)
+    if option == "profiling":
+        return profiling(request, counts)
+    if option == "mini_parallelism":
+        plan = mini_parallelism(request, counts)
+    elif parallelism is None:
+        plan = mini_time(request, max(available))
+    elif len(counts) == 1:
+        plan = mini_time(request, counts[0])
+    else:
+        raise InputError(
+            f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
+            "'mini_parallelism' takes the fewest devices that fit"
+        )
+    assert plan.frontier is not None
+    dump("frontier", plan.frontier.table(plan.point), plan.frontier.summary())
+    dump("plan", plan)
+    return plan
+
+
+def mini_time(request: Request, parallelism: int) -> Plan:
+    """Least time within the memory limit at one parallelism.
+
+    Raises:
+        InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
+    """
+    started = time.monotonic()
+    best, tried = fastest_that_fits(request, parallelism)
+    if best is None:
+        raise InputError(nothing_fits(request, tried, started))
+    return _unrolled(*best, "mini_time", request)
+
+
+def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
+    """The fewest devices that fit; of their plans the fastest that fits.
+
+    Raises:
+        InputError: nothing fits on any.
+    """
+    all_tried: list[ModelFrontier] = []
+    started = time.monotonic()
+    for parallelism in sorted(parallelisms):
+        best, tried = fastest_that_fits(request, parallelism)
+        if best is not None:
+            return _unrolled(*best, "mini_parallelism", request)
+        all_tried += tried
+    raise InputError(nothing_fits(request, all_tried, started))
+
+
+def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
+    """Least time for each parallelism, without running."""
+    batch = batch_of(request.model)
+    request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
+    points = []
+    for parallelism in parallelisms:
+        started = time.monotonic()
+        best, tried = fastest_that_fits(request, parallelism)
+        if best is None:
+            least = least_needed(request, tried, time_for_more(tried, started))
+            points.append(CurvePoint(parallelism, False, least.n_bytes, None, None, least.frontier.found.exact))
+            continue
+        frontier, point = best
+        needed_bytes, exact = frontier.needed_bytes(point), frontier.found.exact
+        time_us = frontier.points[point].time_us
+        rate = batch / time_us * 1e6 if batch else None
+        points.append(CurvePoint(parallelism, True, needed_bytes, time_us, rate, exact))
+    return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
+
+
+def parallelisms(asked: object) -> list[int]:
+    """What a user gave as ``parallelism``: a number of devices or several.
+
+    Raises:
+        InputError: it isn't.
+    """
+    counts: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(asked)}")
+    return [int(count) for count in counts]
+
+
+def checked_force(asked: object) -> Force:
+    """What a user gave as ``force``; whether the model has such operators and factors is for the search to say.
+
+    Raises:
+        InputError: it isn't degrees by factor by operator.
+    """
+    if asked is None:
+        return {}
+    if not isinstance(asked, Mapping) or not all(isinstance(pinned, Mapping) for pinned in asked.values()):
+        raise InputError(
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(asked)}"
+        )
+    for name, pinned in asked.items():
+        for factor, degree in pinned.items():
+            if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
+                raise InputError(
+                    f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
+                )
+    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in asked.items()}
+
+
+def assumptions(hardware: Hardware) -> dict[str, object]:
+    """What a plan for this hardware records of what its costs rest on."""
+    import tensorflow as tf
+
+    return {
+        "hardware": hardware.name,
+        "device": hardware.device.name,
+        "tensorflow": tf.__version__,
+        "provenance": dict(hardware.provenance),
+    }
+
+
+def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
+    """The plan of a point, with how long it took to make among its frontier's stages."""
+    started = time.perf_counter()
+    frontier = dataclasses.replace(frontier, assumed=request.assumed)
+    plan = plan_of(frontier, point, option, request.assumed)
+    seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
+    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))

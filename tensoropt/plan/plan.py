@@ -1,0 +1,488 @@
+"""A plan: one chosen point of a frontier, as a value that a file holds and a later run executes without a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from ..common.errors import InputError, cut
+from ..common.files import name_of, read_json, reading_value, write_json
+from ..common.memory_units import memory_text
+from ..ir.graph import Graph, Operator
+from ..reschedule.halo import HALO, HaloStep, Window
+from ..reschedule.layout import Layout, Shape
+from ..reschedule.mesh import Level, Mesh
+from ..reschedule.path import Path, StepCosts, cheapest_path
+from ..reschedule.steps import State, make_step, move_between
+from ..rules.registry import rule_in_slices
+from ..rules.rule import Config, Demand, Rule, interface, why_invalid
+from ..sharding.rematerializable import NEVER
+from ..sharding.resharding import Router
+from ..sharding.strategy import Copy, Strategy
+from .explain import explain
+
+if TYPE_CHECKING:
+    from .frontier import PlanFrontier
+
+FORMAT, VERSION = "tensoropt/plan", 1
+NAME_WIDTH, TYPE_WIDTH = 40, 24
+MOST_UNITS = 1 << 20
+
+
+@dataclass(frozen=True)
+class PlannedOperator:
+    """One row of a plan.
+
+    Attributes:
+        memory_bytes: parameters with what belongs to them, and what is kept as the operator leaves it.
+        time_us: all that it takes, the second time included.
+        is_recomputed: whether it is computed again in the backward pass.
+        again_us: what that takes.
+        freed_bytes: what isn't kept for that, of what it would be charged for.
+    """
+
+    name: str
+    type: str
+    config: Config
+    results: tuple[Layout, ...]
+    memory_bytes: int
+    time_us: float
+    is_recomputed: bool = False
+    again_us: float = 0.0
+    freed_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        again = {"is_recomputed": True, "again_us": self.again_us, "freed_bytes": self.freed_bytes}
+        return {
+            "name": self.name,
+            "type": self.type,
+            "config": str(self.config),
+            "results": [str(layout) for layout in self.results],
+            "memory_bytes": self.memory_bytes,
+            "time_us": self.time_us,
+            **(again if self.is_recomputed else {}),
+        }
+
+    @classmethod
+    def from_json(cls, mesh: Mesh, value: Mapping[str, Any]) -> PlannedOperator:
+        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        return cls(
+            name_of(value["name"]),
+            name_of(value["type"]),
+            Config.parse(mesh, value["config"]),
+            tuple(Layout.parse(mesh, text) for text in value["results"]),
+            int(value["memory_bytes"]),
+            float(value["time_us"]),
+            bool(value.get("is_recomputed", False)),
+            float(value.get("again_us", 0.0)),
+            int(value.get("freed_bytes", 0)),
+        )
+
+
+@dataclass(frozen=True)
+class PlannedDelivery:
+    """One tensor brought to one demand; ``takers`` share it where ``is_shared``.
+
+    Attributes:
+        time_us: all that it takes, a second delivery included.
+        copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
+        is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
+        again_us: what that takes.
+        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
+        n_runs: how often a step makes it: for each micro-batch, or once.
+        accumulator_bytes: of the gradients that micro-batches add up at what it delivers.
+    """
+
+    tensor: str
+    takers: tuple[str, ...]
+    demand: Demand
+    is_shared: bool
+    forward: Path
+    backward: Path | None
+    time_us: float
+    reduction: str = "sum"
+    copy_bytes: int = 0
+    is_remade: bool = False
+    again_us: float = 0.0
+    follows_source: bool = False
+    n_runs: int = 1
+    accumulator_bytes: int = 0
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All that are gone along in a step."""
+        again = (self.forward,) if self.is_remade else ()
+        return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(path.n_collectives for path in self.paths)
+
+    @property
+    def halo(self) -> HaloStep | None:
+        """The exchange inside of an operator that this is, if it is one."""
+        step = self.forward.steps[0] if self.forward.steps else None
+        return step if isinstance(step, HaloStep) else None
+
+    def to_json(self) -> dict[str, Any]:
+        more: dict[str, Any] = {} if self.halo is None else {"halo": _halo_json(self.halo)}
+        if self.copy_bytes:
+            more["copy_bytes"] = self.copy_bytes
+        if self.is_remade:
+            more.update(is_remade=True, again_us=self.again_us)
+        if self.follows_source:
+            more["follows_source"] = True
+        if self.n_runs > 1:
+            more["n_runs"] = self.n_runs
+        if self.accumulator_bytes:
+            more["accumulator_bytes"] = self.accumulator_bytes
+        return {
+            "tensor": self.tensor,
+            "takers": list(self.takers),
+            "demand": str(self.demand),
+            "is_shared": self.is_shared,
+            "shape": list(self.forward.shape),
+            "forward": _path_layouts(self.forward),
+            "backward": _path_layouts(self.backward) if self.backward is not None else None,
+            "time_us": self.time_us,
+            "reduction": self.reduction,
+            **more,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a model runs on a mesh.
+
+    Attributes:
+        operators: config and costs of every operator.
+        deliveries: every delivery that does something, inside of operators too (those name the operator as tensor).
+        memory_bytes: per device, by the cost model.
+        time_us, compute_time_us: of a training step; the rest is network time that compute doesn't hide.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
+        model_digest: of the model that the plan is for.
+        exact: whether the point is on the exact frontier.
+        frontier_text: the frontier that the plan was chosen from, as a table.
+        frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
+        point: which of its points.
+        hidden_time_us: network time that runs beside compute, and compute beside it.
+        peak_bytes: the most that is alive at once on a device, see :mod:`..program.replay`; None where that isn't known.
+        micro_batches: in how many slices, one after the other, a training step takes its batch; see
+            :mod:`..sharding.micro_batches`.
+    """
+
+    mesh: Mesh
+    operators: tuple[PlannedOperator, ...]
+    deliveries: tuple[PlannedDelivery, ...]
+    memory_bytes: int
+    time_us: float
+    compute_time_us: float
+    model_digest: str
+    exact: bool
+    option: str
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    frontier_text: str = field(default="", repr=False)
+    frontier: PlanFrontier | None = field(default=None, repr=False)
+    point: int | None = None
+    hidden_time_us: float = 0.0
+    peak_bytes: int | None = None
+    micro_batches: int = 1
+
+    @property
+    def network_time_us(self) -> float:
+        """All network time, hidden or not."""
+        return self.time_us + self.hidden_time_us - self.compute_time_us
+
+    @property
+    def parallelism(self) -> int:
+        return self.mesh.n_devices
+
+    @property
+    def strategy(self) -> Strategy:
+        shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
+        again = (d for d in self.deliveries if d.is_remade)
+        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.takers[0]) for d in again)
+        recomputed = frozenset(op.name for op in self.operators if op.is_recomputed)
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade, recomputed)
+
+    @property
+    def n_split_operators(self) -> int:
+        """Operators, sources apart, that don't run whole on every device."""
+        sources = ("Variable", "Placeholder", "Const")
+        return sum(1 for op in self.operators if op.type not in sources and op.config.used_axes)
+
+    @property
+    def n_collectives(self) -> int:
+        return sum(delivery.n_collectives for delivery in self.deliveries)
+
+    def router(self, costs: StepCosts) -> Router:
+        """A router that takes the plan's own paths; what the plan doesn't name is found by cost."""
+        known: dict[tuple[Layout, Layout, Shape], Path] = {}
+        for delivery in self.deliveries:
+            for path in (delivery.forward, delivery.backward):
+                if path is not None and delivery.reduction == "sum" and delivery.halo is None:
+                    known[path.source, path.target, path.shape] = path
+
+        def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, step_costs: StepCosts) -> Path:
+            found = known.get((source, target, shape))
+            return found if found is not None else cheapest_path(source, target, shape, item_bytes, step_costs)
+
+        return Router(costs, choose)
+
+    def table(self) -> str:
+        """Operator, config, result layouts, memory, time, and the collectives that bring its operands.
+
+        Constants that are whole everywhere and cost nothing are left out.
+        """
+        collectives: dict[str, list[str]] = {}
+        for delivery in self.deliveries:
+            for path in delivery.paths:
+                for step in path.steps:
+                    if step.communicates:
+                        collectives.setdefault(delivery.takers[0], []).append(str(step))
+        rows = [
+            [
+                _shortened(op.name, NAME_WIDTH),
+                _shortened(op.type, TYPE_WIDTH),
+                str(op.config),
+                " ".join(map(str, op.results)),
+                memory_text(op.memory_bytes) if op.memory_bytes else "",
+                f"{op.time_us:,.1f}" if op.time_us else "",
+                _counted(collectives.get(op.name, [])),
+            ]
+            for op in self.operators
+            if op.type != "Const" or op.config.used_axes or op.memory_bytes or op.name in collectives
+        ]
+        rows += [
+            [_shortened(name, NAME_WIDTH), "training step", "", "", "", "", _counted(found)]
+            for name, found in collectives.items()
+            if name not in {op.name for op in self.operators}
+        ]
+        headers = ["operator", "type", "config", "result layout", "memory", "time (us)", "collectives"]
+        alignment = ("left", "left", "left", "left", "right", "right", "left")
+        return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
+
+    def frontier_table(self) -> str:
+        """The frontier that the plan was chosen from as a table, the plan's point marked; on every rank alike."""
+        return self.frontier_text
+
+    def explain(self) -> str:
+        """Where the time and the memory go, and what the next smaller and the next faster plan would cost, as tables."""
+        return explain(self)
+
+    def explained(self) -> str:
+        """What the plan was chosen from, what :meth:`explain` tells, and the plan itself."""
+        return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"
+
+    def summary(self) -> str:
+        """One line: what was chosen and what it costs."""
+        devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
+        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
+        hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
+        return (
+            f"{self.option}: {devices} device{'s' * (devices != 1)} {self.mesh}, {slices}"
+            f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
+            f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
+            f"{collectives} collective{'s' * (collectives != 1)} per step"
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.summary()}\n{self.table()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's file as a value."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "option": self.option,
+            "mesh": [{"name": level.name, "count": level.count} for level in self.mesh.levels],
+            "model_digest": self.model_digest,
+            **({"micro_batches": self.micro_batches} if self.micro_batches > 1 else {}),
+            "memory_bytes": self.memory_bytes,
+            "time_us": self.time_us,
+            "compute_time_us": self.compute_time_us,
+            "network_time_us": self.network_time_us,
+            **({"hidden_time_us": self.hidden_time_us} if self.hidden_time_us else {}),
+            **({} if self.peak_bytes is None else {"peak_bytes": self.peak_bytes}),
+            "exact": self.exact,
+            "assumed": dict(self.assumed),
+            "frontier": self.frontier_text.splitlines(),
+            "operators": [op.to_json() for op in self.operators],
+            "deliveries": [delivery.to_json() for delivery in self.deliveries],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Plan:
+        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        return _plan_from_json(value)
+
+    def check_for(self, graph: Graph) -> None:
+        """Hold the plan against a model.
+
+        Raises:
+            InputError: it was made for another one, or asks for a split that can't be; the message names the first fault.
+        """
+        planned = {op.name: op for op in self.operators}
+        actual = {op.name: op for op in graph.operators.values() if op.updates is None}
+        missing = [op for name, op in planned.items() if name not in actual or actual[name].type != op.type]
+        added = [op for name, op in actual.items() if name not in planned]
+        if missing:
+            difference = f"the plan has {missing[0].type} '{missing[0].name}', the model has not"
+        elif added:
+            difference = f"the model has {added[0].where()}, the plan has not"
+        elif self.model_digest != graph.digest:
+            difference = "operators have the same names, but other shapes, attributes or hyperparameters"
+        else:
+            for name, op in planned.items():
+                rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
+                _check_config(actual[name], rule, op)
+            return
+        raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the plan; a file that is there stays whole until the new one is."""
+        write_json(file, self.to_json(), "plan")
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Plan:
+        """Read a plan.
+
+        Raises:
+            InputError: the file can't be read, is cut off, is not a plan, or of another version.
+        """
+        value = read_json(file, "plan", FORMAT, VERSION)
+        with reading_value("plan", file):
+            plan = cls.from_json(value)
+            read_back = plan.to_json()
+        for key, kept in read_back.items():
+            if kept != value.get(key):
+                raise InputError(f"plan '{file}' is damaged: '{key}' doesn't read back as it was written; save it again")
+        return plan
+
+
+def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
+    """Refuse a config that the operator can't have: a file may have been changed by hand."""
+    why = why_invalid(rule, planned.config)
+    if why:
+        raise InputError(
+            f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
+            "again, with force= for what should differ"
+        )
+    if planned.is_recomputed and op.type in NEVER:
+        raise InputError(
+            f"the plan computes {op.where()} again in the backward pass, which an operator of this type never is; it was "
+            "changed: find the strategy again"
+        )
+    expected = interface(rule, planned.config).results
+    if expected != planned.results:
+        got, led_to = (" ".join(map(str, layouts)) for layouts in (planned.results, expected))
+        raise InputError(
+            f"the plan gives {op.where()} the config '{planned.config}' and the result {got}, but the config leads to "
+            f"{led_to}; it was changed: find the strategy again"
+        )
+
+
+def _shortened(name: str, width: int) -> str:
+    """A long name with its middle left out: both its scope and its end tell something."""
+    if len(name) <= width:
+        return name
+    kept = width - 2
+    return f"{name[: kept // 2]}..{name[len(name) - (kept - kept // 2) :]}"
+
+
+def _counted(names: list[str]) -> str:
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+
+
+def _path_layouts(path: Path) -> list[str]:
+    return [str(path.source), *(str(step.target) for step in path.steps)]
+
+
+def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
+    stops = [Layout.parse(mesh, text) for text in layouts]
+    steps = []
+    for before, after in itertools.pairwise(stops):
+        move = move_between(State.of(before), State.of(after))
+        if move is None:
+            raise ValueError(f"no step leads from {before} to {after}")
+        steps.append(make_step(before, move))
+    return Path(stops[0], stops[-1], tuple(steps), shape)
+
+
+def _halo_json(step: HaloStep) -> dict[str, Any]:
+    windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
+    return {"windows": windows, "fill": step.fill}
+
+
+def _names(values: list[Any]) -> tuple[str, ...]:
+    if not values:
+        raise ValueError("expected at least one name, got none")
+    return tuple(map(name_of, values))
+
+
+def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
+    demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
+    if "halo" in d:
+        windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
+        step = HaloStep(HALO, demand.layout, windows, str(d["halo"]["fill"]))
+        ways = [Path(demand.layout, demand.layout, (way,), shape) for way in (step, step.backward())]
+    else:
+        ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
+    return PlannedDelivery(
+        name_of(d["tensor"]),
+        _names(d["takers"]),
+        demand,
+        bool(d["is_shared"]),
+        ways[0],
+        ways[1] if d["backward"] is not None else None,
+        float(d["time_us"]),
+        str(d["reduction"]),
+        int(d.get("copy_bytes", 0)),
+        bool(d.get("is_remade", False)),
+        float(d.get("again_us", 0.0)),
+        bool(d.get("follows_source", d.get("follows_shared", False))),
+        int(d.get("n_runs", 1)),
+        int(d.get("accumulator_bytes", 0)),
+    )
+
+
+def _plan_from_json(value: dict[str, Any]) -> Plan:
+    mesh = mesh_of(value["mesh"])
+    operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
+    deliveries = tuple(_delivery(mesh, each) for each in value["deliveries"])
+    micro_batches = int(value.get("micro_batches", 1))
+    wrong = [each.n_runs for each in deliveries if each.n_runs not in (1, micro_batches)]
+    if wrong:
+        raise ValueError(f"a delivery is made {wrong[0]} times in a step of {micro_batches} micro-batches")
+    return Plan(
+        mesh,
+        operators,
+        deliveries,
+        int(value["memory_bytes"]),
+        float(value["time_us"]),
+        float(value["compute_time_us"]),
+        str(value["model_digest"]),
+        bool(value["exact"]),
+        str(value["option"]),
+        dict(value["assumed"]),
+        "\n".join(value["frontier"]),
+        hidden_time_us=float(value.get("hidden_time_us", 0.0)),
+        peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
+        micro_batches=micro_batches,
+    )
+
+
+def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
+    """Return the mesh that a file describes."""
+    for level in levels:
+        if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
+            raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")
+    return Mesh(tuple(Level(name_of(level["name"]), level["count"]) for level in levels))
+

@@ -1,0 +1,236 @@
+"""The backward pass and updates, in the order in which TensorFlow comes to operators and deliveries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ...costs.operator_costs import piece_bytes
+from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
+from ...lowering.gradient_analysis import Backward
+from ...optimizers.sparse import row_deliveries
+from ...sharding.consumers import LOSS, Taker, step_demand
+from ...sharding.resharding import Delivery
+from ..backward_order import reverse_order
+from ..liveness import Buffer
+from .forward import Forward
+from .gradient_flow import OPERAND, OPERATOR, RESULT, SHARED, START, Place, Places
+from .program import GRADIENTS, OVERWRITE, StepProgram, operand_of
+from .rematerialization import Again
+
+# The gradient of one operand is made from that of the result and the other operand.
+_PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
+# The gradient of an operand at these positions is that of the result, where neither is broadcast.
+_PASSED_ON = {
+    **dict.fromkeys(("AddV2", "Add"), (0, 1)),
+    **dict.fromkeys(("BiasAdd", "Sub", "Reshape", "ExpandDims", "Squeeze", "Identity"), (0,)),
+}
+
+
+class Gradients:
+    """What comes back, where to, and what becomes of it."""
+
+    def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
+        self.program, self.places, self.forward, self.backward = program, places, forward, backward
+        self.view, self.router = program.view, program.router
+        self.again = Again(program, places, forward, backward)
+        # The sum of the gradients that have come to a delivery, or to a result, so far.
+        self._coming: dict[Place, Buffer] = {}
+        # By loss its own gradient: a constant, which all slices of the batch take.
+        self._ones: dict[str, Buffer] = {}
+        # Updates that wait for what is added up over all gradients.
+        self._updates: list[Buffer] = []
+        # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
+        self._sums: dict[tuple[Place, str], Buffer] = {}
+        # What the gradients read that were last made for parameters.
+        self._for_parameters: list[Buffer] = []
+        # By lookup, those of what was found in a table that is updated by rows.
+        self._rows: dict[str, list[Buffer]] = {}
+
+    def run(self) -> None:
+        """The backward pass of the forward pass that was run last."""
+        graph = self.view.graph
+        losses = [step.loss for step in graph.train_steps.values()]
+        for loss in losses:
+            whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
+            with self.program.perhaps_later():
+                self.program.add([self.forward.operand(loss, whole)])
+            if loss.name not in self._ones:
+                self._ones[loss.name] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
+            self._come(Place(RESULT, loss.name), self._ones[loss.name])
+        starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
+        self._back(reverse_order(starts, self.places.sources, self.forward.collectives), self.places.sources)
+        self.again.clear()
+
+    def stand_for(self, n_slices: int) -> None:
+        """Have so many slices more behind, like the one before: their lookups' rows wait for the update, too."""
+        for rows in self._rows.values() if n_slices > 0 else ():
+            others = [replace(each, n_bytes=n_slices * each.n_bytes) for each in rows]
+            self.program.add([], others)
+            rows += others
+
+    def after_slices(self) -> None:
+        """What was added up over all slices goes back to where it came from."""
+        starts = []
+        for (place, name), total in self._sums.items():
+            tensor = self.view.graph.tensors[name]
+            if place.kind == OPERAND:
+                self._come(place, total)
+            else:
+                self._leave(tensor, total)
+            starts.append(place)
+        start = Place(START, "")
+
+        def sources(place: Place) -> Sequence[Place]:
+            return starts if place == start else self.places.sources(place)
+
+        self._back(reverse_order([start], sources), sources)
+        for name, rows in self._rows.items():
+            self._update_rows(self.view.graph.operators[name], rows)
+
+    def finish(self) -> None:
+        """The updates that waited for all gradients."""
+        self.program.catch_up()
+        self.program.add(self._updates)
+
+    def _back(self, order: Iterable[Place], sources: Callable[[Place], Sequence[Place]]) -> None:
+        """Go back through all places; a variable is updated as soon as all of its gradient is there."""
+        places = list(order)
+        missing = Counter(source for place in places for source in sources(place))
+        for place in places:
+            if self._is_variable(place):
+                continue
+            self._back_at(place)
+            for source in sources(place):
+                missing[source] -= 1
+                if not missing[source] and self._is_variable(source):
+                    self._update(source.name)
+
+    def _is_variable(self, place: Place) -> bool:
+        return place.kind == OPERATOR and self.view.graph.operators[place.name].type == VARIABLE
+
+    def _back_at(self, place: Place) -> None:
+        """What the backward pass does at an operator or a delivery."""
+        graph = self.view.graph
+        if place.kind == START:
+            return
+        if place.kind == SHARED:
+            tensor = graph.tensors[place.name]
+            to_shared = self.places.to_shared(tensor)
+            assert to_shared is not None
+            self._come(Place(RESULT, tensor.name), self._returned(tensor, to_shared, self._coming.pop(place)))
+            return
+        op = graph.operators[place.name]
+        if place.kind == OPERAND:
+            operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
+            delivery = self.view.delivery(operand, demand)
+            self._leave(operand, self._returned(operand, delivery, self._coming.pop(place)))
+        elif op.type not in SOURCES and op.updates is None:
+            self._back_through(op)
+
+    def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
+        """A gradient has come to where takers of a tensor take it."""
+        place = self.places.left_at(tensor)
+        self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
+
+    def _come(self, place: Place, gradient: Buffer) -> None:
+        """A gradient comes to where others may have come before: two at a time are added, as soon as both are there."""
+        before = self._coming.get(place)
+        self._coming[place] = gradient if before is None else self._sum(before, gradient)
+
+    def _sum(self, *summands: Buffer) -> Buffer:
+        n_bytes = max(each.n_bytes for each in summands)
+        total = Buffer(n_bytes, GRADIENTS, of=summands[0].of)
+        self.program.add(summands, [total], overwrites=[(each, n_bytes) for each in summands])
+        return total
+
+    def _back_through(self, op: Operator) -> None:
+        program, taken = self.program, self.forward.taken
+        if program.splits_inner(op) and not program.overlaps:
+            program.catch_up()  # its statistics' gradients are communicated
+        coming = [(Place(RESULT, tensor.name), tensor) for tensor in op.outputs]
+        arriving = [
+            (self._coming.pop(place), program.result_bytes(op, tensor))
+            for place, tensor in coming
+            if place in self._coming
+        ]
+        n_made = self.again.n_made
+        if arriving:
+            self.again.make(op, arriving[0][0])
+        operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
+        results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
+        known = [
+            *arriving,
+            *((taken[op.name, position], program.operand_bytes(op, position)) for position in operands),
+            *((self.again.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
+        ]
+        if self.again.n_made > n_made:
+            # It has no place in the order, so that these gradients may come after it.
+            program.add(self._for_parameters)
+        self._for_parameters = []
+        inside = [self.forward.kept[op.name]] if op.name in self.forward.kept else []
+        for position, tensor in op.operands:
+            if (op.name, position) not in self.view.gradients:
+                continue
+            gradient, of_result = arriving[0]
+            n_bytes = program.operand_bytes(op, position)
+            if position not in _PASSED_ON.get(op.type, ()) or n_bytes != of_result:
+                gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
+                own = taken[op.name, position] if op.type in _PRODUCTS else None
+                reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
+                program.add(reads, [gradient], program.scratch_bytes(op, position), known if op.type in OVERWRITE else ())
+                if tensor.name in self.view.graph.made_of_variables:
+                    self._for_parameters += reads
+            if self.places.accumulates(op, position):
+                self._accumulate(op, position, gradient)
+            elif (place := self.places.goes_to(op, position)).kind == OPERAND:
+                self._come(place, gradient)
+            else:
+                self._leave(tensor, gradient)
+        if op.name in self.view.graph.lookup_operators and arriving:
+            self._update_by_rows(op, arriving[0][0])
+
+    def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
+        """Add a gradient to those of the slices before, where its operand was delivered for all slices."""
+        key = self.places.goes_to(op, position), operand_of(op, position).name
+        known = self._sums.get(key)
+        self._sums[key] = gradient if known is None else self._sum(known, gradient)
+
+    def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
+        path = self.router.route(delivery).backward
+        trails = tensor.name in self.view.graph.made_of_variables
+        return gradient if path is None else self.program.move(path, gradient, delivery.item_bytes, GRADIENTS, trails)
+
+    # Updates
+
+    @property
+    def _waits_for_sums(self) -> bool:
+        return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
+
+    def _update(self, variable: str) -> None:
+        gradient = self._coming.pop(Place(RESULT, self.view.graph.operators[variable].result.name))
+        if self._waits_for_sums:
+            # What is added up over all gradients must be known first.
+            self._updates.append(gradient)
+        else:
+            self.program.add([gradient])
+
+    def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
+        """Each device gets all that was found in a table, and updates by it what it has of the table."""
+        _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
+        path = self.router.route(of_gradient).forward
+        rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
+        if self.view.graph.n_runs(op.result.name) > 1:
+            self._rows.setdefault(op.name, []).append(rows)
+        else:
+            self._update_rows(op, [rows])
+
+    def _update_rows(self, op: Operator, rows: Sequence[Buffer]) -> None:
+        """Update a table by the rows that a lookup found in it."""
+        graph, table = self.view.graph, operand_of(op, 0)
+        changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
+        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
+        self.program.add(rows, [piece] if changes_all else ())
+        if self._waits_for_sums:
+            self._updates += rows

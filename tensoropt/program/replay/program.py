@@ -1,0 +1,174 @@
+"""The program of a step while it is written: what waits for a collective and nobody waits for stays behind."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ...costs.collective_workspace import workspace_bytes
+from ...costs.operator_costs import OperatorCosting, piece_bytes
+from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
+from ...lowering.schedule import LAG
+from ...reschedule.execute import rank_step
+from ...reschedule.halo import HaloStep
+from ...reschedule.path import Path
+from ...reschedule.steps import Step
+from ...sharding.resharding import Router
+from ...sharding.strategy import StrategyView
+from ..liveness import Buffer, Instruction
+from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
+
+STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
+RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
+COLLECTIVES = "workspace of collectives"
+USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
+
+# TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
+OVERWRITE = frozenset(
+    "Abs Add AddN AddV2 BiasAdd Div Elu Erf Exp FusedBatchNormV3 LeakyRelu Log LogSoftmax Maximum Minimum Mul Neg Pow "
+    "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
+    "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh".split()
+)
+
+
+class StepProgram:
+    """Instructions of one rank's step, and what is there all the time.
+
+    Attributes:
+        view: the strategy on its graph.
+        overlaps: whether communication runs beside compute, in a chain of its own.
+        lasting: what stays to the end.
+    """
+
+    def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
+        self.view, self.costing, self.router = view, costing, router
+        self.overlaps = costing.deliveries.overlaps
+        self.lasting: list[Buffer] = []
+        self._program: list[Instruction] = []
+        # Collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time comes
+        # to them when it has to wait for something, or when the first is too far behind.
+        self._behind: list[Instruction] = []
+        self._pending: set[Buffer] = set()
+        self._due: float = 0
+        self._workspace: Counter[tuple[str, bool]] = Counter()
+
+    def add(
+        self,
+        reads: Iterable[Buffer],
+        write: Iterable[Buffer] = (),
+        scratch_bytes: int = 0,
+        overwrites: Iterable[tuple[Buffer, int]] = (),
+        calls_python: bool = False,
+        trails: bool = False,
+    ) -> None:
+        """Add an instruction; one that ``trails`` stays behind, as does what reads what it writes."""
+        instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
+        if trails or self._pending.intersection(instruction.reads):
+            if not self._behind:
+                # Where communication runs beside compute it may be at the end.
+                self._due = math.inf if self.overlaps else len(self._program) + LAG
+            self._behind.append(instruction)
+            self._pending.update(instruction.writes)
+            return
+        waits = calls_python and not self.overlaps
+        if waits or (self._behind and self._due <= len(self._program)):
+            self.catch_up()
+        self._program.append(instruction)
+
+    def catch_up(self) -> None:
+        self._program += self._behind
+        self._behind.clear()
+        self._pending.clear()
+
+    def move(
+        self,
+        path: Path,
+        source: Buffer,
+        item_bytes: int,
+        use: str,
+        trails: bool = False,
+        after: Buffer | None = None,
+    ) -> Buffer:
+        """Send a buffer along a path, once another one is there; what comes out."""
+        if all(_is_view(step) for step in path.steps):
+            return source
+        *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
+        moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
+        # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
+        scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
+        reads = [source] if after is None else [source, after]
+        self.add(reads, [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
+        # Of blocks that aren't even the last rank has the largest in each dimension.
+        largest = self.view.strategy.mesh.n_devices - 1
+        for step in path.steps:
+            if isinstance(step, Step) and step.communicates:
+                for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
+                    # What runs beside compute has a chain with a workspace of its own.
+                    key = name, trails and self.overlaps
+                    self._workspace[key] = max(self._workspace[key], n_bytes)
+        return moved
+
+    @contextmanager
+    def perhaps_later(self) -> Iterator[None]:
+        """What is added may be run later, as nothing waits for it: Python's memory isn't sure to be given back by it."""
+        n_before = len(self._program)
+        yield
+        self._program[n_before:] = [replace(each, calls_python=False) for each in self._program[n_before:]]
+
+    def finished(self) -> list[Instruction]:
+        """All instructions; at the end is read what stays."""
+        self.catch_up()
+        workspace = [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
+        return [*self._program, Instruction((*self.lasting, *workspace), ())]
+
+    # What an operator takes and gives
+
+    def operand_bytes(self, op: Operator, position: int) -> int:
+        return piece_bytes(operand_of(op, position), self.view.demand(op, position).layout)
+
+    def result_bytes(self, op: Operator, tensor: Tensor) -> int:
+        return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
+
+    def splits_inner(self, op: Operator) -> bool:
+        config = self.view.strategy.configs[op.name]
+        return any(config.axes_of(name) for name in self.view.rules[op.name].inner)
+
+    def scratch_bytes(self, op: Operator, of_gradient: int | None = None) -> int:
+        """What an operator, or its gradient for the operand at a position, takes beside what it writes.
+
+        Over split classes softmax and its like are made of several operators, whose results are there for a moment.
+        """
+        if op.type == "Einsum":
+            return self._einsum_scratch_bytes(op, of_gradient)
+        if op.type.startswith("FusedBatchNorm") or not self.splits_inner(op):
+            return 0
+        return 2 * self.operand_bytes(op, op.operands[0][0])
+
+    def _einsum_scratch_bytes(self, op: Operator, of_gradient: int | None) -> int:
+        equation, result = op.attrs["equation"], self.result_bytes(op, op.result)
+        operands = [self.operand_bytes(op, position) for position, _ in op.operands]
+        if of_gradient is None:
+            return einsum_scratch_bytes(equation, operands, result)
+        if len(operands) != 2:
+            return 0
+        own, other = operands[of_gradient], operands[1 - of_gradient]
+        return einsum_scratch_bytes(equation_of_gradient(equation, of_gradient), (result, other), own)
+
+
+def operand_of(op: Operator, position: int) -> Tensor:
+    tensor = op.inputs[position]
+    assert tensor is not None
+    return tensor
+
+
+def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:
+    after = step if isinstance(step, HaloStep) else step.target
+    return math.prod(after.largest_local_shape(path.shape)) * item_bytes
+
+
+def _is_view(step: Step | HaloStep) -> bool:
+    """Slices of whole rows take no memory: TensorFlow has them lie where the rows are."""
+    return isinstance(step, Step) and step.kind == "slice" and step.source.splits[1:] == step.target.splits[1:]

@@ -1,0 +1,311 @@
+"""From the rules of the operators in a body to the rule of the whole.
+
+Two dimensions belong together if some operator's rule gives them one factor, or if they are the same dimension of a state
+before and after a trip of a loop. These *classes* are found by union-find. A class is a factor of the whole if the body, run
+on blocks of it without any collective, gives blocks of the results, or summands of them. Whether it does is worked out for
+each class by itself, tensor by tensor (:data:`SPLIT`, :data:`WHOLE`, :data:`PARTIAL`), by what the rules say:
+
+- an operator that has the class as a factor takes blocks of what has it and whole tensors otherwise; its results are blocks,
+  or summands where the factor is summed. It must be free to split the factor, without collectives inside;
+- an operator without the class gives whole results from whole operands, and summands from summands in which it is linear.
+
+A state must be after a trip what it was before. A result of the whole may not be whole: the gradient that comes back to what
+it was made from would be counted once on each device. The gradients of operands that lack the class come out as summands,
+which is what a rule promises. Where a custom gradient computes a whole one all the same, one device of each group keeps it
+and the others give zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
+from ..ir.graph import Operator, Tensor
+from ..reschedule.layout import Axes, Layout
+from .registry import rule_of
+from .rule import NONE, Config, Dims, Interface, Rule, interface
+
+SPLIT, WHOLE, PARTIAL = "split", "whole", "partial"
+Node = tuple[str, Any, Any]
+"""``("tensor", name, dimension)`` and ``("factor", operator, name)`` of the body; ``("operand", position, dimension)`` and
+``("result", position, dimension)`` of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A tensor of the whole and one of the body that have the same dimensions, but for the first ``offset`` of the whole."""
+
+    side: str
+    position: int
+    inner: Tensor
+    offset: int = 0
+
+
+class _Unions:
+    """Disjoint sets; a set is known by one of its members."""
+
+    def __init__(self) -> None:
+        self._parents: dict[Node, Node] = {}
+
+    def find(self, node: Node) -> Node:
+        parent = self._parents.setdefault(node, node)
+        if parent != node:
+            parent = self._parents[node] = self.find(parent)
+        return parent
+
+    def join(self, first: Node, second: Node) -> None:
+        self._parents[self.find(second)] = self.find(first)
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._parents)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A composite operator, seen as its parts."""
+
+    op: Operator
+
+    @property
+    def body(self) -> Body:
+        return self.op.attrs[BODY]
+
+    @cached_property
+    def rules(self) -> dict[str, Rule]:
+        return {op.name: rule_of(op) for op in self.body.operators}
+
+    @cached_property
+    def borders(self) -> tuple[Border, ...]:
+        """How the tensors of the whole and those of the body belong together."""
+        form, body = self.op.attrs[FORM], self.body
+        if self.op.type == LOOP:
+            return tuple(self._loop_borders(form))
+        given, read = body.inputs[: len(form.passed)], body.inputs[len(form.passed) :]
+        return (
+            *(Border("result", j, tensor) for j, tensor in enumerate(given)),
+            *(Border("operand", form.passed[j], tensor) for j, tensor in enumerate(given)),
+            *(Border("operand", i, tensor) for i, tensor in zip(form.reads, read, strict=True)),
+            *(Border("operand", i, tensor) for i, tensor in zip(form.into, body.outputs, strict=True)),
+        )
+
+    def _loop_borders(self, form: LoopForm) -> Iterator[Border]:
+        for i, tensor in enumerate(self.body.inputs):
+            yield Border("operand", i, tensor, int(i < len(form.reads)))
+        for j, tensor in enumerate(self.body.outputs):
+            yield Border("result", j, tensor, int(j < len(form.writes)))
+        for i, (item, _) in enumerate(form.starts, start=len(self.body.inputs)):
+            yield Border("operand", i, self.body.outputs[item])
+
+    @property
+    def carried(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The states of a loop, before and after a trip."""
+        form = self.op.attrs[FORM]
+        if not isinstance(form, LoopForm):
+            return ()
+        before = self.body.inputs[len(form.reads) : form.first_invariant]
+        return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
+
+    @cached_property
+    def _unions(self) -> _Unions:
+        unions = _Unions()
+        for op in self.body.operators:
+            rule = self.rules[op.name]
+            operands = [(tensor, rule.operands[i]) for i, tensor in op.operands]
+            for tensor, dims in [*operands, *zip(op.outputs, rule.results, strict=True)]:
+                for d, names in enumerate(dims or ()):
+                    if names:
+                        unions.join(("factor", op.name, names[0]), ("tensor", tensor.name, d))
+        for border in self.borders:
+            for d in range(len(border.inner.shape)):
+                unions.join(("tensor", border.inner.name, d), (border.side, border.position, d + border.offset))
+        for before, after in self.carried:
+            for d in range(len(before.shape)):
+                unions.join(("tensor", before.name, d), ("tensor", after.name, d))
+        return unions
+
+    @cached_property
+    def _candidates(self) -> dict[Node, str]:
+        """The classes that dimensions of operands belong to, with a name for each, in the order of the operands."""
+        found: dict[Node, str] = {}
+        for i, tensor in self.op.operands:
+            for d in range(len(tensor.shape)):
+                found.setdefault(self.find(("operand", i, d)), f"d{len(found)}")
+        return found
+
+    @cached_property
+    def _extents(self) -> dict[str, list[int]]:
+        """Per class the extents of all that belongs to it."""
+        tensors = {tensor.name: tensor for op in self.body.graph.operators.values() for tensor in op.outputs}
+        extents: dict[str, list[int]] = {}
+        for node in self._unions.nodes():
+            name = self._candidates.get(self.find(node))
+            if name is not None:
+                kind, of, index = node
+                if kind == "factor":
+                    extents.setdefault(name, []).append(self.rules[of].extents[index])
+                elif kind == "tensor":
+                    extents.setdefault(name, []).append(tensors[of].shape[index])
+        return extents
+
+    @cached_property
+    def trials(self) -> dict[str, Trial]:
+        """Per class what comes of splitting it."""
+        return {name: try_class(self, root) for root, name in self._candidates.items()}
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """The factors of the whole."""
+        return {
+            name: math.gcd(*extents)
+            for name, extents in self._extents.items()
+            if not self.trials[name].why_not and math.gcd(*extents) > 1
+        }
+
+    @property
+    def even(self) -> frozenset[str]:
+        """Factors whose number of blocks must divide them."""
+        return frozenset(name for name in self.extents if len(set(self._extents[name])) > 1)
+
+    @property
+    def without(self) -> str:
+        """Why nothing can be split, if so."""
+        if self.extents:
+            return ""
+        reasons = [trial.why_not for trial in self.trials.values() if trial.why_not]
+        return f"in its body {next(iter(reasons), 'no dimension has more than one element')}"
+
+    def dims(self, side: str, position: int, rank: int) -> Dims:
+        """The factors of an operand or a result of the whole."""
+        names = (self._candidates.get(self.find((side, position, d))) for d in range(rank))
+        return tuple((name,) if name in self.extents else () for name in names)
+
+    def inner(self, op: Operator, config: Config) -> tuple[Config, Interface]:
+        """The config and the interface of an operator of the body under a config of the whole."""
+        given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
+        inner = Config(config.mesh, tuple(given))
+        return inner, interface(self.rules[op.name], inner)
+
+    def input_layout(self, tensor: Tensor, config: Config) -> Layout:
+        """The layout in which the body takes an input."""
+        names = (self._candidates.get(self.find(("tensor", tensor.name, d)), NONE) for d in range(len(tensor.shape)))
+        return Layout(config.mesh, tuple(config.axes_of(name) if name in self.extents else () for name in names))
+
+    def alike(self, output: int, config: Config) -> Axes:
+        """The axes along which all devices compute all of a gradient of an operand, where each should have a share."""
+        name = self.body.outputs[output].name
+        factors = (factor for factor in self.extents if self.trials[factor].states[name] == WHOLE)
+        return tuple(axis for factor in factors for axis in config.axes_of(factor))
+
+    def dimensions(self, tensor: Tensor, root: Node) -> list[int]:
+        """The dimensions of a tensor of the body that belong to a class."""
+        return [d for d in range(len(tensor.shape)) if self.find(("tensor", tensor.name, d)) == root]
+
+    def find(self, node: Node) -> Node:
+        """The class of a dimension or factor."""
+        return self._unions.find(node)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What comes of splitting a class.
+
+    Attributes:
+        why_not: why that can't be, or an empty text.
+        states: by tensor of the body.
+        given: by operator of the body, what an axis of the class is given to in it.
+    """
+
+    why_not: str
+    states: Mapping[str, str]
+    given: Mapping[str, str]
+
+
+def try_class(composition: Composition, root: Node) -> Trial:
+    """Split one class, and see what becomes of the tensors of the body."""
+    course = _Course(composition, root)
+    return Trial(course.run(), course.states, course.given)
+
+
+class _Course:
+    """A trial under way. Each step returns why it fails, or an empty text."""
+
+    def __init__(self, composition: Composition, root: Node) -> None:
+        self.composition = composition
+        self.root = root
+        self.states: dict[str, str] = {}
+        self.given: dict[str, str] = {}
+
+    def run(self) -> str:
+        composition = self.composition
+        for tensor in composition.body.inputs:
+            self.states[tensor.name] = SPLIT if composition.dimensions(tensor, self.root) else WHOLE
+        for tensor in composition.body.graph.tensors.values():
+            if len(composition.dimensions(tensor, self.root)) > 1:
+                return f"two dimensions of {tensor} would be split together"
+        reasons = (self._apply(op, composition.rules[op.name]) for op in composition.body.operators)
+        return next(filter(None, reasons), "") or self._at_borders()
+
+    def _apply(self, op: Operator, rule: Rule) -> str:
+        own = [name for name in rule.extents if self.composition.find(("factor", op.name, name)) == self.root]
+        if len(own) > 1:
+            return f"{op.where()} has two factors that would be split together"
+        return self._with_factor(op, rule, own[0]) if own else self._without_factor(op, rule)
+
+    def _with_factor(self, op: Operator, rule: Rule, name: str) -> str:
+        if name not in rule.splittable:
+            return f"{op.where()} can't split factor '{name}' of {rule}"
+        if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
+            return f"{op.where()} would need a collective to split factor '{name}' of {rule}"
+        for i, tensor in op.operands:
+            wanted = SPLIT if _has(rule.operands[i], name) else WHOLE
+            if self.states[tensor.name] != wanted:
+                return f"{op.where()} would need {tensor} {wanted} and gets it {self.states[tensor.name]}"
+        self.given[op.name] = name
+        for tensor, dims, summed in zip(op.outputs, rule.results, rule.summed, strict=True):
+            self.states[tensor.name] = SPLIT if _has(dims, name) else PARTIAL if name in summed else WHOLE
+        return ""
+
+    def _without_factor(self, op: Operator, rule: Rule) -> str:
+        split = [tensor for _, tensor in op.operands if self.states[tensor.name] == SPLIT]
+        if split:
+            return f"{op.where()} needs {split[0]} whole"
+        partial = tuple(i for i, tensor in op.operands if self.states[tensor.name] == PARTIAL)
+        if partial and partial not in rule.linear:
+            return f"{op.where()} isn't linear in {op.inputs[partial[0]]}, which would be a sum"
+        if partial:
+            self.given[op.name] = f"+{rule.linear.index(partial)}"
+        for tensor in op.outputs:
+            self.states[tensor.name] = PARTIAL if partial else WHOLE
+        return ""
+
+    def _at_borders(self) -> str:
+        composition = self.composition
+        form = composition.op.attrs[FORM]
+        for before, after in composition.carried:
+            if self.states[before.name] != self.states[after.name]:
+                return f"{before} is {self.states[before.name]} before a trip and {self.states[after.name]} after it"
+        for border in composition.borders:
+            if border.side == "result" and self.states[border.inner.name] == WHOLE:
+                return f"{border.inner} would be computed whole on each device"
+        if isinstance(form, LoopForm):
+            for k, _ in form.starts:
+                if self.states[composition.body.outputs[k].name] == PARTIAL:
+                    return f"{composition.body.outputs[k]} would be a sum, unlike what is put beside it before the loop"
+        if isinstance(form, GradientForm):
+            for i, tensor in zip(form.into, composition.body.outputs, strict=True):
+                if (self.states[tensor.name] == SPLIT) != self._splits_operand(i):
+                    return f"the gradient {tensor} would be {self.states[tensor.name]}"
+        return ""
+
+    def _splits_operand(self, position: int) -> bool:
+        tensor = self.composition.op.inputs[position]
+        assert tensor is not None
+        return any(self.composition.find(("operand", position, d)) == self.root for d in range(len(tensor.shape)))
+
+
+def _has(dims: Dims | None, name: str) -> bool:
+    return dims is not None and any(name in names for names in dims)

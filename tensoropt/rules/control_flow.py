@@ -1,0 +1,22 @@
+"""Composite operators, whose rules follow from those of the operators in their bodies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.body import COMPOSITES
+from ..ir.graph import Operator
+from .composition import Composition
+from .registry import op_rule
+from .rule import Rule, make_rule
+
+
+@op_rule(*COMPOSITES)
+def composite(op: Operator) -> Rule | str:
+    composition = Composition(op)
+    if composition.without:
+        return composition.without
+    operands = tuple(composition.dims("operand", i, len(tensor.shape)) for i, tensor in op.operands)
+    results = tuple(composition.dims("result", j, len(tensor.shape)) for j, tensor in enumerate(op.outputs))
+    rule = make_rule(op, operands, results, composition.extents)
+    return replace(rule, even=rule.even | composition.even)

@@ -1,0 +1,1 @@
+"""Ranks, collectives, execution, checkpoints, and what happens when a rank fails."""

@@ -1,0 +1,171 @@
+"""What a checkpoint says about itself, in an entry of its own: its variables, whose they are, and what the caller added."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError, describe, short
+from ...common.files import name_of, parse_json, reading_value
+from ...reschedule.layout import Shape
+from .place import Place, kept, latest_in, reason
+from .variable import Variable
+
+ENTRY = "tensoropt/metadata"
+FORMAT, VERSION = "tensoropt checkpoint", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A variable in a checkpoint."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Attributes:
+    variables: in the order of the model.
+    objects: of each of the user's objects (``model``, ``optimizer``) the names of its variables in its own order, None
+        for one that isn't in the checkpoint; a Keras model that is built again finds its variables by their position.
+    content: what the caller of ``save`` gave: JSON.
+    n_files: of how many data files the checkpoint is made.
+    """
+
+    variables: tuple[Saved, ...]
+    n_files: int
+    objects: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        variables: Sequence[Variable],
+        objects: Mapping[str, tuple[str | None, ...]],
+        content: Mapping[str, Any],
+        n_files: int,
+    ) -> Metadata:
+        return cls(tuple(Saved(v.name, v.shape, v.dtype) for v in variables), n_files, objects, content)
+
+    @property
+    def by_name(self) -> dict[str, Saved]:
+        return {saved.name: saved for saved in self.variables}
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "files": self.n_files,
+                "variables": [[saved.name, list(saved.shape), saved.dtype] for saved in self.variables],
+                "objects": {name: list(names) for name, names in self.objects.items()},
+                "content": dict(self.content),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes, prefix: str) -> Metadata:
+        """Raises InputError where it was written by another version."""
+        with reading_value("checkpoint", prefix):
+            value = parse_json(text.encode() if isinstance(text, str) else text)
+            if value["version"] != VERSION:
+                raise InputError(
+                    f"checkpoint '{prefix}' has version {short(value['version'])}, expected {VERSION}; save it again"
+                )
+            if not isinstance(value["files"], int) or not isinstance(value["content"], dict):
+                raise TypeError("files and content aren't a number and an object")
+            return cls(
+                tuple(_saved(*entry) for entry in value["variables"]),
+                value["files"],
+                {name: tuple(names) for name, names in value["objects"].items()},
+                value["content"],
+            )
+
+
+def _saved(name: str, shape: list[int], dtype: str) -> Saved:
+    return Saved(name_of(name), tuple(map(int, shape)), name_of(dtype))
+
+
+def find(path: str | os.PathLike[str]) -> Place:
+    """Where a checkpoint is: its prefix, or a folder whose ``checkpoint`` file names its latest.
+
+    Raises:
+        InputError: there is none.
+    """
+    text = os.fspath(path)
+    if os.path.isdir(text):
+        latest = latest_in(Path(text))
+        if latest is None:
+            raise InputError(
+                describe(f"folder '{text}' names no checkpoint", expected="a file 'checkpoint' there, as save makes it")
+            )
+        return Place.of(latest)
+    place = Place.of(text)
+    if not place.index.is_file():
+        others = [f"'{other}'" for other in kept(place.folder)]
+        raise InputError(
+            describe(
+                f"there is no checkpoint '{text}'",
+                expected=f"a file '{place.index}'",
+                advice=f"its folder has {', '.join(others)}" if others else None,
+            )
+        )
+    return place
+
+
+def read_at(place: Place) -> Metadata:
+    """What the checkpoint in this place says about itself.
+
+    Raises:
+        InputError: it isn't one of ours, is damaged, or a file is missing.
+    """
+    with reading(place):
+        reader = tf.train.load_checkpoint(place.prefix)
+        ours = reader.has_tensor(ENTRY)
+        text = reader.get_tensor(ENTRY) if ours else b""
+    if not ours:
+        raise InputError(
+            describe(
+                f"checkpoint '{place.prefix}' wasn't saved by TensorOpt",
+                got=f"no entry '{ENTRY}'",
+                advice="restore it into the plain model with tf.train.Checkpoint, before the model is parallelised",
+            )
+        )
+    metadata = Metadata.from_json(text, place.prefix)
+    there = {number for number, count in place.data_files() if count == metadata.n_files}
+    for number in range(metadata.n_files):
+        if number not in there:
+            file = f"{place.prefix}.data-{number:05d}-of-{metadata.n_files:05d}"
+            raise InputError(describe(f"checkpoint '{place.prefix}' isn't whole", got=f"no file '{file}'", advice=RECOVER))
+    return metadata
+
+
+RECOVER = "copy all of its files, or load another checkpoint"
+
+
+@contextlib.contextmanager
+def reading(place: Place) -> Iterator[None]:
+    """Say in one sentence that a checkpoint can't be read.
+
+    Raises:
+        InputError: TensorFlow or the system could not read it.
+    """
+    try:
+        yield
+    # TensorFlow's reader has Python errors for some of its own: an IndexError for a file that was cut off.
+    except (OSError, tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        raise InputError(
+            describe(f"checkpoint '{place.prefix}' is damaged or not a checkpoint", got=f"'{reason(error)}'", advice=RECOVER)
+        ) from error

@@ -1,0 +1,116 @@
+"""Which rank writes which part of which variable, and what SaveV2 calls a part.
+
+A variable's layout cuts it into pieces, and a piece has one holder or several that hold replicas. The holders share the
+work: they cut the piece into as many parts as they are, and each writes its own, so that a model which is replicated on
+N ranks is saved N times as fast as by one. Small pieces have one part, and the holders of different variables take turns.
+Every element of a variable is in exactly one part.
+
+A part is also at most ``PART_BYTES`` long: RestoreV2 reads a stored part whole, even for a few of its rows, so that the
+longest part is what a rank must have room for beside its own pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, TypeVar
+
+from ...reschedule.layout import Layout, Shape, block_bounds
+from .variable import Variable
+
+Bounds = tuple[tuple[int, int], ...]
+SizedItem = TypeVar("SizedItem", bound="Sized")
+
+PART_BYTES = 32 << 20
+# A part has a few hundred bytes in the index and costs some microseconds: shorter ones are not worth more writers.
+SHARED_BYTES = 64 << 10
+# What one call of SaveV2 writes, so that copies of parts never amount to more.
+SHARD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements of a variable that one rank writes; ``bounds`` are per dimension start and end in the whole variable."""
+
+    variable: Variable
+    bounds: Bounds
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(end - start for start, end in self.bounds) * self.variable.item_bytes
+
+    @property
+    def spec(self) -> str:
+        return slice_spec(self.variable.shape, self.bounds)
+
+
+def slice_spec(shape: Shape, bounds: Bounds) -> str:
+    """What SaveV2 and RestoreV2 call a slice: ``6 2 0,3:-`` are the first 3 rows of 6 by 2; empty for the whole.
+
+    >>> slice_spec((6, 2), ((0, 3), (0, 2)))
+    '6 2 0,3:-'
+    """
+    slices = [
+        "-" if (start, end) == (0, extent) else f"{start},{end - start}"
+        for (start, end), extent in zip(bounds, shape, strict=True)
+    ]
+    if all(text == "-" for text in slices):
+        return ""
+    return " ".join(map(str, shape)) + " " + ":".join(slices)
+
+
+def parts_of_rank(variables: Sequence[Variable], rank: int) -> Iterator[Part]:
+    """The parts that a rank writes of those variables that are saved in slices."""
+    for turn, variable in enumerate(variables):
+        if variable.in_slices:
+            for bounds in _bounds_of_rank(variable, rank, turn):
+                yield Part(variable, bounds)
+
+
+def _bounds_of_rank(variable: Variable, rank: int, turn: int) -> list[Bounds]:
+    piece = variable.layout.bounds(variable.shape, rank)
+    n_bytes = math.prod(end - start for start, end in piece) * variable.item_bytes
+    holders = holders_of(variable.layout, rank)
+    n_writers = len(holders) if n_bytes >= SHARED_BYTES * len(holders) else 1
+    writers = [holders[(turn + i) % len(holders)] for i in range(n_writers)]
+    if not n_bytes or rank not in writers:
+        return []
+    n_parts = -(-max(n_bytes // n_writers, 1) // PART_BYTES) * n_writers
+    parts = _cut(piece, n_parts)
+    first, end = block_bounds(len(parts), n_writers, writers.index(rank))
+    return parts[first:end]
+
+
+def holders_of(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The ranks that hold replicas of this rank's piece, itself among them, in order."""
+    return layout.mesh.group(tuple(axis for axis in layout.mesh.axes if axis not in layout.split_axes), rank)
+
+
+def _cut(piece: Bounds, n_parts: int) -> list[Bounds]:
+    """Cut a piece along its first dimension where that is long enough, else along the longest."""
+    extents = [end - start for start, end in piece]
+    if n_parts == 1 or not extents:
+        return [piece]
+    dim = 0 if extents[0] >= n_parts else extents.index(max(extents))
+    start, n_blocks = piece[dim][0], min(n_parts, extents[dim])
+    blocks = [block_bounds(extents[dim], n_blocks, i) for i in range(n_blocks)]
+    return [(*piece[:dim], (start + first, start + end), *piece[dim + 1 :]) for first, end in blocks]
+
+
+class Sized(Protocol):
+    """Anything of a number of bytes."""
+
+    @property
+    def n_bytes(self) -> int: ...
+
+
+def shards(items: Sequence[SizedItem]) -> list[list[SizedItem]]:
+    """Items in order, in runs of about ``SHARD_BYTES``: each becomes one file."""
+    numbers, total = [], 0
+    for item in items:
+        numbers.append(total // SHARD_BYTES)
+        total += item.n_bytes
+    numbered = zip(numbers, items, strict=True)
+    return [[item for _, item in run] for _, run in groupby(numbered, key=lambda pair: pair[0])]

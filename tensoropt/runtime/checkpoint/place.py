@@ -1,0 +1,233 @@
+"""A checkpoint's files: made in a folder beside the target, and in its place all at once or not at all.
+
+A checkpoint ``run/ckpt`` is ``run/ckpt.index`` with ``run/ckpt.data-00000-of-00003`` and so on. The new one is written
+and made safe on the disk in ``run/.ckpt.partial/``. Then its data files move beside the target, and the rename of its
+index is the moment at which it replaces the old one. Data files of the old checkpoint have other names, since
+whoever writes the new one makes another number of files; they are removed last. Whenever this is cut short, the index
+that is there has all of its data files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
+
+from ...common.errors import InputError, TensorOptError, cut, describe
+from ...common.files import write_atomically
+from .lock import Lock
+
+_DATA_FILE = re.compile(r"\.data-(\d{5})-of-(\d{5})")
+_REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint is: ``folder / name`` is its prefix."""
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def of(cls, prefix: str | os.PathLike[str]) -> Place:
+        """Raises InputError where the prefix has no name or is no path of a file system."""
+        text = os.fspath(prefix)
+        if "://" in text or not os.path.basename(text):
+            raise InputError(
+                describe("a checkpoint's prefix is a path", got=repr(text), expected="folder/name, such as 'run/ckpt'")
+            )
+        return cls(Path(text).parent, Path(text).name)
+
+    @property
+    def prefix(self) -> str:
+        return str(self.folder / self.name)
+
+    @property
+    def index(self) -> Path:
+        return self.folder / f"{self.name}.index"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder in which a new checkpoint is made; whatever is in it was cut short."""
+        return self.folder / f".{self.name}.partial"
+
+    def lock(self) -> Lock:
+        """What one save alone may hold at a time, not held yet."""
+        return Lock(self.folder / f".{self.name}.lock", self.prefix)
+
+    def data_files(self) -> dict[tuple[int, int], Path]:
+        """The files there are, by (number, of how many)."""
+        found = {}
+        for file in self.folder.iterdir() if self.folder.is_dir() else ():
+            match = _DATA_FILE.fullmatch(file.name.removeprefix(self.name)) if file.name.startswith(self.name) else None
+            if match is not None:
+                found[int(match[1]), int(match[2])] = file
+        return found
+
+    def prepare(self, lock: Lock) -> None:
+        """Make the target's folder where it isn't there, take the lock, and make the empty scratch folder.
+
+        Raises:
+            InputError: the folder can't be made or written.
+            TensorOptError: another process holds the lock.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            if self.scratch.exists():
+                shutil.rmtree(self.scratch)
+            self.scratch.mkdir()
+        except OSError as error:
+            raise InputError(
+                describe(
+                    f"checkpoint '{self.prefix}' can't be saved",
+                    got=f"{error.strerror} for '{error.filename}'",
+                    expected="a folder that can be written",
+                )
+            ) from error
+
+    def discard(self) -> None:
+        """Remove the scratch folder with all that is in it."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def commit(self) -> None:
+        """Put the checkpoint that was merged in the scratch folder, under this name, in this place."""
+        made = Place(self.scratch, self.name)
+        with writing(self, made.index, 0):
+            files = made.data_files()
+            make_safe(made.index)
+            for file in files.values():
+                file.replace(self.folder / file.name)
+            make_safe(self.folder)
+            made.index.replace(self.index)
+            make_safe(self.folder)
+        self.discard()
+        for key, file in self.data_files().items():
+            if key not in files:
+                _unlink(file)
+
+    def remove(self) -> None:
+        """Remove the checkpoint; its index first, so that no part of it is ever taken for a whole."""
+        _unlink(self.index)
+        for file in self.data_files().values():
+            _unlink(file)
+
+
+def make_safe(file: Path) -> None:
+    """Have a file (or a folder's list of files) on the disk, so that not even a power cut undoes it."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unlink(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+@contextlib.contextmanager
+def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
+    """Say in one sentence which file of a checkpoint couldn't be written, and how many bytes it needed.
+
+    Raises:
+        TensorOptError: TensorFlow or the system could not write.
+    """
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        size = f" of {n_bytes} bytes" if n_bytes else ""
+        free = shutil.disk_usage(place.folder).free if place.folder.is_dir() else 0
+        is_full = free < n_bytes or reason(error) == os.strerror(errno.ENOSPC)
+        advice = "make room, or save elsewhere" if is_full else "save elsewhere, or see to that folder"
+        raise TensorOptError(
+            describe(
+                f"checkpoint '{place.prefix}' can't be saved",
+                got=f"'{reason(error)}' for file '{file}'{size}, with {free} bytes free there",
+                advice=f"{advice}; the checkpoints that were there are as they were",
+            )
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """Why it failed, without the rest of TensorFlow's message."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # Where the system refused, messages end with "FILE; REASON [Op:NAME]".
+    message = str(error).splitlines()[0]
+    match = _REASON.search(message)
+    return match[1] if match else message.split("}} ")[-1].split(" [Op:")[0]
+
+
+def keep_newest(place: Place, max_to_keep: int | None) -> None:
+    """Enter a new checkpoint in its folder's ``checkpoint`` file, and remove the oldest there beyond ``max_to_keep``.
+
+    The file is TensorFlow's: ``tf.train.latest_checkpoint`` and ``tf.train.CheckpointManager`` read it. Paths in it are
+    relative, so that the folder may move.
+    """
+    names = [Path(path).name for path in kept(place.folder)]
+    names = [name for name in names if name != place.name and Place(place.folder, name).index.exists()] + [place.name]
+    gone = names[:-max_to_keep] if max_to_keep else []
+    names = names[len(gone) :]
+    state = tf.compat.v1.train.generate_checkpoint_state_proto(str(place.folder.absolute()), place.name, names)
+    text = text_format.MessageToString(state)
+    write_atomically(place.folder / "checkpoint", _writer(text), "the list of checkpoints")
+    for name in gone:
+        Place(place.folder, name).remove()
+
+
+def _writer(text: str) -> Callable[[Path], object]:
+    return lambda partial: partial.write_text(text)
+
+
+def kept(folder: Path) -> list[str]:
+    """The prefixes that a folder's ``checkpoint`` file lists, oldest first; none where it can't be read."""
+    try:
+        state = _list_in(folder)
+    except InputError:
+        return []
+    return list(state.all_model_checkpoint_paths) if state is not None else []
+
+
+def latest_in(folder: Path) -> str | None:
+    """The prefix that a folder's ``checkpoint`` file has for the latest, if its files are there.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    state = _list_in(folder)
+    latest = str(state.model_checkpoint_path) if state is not None else None
+    return latest if latest and Place.of(latest).index.is_file() else None
+
+
+def _list_in(folder: Path) -> Any:
+    """What a folder's ``checkpoint`` file says; None without one."""
+    file = folder / "checkpoint"
+    if not file.is_file():
+        return None
+    try:
+        state = text_format.Parse(file.read_bytes().decode("utf-8"), CheckpointState())
+        if not state.model_checkpoint_path:
+            raise ValueError("it names no checkpoint")
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise InputError(
+            describe(
+                f"the list of checkpoints '{file}' is damaged",
+                got=f"{type(error).__name__}: {cut(error)}",
+                advice="load a checkpoint by its own name, folder/name, or save another one into the folder",
+            )
+        ) from error
+    paths = [state.model_checkpoint_path, *state.all_model_checkpoint_paths]
+    whole = [path if os.path.isabs(path) else os.path.join(str(folder), path) for path in paths]
+    return CheckpointState(model_checkpoint_path=whole[0], all_model_checkpoint_paths=whole[1:])

@@ -1,0 +1,69 @@
+"""A checkpoint in a plain Keras model and its optimizer: one process, without a plan."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...common.errors import InputError, describe
+from ...reschedule.layout import Layout
+from ...reschedule.mesh import Mesh
+from .loading import OTHER_MODEL, found_at, read_all
+from .metadata import Metadata, Saved
+from .place import Place
+from .variable import Variable
+
+
+def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: Any = None) -> Metadata:
+    """Give a plain Keras model, an optimizer, or both, the values of a checkpoint, on one process.
+
+    Args:
+        path: the prefix, or a folder: then its latest checkpoint.
+        model: built, with the variables of the model that was saved.
+        optimizer: of the kind that was saved; built for ``model`` where it isn't yet.
+
+    Returns:
+        What the checkpoint says about itself.
+
+    Raises:
+        InputError: there is no such checkpoint, it is of another model, damaged or not whole, or saved without Keras.
+    """
+    place, metadata = found_at(path)
+    roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+    if model is not None and optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    pairs = [pair for root, value in roots.items() for pair in _pairs(place, metadata, root, value)]
+    variables = [_plain(variable, saved) for variable, saved in pairs]
+    read_all(place, variables, [saved for _, saved in pairs], [0])
+    return metadata
+
+
+def _pairs(place: Place, metadata: Metadata, root: str, value: Any) -> list[tuple[Any, Saved]]:
+    names = metadata.objects.get(root)
+    if names is None:
+        raise InputError(
+            describe(
+                f"checkpoint '{place.prefix}' has no Keras {root}", got=f"variables of {sorted(metadata.objects) or 'none'}"
+            )
+        )
+    variables = value.variables
+    by_name = metadata.by_name
+    what = f"checkpoint '{place.prefix}' is of another {root}"
+    for variable, name in zip(variables, names, strict=False):
+        saved = by_name.get(name or "")
+        expected = Saved(variable.path, tuple(variable.shape), variable._value.dtype.name)
+        if saved is not None and (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
+            raise InputError(
+                describe(
+                    what, got=f"'{saved.name}' as {saved}", expected=f"'{expected.name}' as {expected}", advice=OTHER_MODEL
+                )
+            )
+    if len(variables) != len(names):
+        raise InputError(describe(what, got=f"{len(names)} variables", expected=len(variables), advice=OTHER_MODEL))
+    return [(variable, by_name[name]) for variable, name in zip(variables, names, strict=True) if name]
+
+
+def _plain(variable: Any, saved: Saved) -> Variable:
+    """A whole Keras variable, as one piece."""
+    layout = Layout.replicated(Mesh.of(1), len(saved.shape))
+    return Variable(saved.name, saved.shape, saved.dtype, layout, (variable._value,))

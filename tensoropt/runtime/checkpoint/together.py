@@ -1,0 +1,39 @@
+"""An action that may fail on some ranks only: then it fails on all, with one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...common.errors import TensorOptError
+from ..ranks import Processes
+
+Value = TypeVar("Value")
+
+
+def together(processes: Processes, action: Callable[[], Value]) -> Value:
+    """Run an action on every rank and wait for all; this rank's result.
+
+    The action must not communicate. Its TensorOptError on any rank becomes the error of the lowest such rank on all
+    ranks; other exceptions are this rank's own, and end the run.
+    """
+    failed: TensorOptError | None = None
+    try:
+        value = action()
+    except TensorOptError as error:
+        failed = error
+    failures = processes.gather(None if failed is None else (type(failed), str(failed)))
+    for failure in failures:
+        if failure is not None:
+            kind, sentence = failure
+            raise kind(sentence) from failed
+    return value
+
+
+def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
+    """Rank 0's result (picklable) of an action, or its error, on every rank."""
+    return processes.broadcast(together(processes, action if processes.rank == 0 else _nothing))
+
+
+def _nothing() -> Any:
+    return None

@@ -1,0 +1,84 @@
+"""A variable as a checkpoint knows it: a name, a shape, a type, and where its pieces are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from ...common.errors import InputError, describe
+from ...lowering.variables import StateEntry
+from ...reschedule.layout import Layout, Shape
+
+# The types of which RestoreV2 can copy slices. Variables of other types (float16 above all) are saved whole.
+SLICED_TYPES = frozenset(
+    "bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool complex64 complex128".split(),
+)
+
+MODEL, OPTIMIZER = "model", "optimizer"
+VALUE = "VARIABLE_VALUE"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """Attributes:
+    name: in the checkpoint, such as ``model/dense/kernel``.
+    dtype: TensorFlow's name of it.
+    pieces: those of the ranks that this process builds.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    layout: Layout
+    pieces: tuple[tf.Variable, ...]
+
+    @classmethod
+    def of(cls, entry: StateEntry) -> Variable:
+        return cls(name_of(entry), tuple(entry.shape), entry.dtype, entry.layout, entry.variables)
+
+    @property
+    def item_bytes(self) -> int:
+        return int(tf.as_dtype(self.dtype).size)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the whole variable."""
+        return math.prod(self.shape) * self.item_bytes
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether each rank writes and reads slices of its own; else one rank writes the whole and all read it."""
+        return self.dtype in SLICED_TYPES and self.n_bytes > 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def name_of(entry: StateEntry) -> str:
+    """The name of an entry in a checkpoint: ``model/<variable>`` or ``optimizer/<step>/<variable>``."""
+    return f"{MODEL if entry.step is None else OPTIMIZER}/{entry.key}"
+
+
+def entry_of(name: str) -> str:
+    """The entry of a variable in the file: its name, and the ending by which TensorFlow's Checkpoint knows values."""
+    return f"{name}/.ATTRIBUTES/{VALUE}"
+
+
+def variables_of(entries: Sequence[StateEntry]) -> list[Variable]:
+    """The variables of a state.
+
+    Raises:
+        InputError: two of them have the same name.
+    """
+    variables = [Variable.of(entry) for entry in entries]
+    seen: set[str] = set()
+    for variable in variables:
+        if variable.name in seen:
+            raise InputError(
+                describe("a checkpoint needs names that differ", got=f"two variables '{variable.name}'", advice="rename one")
+            )
+        seen.add(variable.name)
+    return variables

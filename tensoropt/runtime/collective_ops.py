@@ -1,0 +1,60 @@
+"""Single collectives as operators of a graph, for measuring what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..lowering.local import opaque
+from ..lowering.resharding.callbacks import Errand
+from ..lowering.resharding.in_graph import GraphCollectives, InGraph
+from ..profiling.collective_tables import step_alone
+from ..profiling.compute import Call
+from ..reschedule.layout import Axes, block_bounds
+from ..reschedule.mesh import Mesh
+from ..reschedule.path import Path
+from .execute import same_on_all
+from .ranks import Processes
+
+Emitted = Callable[[str, Axes, int], Call]
+
+
+def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
+    """By Horovod's operators, over groups of all ranks of a run; every rank must call it.
+
+    Raises:
+        InputError: Horovod can't be used here, or not the same one on all ranks.
+    """
+    from .collectives.horovod import HorovodCollectives
+
+    return emitted(HorovodCollectives(processes.comm, mesh, same_on_all(processes)), mesh, processes.rank)
+
+
+def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
+    """What adds one collective to a graph, as lowering does: see :class:`..profiling.ranks.Place`."""
+    in_graph = InGraph(collectives, rank)
+
+    def of(kind: str, axes: Axes, n_bytes: int) -> Call:
+        count = n_bytes // np.dtype(np.float32).itemsize
+        bounds = [block_bounds(count, mesh.size_of(axes), member) for member in range(mesh.size_of(axes))]
+        if kind == "all_to_all":
+            counts = [end - start for start, end in bounds]
+
+            def exchange(whole: tf.Tensor) -> tf.Tensor:
+                # There is none without copies, which are charged by themselves.
+                return collectives.all_to_all(axes, whole, opaque(counts, tf.int32), "measured_all_to_all")
+
+            return count, exchange
+        step = step_alone(kind, mesh, axes)
+        path = Path(step.source, step.target, (step,), (count,))
+
+        def carry(piece: tf.Tensor) -> Any:
+            return in_graph.carry(path, [piece], Errand("measured", "a measurement"))[0]
+
+        start, end = bounds[mesh.index_along(axes, rank)]
+        return (end - start if kind == "all_gather" else count), carry
+
+    return of

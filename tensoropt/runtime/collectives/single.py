@@ -1,0 +1,66 @@
+"""The communicator of one device, for which no MPI is needed: every group is the device alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy.typing as npt
+
+from ...reschedule.layout import Axes, Shape
+from .buffers import Scratch, aligned_empty
+
+Array = npt.NDArray[Any]
+
+
+class SingleCommunicator:
+    """A :class:`~tensoropt.reschedule.execute.Communicator` whose groups have one member."""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    def prepare(self, axes_list: Iterable[Axes]) -> None:
+        """Does nothing: there are no groups to form."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._scratch.n_bytes
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        return aligned_empty(shape, dtype)
+
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
+        return self._scratch.take(name, count, dtype)
+
+    def rounds(self) -> AbstractContextManager[object]:
+        """Rounds are collectives like others."""
+        return nullcontext()
+
+    def all_gather(
+        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        return [self._copy(send, recv_shapes[0], out)]
+
+    def all_to_all(
+        self,
+        axes: Axes,
+        sends: Sequence[Array],
+        recv_shapes: Sequence[Shape],
+        out: Array | None = None,
+        joined: Array | None = None,
+    ) -> list[Array]:
+        return [self._copy(sends[0], recv_shapes[0], out)]
+
+    def reduce_scatter(
+        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
+    ) -> Array:
+        return self._copy(sends[0], own_shape)
+
+    def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
+        return self._copy(array, array.shape)
+
+    def _copy(self, array: Array, shape: Shape, out: Array | None = None) -> Array:
+        result = self.empty(shape, array.dtype) if out is None else out.reshape(shape)
+        result[...] = array.reshape(shape)
+        return result

@@ -1,0 +1,131 @@
+"""A communicator that writes down how long each collective took and what memory its results take up, for holding plans
+against what they predicted.
+
+TensorFlow takes over the results without a copy: their memory is neither TensorFlow's, whose profiler sees only its own, nor
+free before TensorFlow lets go of them.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...profiling.trace import MemoryEvent
+from ...reschedule.execute import Communicator
+from ...reschedule.layout import Axes, Shape
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """One collective of one rank, by the communicator's clock; ``n_bytes`` in the sense of its kind, as costs have it."""
+
+    kind: str
+    axes: Axes
+    n_bytes: int
+    started_s: float
+    seconds: float
+
+
+@dataclass
+class TimedCommunicator:
+    """Attributes:
+    inner: carries out the collectives.
+    calls, memory: since they were last taken; memory with the picoseconds of the system's clock.
+    follows_memory: whether memory is written down, which takes longer than a small collective does.
+    """
+
+    inner: Communicator
+    clock: Callable[[], float] = time.perf_counter
+    calls: list[TimedCall] = field(default_factory=list)
+    memory: list[MemoryEvent] = field(default_factory=list)
+    follows_memory: bool = False
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.inner.workspace_bytes
+
+    def take(self) -> tuple[TimedCall, ...]:
+        """The calls so far, which are forgotten."""
+        taken = tuple(self.calls)
+        self.calls.clear()
+        return taken
+
+    def take_memory(self) -> tuple[MemoryEvent, ...]:
+        """What was taken up and let go of so far, which is forgotten."""
+        taken = tuple(self.memory)
+        self.memory.clear()
+        return taken
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        return self._followed(self.inner.empty(shape, dtype))
+
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
+        return self.inner.scratch(name, count, dtype)
+
+    @contextmanager
+    def rounds(self) -> Iterator[None]:
+        """The calls of the rounds are one, of their bytes and seconds together."""
+        before = len(self.calls)
+        yield
+        calls, self.calls[before:] = self.calls[before:], []
+        n_bytes, seconds = sum(call.n_bytes for call in calls), sum(call.seconds for call in calls)
+        self.calls.append(replace(calls[0], n_bytes=n_bytes, seconds=seconds))
+
+    def all_gather(
+        self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
+    ) -> list[Array]:
+        started = self.clock()
+        received = self.inner.all_gather(axes, send, recv_shapes, out)
+        self._note("all_gather", axes, sum(piece.nbytes for piece in received), started)
+        return received
+
+    def all_to_all(
+        self,
+        axes: Axes,
+        sends: Sequence[Array],
+        recv_shapes: Sequence[Shape],
+        out: Array | None = None,
+        joined: Array | None = None,
+    ) -> list[Array]:
+        started = self.clock()
+        received = self.inner.all_to_all(axes, sends, recv_shapes, out, joined)
+        self._note("all_to_all", axes, sum(piece.nbytes for piece in sends), started)
+        return received
+
+    def reduce_scatter(
+        self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
+    ) -> Array:
+        started = self.clock()
+        result = self.inner.reduce_scatter(axes, sends, own_shape, joined)
+        self._note("reduce_scatter", axes, sum(piece.nbytes for piece in sends), started)
+        return self._followed(result)
+
+    def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
+        started = self.clock()
+        result = self.inner.all_reduce(axes, array, op)
+        self._note("all_reduce", axes, array.nbytes, started)
+        return self._followed(result)
+
+    def _note(self, kind: str, axes: Axes, n_bytes: int, started: float) -> None:
+        self.calls.append(TimedCall(kind, axes, n_bytes, started, self.clock() - started))
+
+    def _followed(self, result: Array) -> Array:
+        """Note that a new result is there now, and, once nothing refers to its memory any more, that it is not."""
+        if not self.follows_memory:
+            return result
+        owner = result
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        address = owner.ctypes.data
+        self.memory.append(MemoryEvent(time.time_ns() * 1000, address, result.nbytes))
+        weakref.finalize(owner, lambda: self.memory.append(MemoryEvent(time.time_ns() * 1000, address, 0)))
+        return result

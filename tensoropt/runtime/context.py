@@ -1,0 +1,94 @@
+"""Where a run takes place: its ranks, and the hardware that plans are made for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..common.errors import InputError, TensorOptError, short
+from ..plan.plan import Plan
+from ..profiling.hardware import Hardware, HardwareError, resolve
+from .execute import checked_collectives
+from .local_hardware import hardware_here, prepared_processes, warning_of
+
+
+class Surroundings:
+    """Attributes:
+    processes: the ranks of this run.
+    hardware: what they run on, measured or given.
+    seed: of random numbers, the same on every rank; drawn by rank 0 if none was given.
+    """
+
+    def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
+        self.processes = prepared_processes()
+        drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        self.seed = self.processes.broadcast(drawn)
+        self.hardware = self._hardware(hardware)
+
+    def _hardware(self, given: Hardware | str | None) -> Hardware:
+        if given is None:
+            if self.processes.alone:
+                _say_alone()
+            return hardware_here(self.processes, checked_collectives(None))
+        hardware = resolve_cluster(given)
+        told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
+        if told and self.processes.rank == 0:
+            print(f"tensoropt: {told}", file=sys.stderr, flush=True)
+        return hardware
+
+    def on_first_rank(self, compute: Callable[[], Any]) -> Any:
+        """Compute on rank 0 and give the result, or the error, to all: one plan, whatever sets and clocks do."""
+        answer: Any = None
+        mine: Any = None
+        if self.processes.rank == 0:
+            try:
+                mine = compute()
+                answer = mine.to_json() if isinstance(mine, Plan) else mine
+            except TensorOptError as error:
+                answer = error
+        if self.processes.size == 1:
+            if isinstance(answer, TensorOptError):
+                raise answer
+            return mine
+        answer = self.processes.broadcast(answer, "what rank 0 computes for all")
+        if isinstance(answer, TensorOptError):
+            raise answer
+        return mine if mine is not None else Plan.from_json(answer) if isinstance(answer, dict) else answer
+
+    def check_same(self, digest: str) -> None:
+        """Hold the ranks' models against each other.
+
+        Raises:
+            InputError: they differ.
+        """
+        other = self.processes.first_that_differs(digest)
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other} recorded different models; the script must record the same on every rank: look for "
+                "what depends on the rank, on a set's order, or on random numbers"
+            )
+
+
+def resolve_cluster(cluster: Hardware | str) -> Hardware:
+    """Hardware by name or file.
+
+    Raises:
+        InputError: there is no such, or its description is wrong.
+    """
+    if isinstance(cluster, Hardware):
+        return cluster
+    if not isinstance(cluster, (str, os.PathLike)):
+        raise InputError(f"hardware is a name such as 'v100-2x8', a file, or a Hardware, got {short(cluster)}")
+    try:
+        return resolve(cluster)
+    except HardwareError as error:
+        raise InputError(str(error)) from error
+
+
+@cache
+def _say_alone() -> None:
+    """Once a process: a forgotten mpirun is easily missed."""
+    print("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N", file=sys.stderr, flush=True)

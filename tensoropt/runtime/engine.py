@@ -1,0 +1,473 @@
+"""Running a model by a strategy: local variables, feeding, fetching, training steps.
+
+For each set of fetches and feeds the engine builds one TensorFlow function with just what these need, once; every rank
+builds the same functions in the same order. Variables are read when a function starts and updated when it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from ..lowering.gradient_accumulation import Accumulation, Asked
+from ..lowering.local import opaque, piece_of, uniform_shape
+from ..lowering.model import LocalModel, gradients_of
+from ..lowering.onednn_fusion_guard import keep_apart
+from ..lowering.operators import Values
+from ..lowering.resharding.deliver import Backend, Collective, Deliverer
+from ..lowering.schedule import LAG, put_in_order
+from ..lowering.variables import StateEntry, local_variables
+from ..optimizers.runtime import Emission, RunningOptimizer, Shards
+from ..optimizers.sparse import Lookup, row_deliveries
+from ..reschedule.layout import Layout, Shape
+from ..rules.rule import Demand
+from ..sharding.micro_batches import Slice, Slicing
+from ..sharding.resharding import Delivery, Router, delivery_of
+from ..sharding.strategy import StrategyView
+from .step_errors import only_step, refused_values
+
+UPDATE_OPERATORS = {
+    "AssignVariableOp": "assign",
+    "AssignAddVariableOp": "assign_add",
+    "AssignSubVariableOp": "assign_sub",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What one function computes: tensors (each whole, or this rank's piece), training steps, other operators."""
+
+    tensors: tuple[tuple[Tensor, bool], ...] = ()
+    train_steps: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor that is given; ``is_local`` where each rank has only its share of the batch."""
+
+    tensor: Tensor
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFunction:
+    """Attributes:
+    layouts: per feed, where its pieces are.
+    slices: per feed, the slices in which it is taken; none where it is taken in whole.
+    """
+
+    call: Callable[..., Any]
+    log: tuple[Collective, ...]
+    layouts: tuple[Layout, ...]
+    slices: tuple[tuple[Slice, ...], ...]
+
+
+@dataclass
+class Engine:
+    """Attributes:
+    view: the strategy on its graph.
+    router: finds the path of each delivery.
+    backend: carries out the paths.
+    initial_value: the whole first value of a variable, by its operator's name.
+    agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
+        differ, and readies the collectives.
+    first: another engine, on whose variables and optimizers this one works where it has the same.
+    sliced: the strategy on the graph of one slice, where training steps take their batch in several.
+    in_order, lag: whether the backward pass has an order, and how far updates may be behind; see :mod:`..lowering.schedule`.
+    """
+
+    view: StrategyView
+    router: Router
+    backend: Backend
+    initial_value: Callable[[str], np.ndarray]
+    agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
+    first: Engine | None = None
+    sliced: StrategyView | None = None
+    in_order: bool = False
+    lag: float = LAG
+    variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
+    optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
+    _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _add_in_one_order()
+        if self.first is not None:
+            self.variables.update(self.first.variables)
+            self.optimizers.update(self.first.optimizers)
+        for op in self.graph.variables:
+            if op.name not in self.variables:
+                self.variables[op.name] = self._first_variables(op)
+        for step in self.graph.train_steps.values():
+            if step.name not in self.optimizers:
+                self.optimizers[step.name] = step.optimizer.start(self._shards(step))
+
+    @property
+    def graph(self) -> Graph:
+        return self.view.graph
+
+    def _shards(self, step: TrainStep) -> Shards:
+        tensors = tuple(self.graph.operators[name].result for name in step.variables)
+        layouts = tuple(self.view.layout(tensor) for tensor in tensors)
+        pieces = tuple(tuple(self.variables[name]) for name in step.variables)
+        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), pieces)
+
+    def _first_variables(self, op: Operator) -> list[tf.Variable]:
+        whole = self.initial_value(op.name)
+        return local_variables(whole, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
+
+    def initialize(self) -> None:
+        """Give all variables their first values again, and the optimizers theirs."""
+        for op in self.graph.variables:
+            for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
+                variable.assign(value)
+        for optimizer in self.optimizers.values():
+            optimizer.reset()
+
+    def state(self) -> tuple[StateEntry, ...]:
+        """All variables in a fixed order: the model's, then those of each training step's optimizer."""
+        entries = [
+            StateEntry(
+                op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name])
+            )
+            for op in self.graph.variables
+        ]
+        return tuple(entries + [entry for optimizer in self.optimizers.values() for entry in optimizer.state()])
+
+    @property
+    def local_parameter_bytes(self) -> list[int]:
+        """Per rank that is built here, the bytes of the pieces of trained variables that it holds."""
+        totals = [0] * len(self.backend.ranks)
+        for op in self.graph.variables:
+            if op.is_trainable:
+                for i, rank in enumerate(self.backend.ranks):
+                    local = self.view.layout(op.result).local_shape(op.result.shape, rank)
+                    totals[i] += int(np.prod(local)) * op.result.item_bytes
+        return totals
+
+    @property
+    def collectives_per_step(self) -> int:
+        """The collectives of the function with a training step that was built last; 0 before there is one."""
+        logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
+        return len(logs[-1]) if logs else 0
+
+    def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
+        """Run once; per fetched tensor its value on each rank that is built here.
+
+        What is fed whole, as an array, is cut; a tensor that needs no cut is taken as it is, without a copy.
+
+        Raises:
+            InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
+        """
+        with only_step():
+            return self._run(fetch, feeds)
+
+    def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
+        built = self.function(fetch, tuple(feeds))
+        arguments = []
+        for (feed, value), layout, slices in zip(feeds.items(), built.layouts, built.slices, strict=True):
+            for rank in self.backend.ranks:
+                if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not slices)):
+                    arguments.append(value)
+                    continue
+                piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
+                arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
+        with refused_values(self.graph), self.backend.watched(built.log):
+            flat = [value.numpy() for value in built.call(*arguments)]
+        n_ranks = len(self.backend.ranks)
+        return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
+
+    def _fed_layout(self, feed: Feed) -> Layout:
+        """Where the fed pieces are: as the tensor's producer leaves them, or the batch over all ranks in order."""
+        if not feed.is_local:
+            return self.view.layout(feed.tensor)
+        mesh = self.view.strategy.mesh
+        rank = len(feed.tensor.shape)
+        return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
+
+    def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+        """The function for these fetches and feeds, built where it is new.
+
+        Raises:
+            InputError: a placeholder that is needed isn't fed.
+        """
+        key = (fetch, feeds)
+        if key not in self._functions:
+            self._functions[key] = self._build(fetch, feeds)
+        return self._functions[key]
+
+    def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+        needed = self._needed(fetch, {feed.tensor.name for feed in feeds})
+        # In program order, so that all ranks name the same one.
+        for op in self.graph.operators.values():
+            if op.name in needed and op.type == PLACEHOLDER:
+                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
+        deliverer = Deliverer(self.backend)
+        n_ranks = len(self.backend.ranks)
+
+        def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
+            with deliverer.building():
+                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
+                keep_apart(tf.compat.v1.get_default_graph().get_operations())
+                return results
+
+        slices = self._slices(fetch)
+        of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
+        signature = [
+            tf.TensorSpec(_fed_shape(self._fed_layout(feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
+            for feed, in_slices in zip(feeds, of_feeds, strict=True)
+            for _ in range(n_ranks)
+        ]
+        function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
+        self.agree(structure_digest(function.graph, deliverer.log), deliverer.log)
+        return BuiltFunction(function, tuple(deliverer.log), tuple(map(self._fed_layout, feeds)), of_feeds)
+
+    def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
+        """The slices of the batch in which a function runs; none where it runs in whole."""
+        slicing = self.sliced.graph.slicing if self.sliced is not None else None
+        if not fetch.train_steps or slicing is None:
+            return ()
+        return tuple(Slice(slicing, i, self.backend.mesh.n_devices) for i in range(slicing.n))
+
+    def _emit(
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
+    ) -> list[tf.Tensor]:
+        sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
+                   if op.name in needed}
+        slices = self._slices(fetch)
+        for feed, values in fed.items():
+            if not _is_sliced(feed, slices):
+                layout = self._fed_layout(feed)
+                sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, deliverer)
+        if slices:
+            assert self.sliced is not None
+            outside = LocalModel(self.sliced, self.router, deliverer, sources, self._update, training=True)
+            return self._emit_slices(fetch, fed, needed, outside, slices)
+        model = LocalModel(
+            self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
+        )
+        model.emit(needed)
+        # Losses first: a fetched loss is then there already.
+        losses = {
+            name: model.replicated(self.graph.train_steps[name].loss, name, with_gradient=True)
+            for name in fetch.train_steps
+        }
+        results = [
+            model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
+            for tensor, is_local in fetch.tensors
+        ]
+        graph = tf.compat.v1.get_default_graph()
+        n_forward = len(graph.get_operations())
+        for name in fetch.train_steps:
+            self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
+        local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
+        operators = model.read_again(graph.get_operations(), n_forward, local_losses)
+        if self.in_order:
+            put_in_order(operators, n_forward, self.lag)
+        return [tf.identity(value) for values in results for value in values]
+
+    def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
+        assert op.updates is not None
+        variables = self.variables[op.updates]
+        if op.type in UPDATE_OPERATORS:
+            for variable, value in zip(variables, operands[0], strict=True):
+                getattr(variable, UPDATE_OPERATORS[op.type])(value)
+            return []
+        return [[variable.value() for variable in variables]]
+
+    def _as_left(
+        self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, deliverer: Deliverer
+    ) -> Values:
+        """What is fed in a layout, or a slice of it, as the strategy has it lie."""
+        if layout == view.layout(tensor):
+            return values
+        delivery = delivery_of(tensor, layout, Demand(view.layout(tensor), None))
+        return deliverer.deliver(delivery, self.router.route(delivery), values, tensor.name)
+
+    def _emit_slices(
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
+    ) -> list[tf.Tensor]:
+        """A training step in slices: what is made once, all slices, what comes after them, and the update."""
+        (name,), slicing, deliverer, view = fetch.train_steps, slices[0].slicing, model.deliverer, model.view
+        step = self.graph.train_steps[name]
+        in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
+        model.emit(needed - in_slices - slicing.after)
+
+        sliced = {feed: self._sliceable(feed, values, slices[0], deliverer)
+                  for feed, values in fed.items() if _is_sliced(feed, slices)}
+
+        def fed_slice(feed: Feed, which: Slice) -> Values:
+            tensor, (layout, values) = view.graph.tensors[feed.tensor.name], sliced[feed]
+            rows = [
+                _rows(value, layout, tensor.shape, rank, which.index)
+                for rank, value in zip(self.backend.ranks, values, strict=True)
+            ]
+            return self._as_left(tensor, layout, rows, view, deliverer)
+
+        feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in sliced}
+        later = [op for op in self.graph.operators.values() if op.name in needed & slicing.after]
+        taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in slicing.forms]
+        wanted = [each for each in fetch.tensors if each[0].name in slicing.forms]
+        lookups = {
+            lookup: partial(self._lookup, lookup, view, step)
+            for variable in step.variables
+            for lookup in self.graph.lookups.get(variable, ())
+        }
+        asked = Asked(name, step.loss, frozenset(in_slices), tuple(dict.fromkeys([*wanted, *taken])), lookups)
+        accumulation = Accumulation(model, view, feeds, self.lag if self.in_order else None)
+        losses, found = accumulation.run(asked)
+        made = dict(zip(asked.fetched, found, strict=True))
+        model.elsewhere = partial(self._from_slices, model, {tensor.name: made[tensor, False] for tensor, _ in taken})
+        model.emit({op.name for op in later})
+        results = [
+            made[tensor, is_local]
+            if (tensor, is_local) in made
+            else (model.without_sums if is_local else model.replicated)(tensor, "fetch")
+            for tensor, is_local in fetch.tensors
+        ]
+        of_variables = [
+            [lookup for each in self.graph.lookups.get(variable, ()) for lookup in accumulation.lookups[each]]
+            for variable in step.variables
+        ]
+        self._train(step, losses, model, of_variables, accumulation.gradients)
+        accumulation.order_end()
+        return [tf.identity(value) for values in results for value in values]
+
+    def _sliceable(
+        self, feed: Feed, values: Values, which: Slice, deliverer: Deliverer
+    ) -> tuple[Layout, Values]:
+        """What is fed in a layout of which each slice takes some rows; ranks' shares are gathered where they have none."""
+        layout = self._fed_layout(feed)
+        if not feed.is_local or which.n_shares == which.n_devices:
+            return layout, values
+        whole = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
+        delivery = delivery_of(feed.tensor, layout, Demand(whole, None))
+        return whole, deliverer.deliver(delivery, self.router.route(delivery), values, feed.tensor.name)
+
+    def _from_slices(
+        self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str
+    ) -> Values | None:
+        """A tensor that all slices made, whole on every rank, for an operator that comes after them."""
+        if tensor.name not in made:
+            return None
+        whole = Layout.replicated(self.backend.mesh, len(tensor.shape))
+        delivery = delivery_of(tensor, whole, Demand(demand.layout, None))
+        return model.deliverer.deliver(delivery, self.router.route(delivery), made[tensor.name], operator)
+
+    def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
+        """Per variable of a training step the lookups in it, where it is updated by rows."""
+        found = self.graph.train_steps[step]
+        return [
+            [self._lookup(lookup, self.view, found, model) for lookup in self.graph.lookups.get(name, ())]
+            for name in found.variables
+        ]
+
+    def _lookup(self, name: str, view: StrategyView, step: TrainStep, model: LocalModel) -> Lookup:
+        op, config = view.graph.operators[name], view.strategy.configs[name]
+        of_indices, of_gradient = row_deliveries(op, view.rules[name], config)
+        found, indices = model.looked_up(name)
+        return Lookup(found, self._deliver_trailing(step, model, of_indices, indices), of_gradient)
+
+    def _deliver_trailing(self, step: TrainStep, model: LocalModel, delivery: Delivery, values: Values) -> Values:
+        return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name, is_trailing=True)
+
+    def _train(
+        self,
+        step: TrainStep,
+        losses: Values,
+        model: LocalModel,
+        lookups: list[list[Lookup]],
+        gradients: Callable[[Values, list[Values]], list[Values | None]],
+    ) -> None:
+        reads = [model.value(self.graph.operators[name].result) for name in step.variables]
+        deliver = partial(self._deliver_trailing, step, model)
+        emission = Emission(reads, lookups, deliver, lambda tensor: model.replicated(tensor, step.name), gradients)
+        self.optimizers[step.name].train(losses, emission)
+        if step.step_counter is not None:
+            for variable in self.variables[step.step_counter]:
+                variable.assign_add(tf.ones([], variable.dtype))
+
+    def _needed(self, fetch: Fetch, given: set[str]) -> set[str]:
+        """The operators that a function runs: all that its targets need and that isn't given."""
+        tensors = [tensor for tensor, _ in fetch.tensors]
+        operators = list(fetch.operators)
+        for name in fetch.train_steps:
+            step = self.graph.train_steps[name]
+            tensors += [step.loss, *step.optimizer.tensors]
+            operators += [*step.variables, *step.controls]
+        return self.graph.ancestors(tensors, operators, given)
+
+
+def _cut(
+    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
+) -> np.ndarray:
+    """A rank's piece of a whole value, or those of slices; where the layout holds a sum, all of it is at coordinate 0."""
+    if slices:
+        of_slices = (each.of(value, 0) for each in slices)
+        return np.concatenate([_cut(each, layout, each.shape, rank) for each in of_slices])
+    piece = value[piece_of(layout, shape, rank)]
+    if layout.partial and layout.mesh.index_along(layout.partial, rank):
+        return np.zeros_like(piece)
+    return piece
+
+
+def is_of_slices(op: Operator, slicing: Slicing) -> bool:
+    """Whether each slice runs an operator."""
+    return any(tensor.name in slicing.forms for tensor in op.outputs)
+
+
+def _is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
+    return bool(slices) and slices[0].makes(feed.tensor)
+
+
+def _rows(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
+    """A rank's piece of one slice, of ``shape`` in whole; the pieces of all slices stand one behind the other."""
+    extents = layout.local_shape(shape, rank)
+    begin = [index * extents[0], *(0 for _ in extents[1:])]
+    rows = tf.slice(value, opaque(begin, tf.int32), opaque(list(extents), tf.int32))
+    rows.set_shape(uniform_shape(layout, shape))
+    return rows
+
+
+def _fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
+    """Of the argument for a feed: the pieces of slices stand one behind the other."""
+    if not slices:
+        return uniform_shape(layout, shape)
+    n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
+    return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
+
+
+def _numpy_dtype(tensor: Tensor) -> Any:
+    return tf.as_dtype(tensor.dtype).as_numpy_dtype
+
+
+def _names(fetch: Fetch) -> str:
+    return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
+
+
+def _add_in_one_order() -> None:
+    """Keep TensorFlow from merging additions: AddN starts with whatever operand's memory is free first.
+
+    Replicas that are computed on each rank would differ by a last bit from run to run, and drift apart.
+    """
+    if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+
+
+def structure_digest(graph: Any, log: Sequence[Collective]) -> str:
+    """Equal for graphs of equal structure; values of constants, and sizes, may differ between ranks."""
+    text = hashlib.sha256()
+    for node in graph.as_graph_def().node:
+        text.update(f"{node.op} {node.name} {list(node.input)}\n".encode())
+    for entry in log:
+        text.update(f"{entry}\n".encode())
+    return text.hexdigest()

@@ -1,0 +1,436 @@
+"""How a run ends: together, with the right exit code, an error said once, and never a hang.
+
+Every rank ends by posting one non-blocking all-gather of (kind, exit code, digest of its error) on a communicator of
+its own, the *ending*:
+
+- A rank that ends normally, or has no work left to do, waits in it without a limit, asleep.
+- A rank that fails waits ``AGREEMENT_S``. If all ranks have ended by then, the lowest rank of those with the same error
+  prints it, and all exit with its code. If not, the others still work or wait in a collective: the rank prints its
+  error and aborts the job, which ends them.
+
+So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two things remain. ``sys.exit(3)`` never
+reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
+end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
+the others as it ends how many collectives of each chain it began, and a thread of each looks once a second whether this
+rank has begun one more than a rank that ended. The same thread sees to waits that last too long, see
+:mod:`..common.watchdog`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import operator
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..common.errors import InputError, TensorOptError
+from ..common.source_lines import users_line_of
+from ..common.watchdog import CHAINS, timeout_s
+from .interruptions import Interruptions, say
+from .watching import Watch
+
+if TYPE_CHECKING:
+    from .ranks import Processes
+
+AGREEMENT_S = 5.0
+WATCH_INTERVAL_S = 1.0
+LONGEST_NAP_S = 0.05
+SPEAKING_S = 2.0
+"""How long a rank leaves it to another one to say why all end."""
+
+LEAVING_S = 0.3
+"""How long ranks take to leave mpirun once all have ended MPI, with room."""
+
+FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
+"""Of messages on the ending's communicator, with those of :mod:`.watching`."""
+
+# What a rank posts: its kind, its exit code, and the digest of its error.
+KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
+DIGEST_BYTES = 16
+RECORD_BYTES = 2 + DIGEST_BYTES
+
+# By name: TensorFlow's is one of them, and isn't imported here.
+OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
+
+_FAREWELL = struct.Struct(f"<{len(CHAINS)}Q")
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def debugging() -> bool:
+    """Whether the user wants traces (TENSOROPT_DEBUG=1)."""
+    return os.environ.get("TENSOROPT_DEBUG", "0") not in ("", "0")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ends with this error."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return error.exit_code if isinstance(error, TensorOptError) else 1
+
+
+class Ending:
+    """The last collective of a run. Created by all ranks together; ``comm`` (mpi4py) is used for nothing else."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._posted: Any = None
+        self._records = bytearray(RECORD_BYTES * comm.size)
+        self._farewells: list[Any] = []
+        self.joined_s: float | None = None
+        self._is_complete = False
+
+    def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
+        """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
+        if self._posted is None:
+            record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
+            self._posted = self.comm.Iallgather(bytearray(record), self._records)
+            self.joined_s = time.monotonic()
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        nap_s = 0.001
+        while not self._posted.Test():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        self._is_complete = True
+        return True
+
+    def failures(self) -> list[tuple[int, bytes]]:
+        """(rank, digest) of the ranks that failed; only after :meth:`join` returned True."""
+        records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
+        return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether all ranks have ended, and some have failed."""
+        return self._is_complete and bool(self.failures())
+
+    def n_working(self) -> int:
+        """The ranks that had work; only after :meth:`join` returned True."""
+        return sum(kind != KIND_LEFTOVER for kind in self._records[::RECORD_BYTES])
+
+    def wait_as_leftover(self) -> None:
+        """Wait until all other ranks have ended; SystemExit(1) if one failed."""
+        self.join(KIND_LEFTOVER)
+        if self.failures():
+            raise SystemExit(1)
+
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has posted its record."""
+        return self._posted is not None
+
+    def say_farewell(self, collectives_begun: Sequence[int]) -> None:
+        """Tell the other ranks, without waiting, how many collectives of each chain this one has begun in its life."""
+        self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
+
+    def _tell(self, message: bytes, tag: int) -> None:
+        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
+
+    def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
+        return [(rank, _FAREWELL.unpack(message)) for rank, message in self._received(FAREWELL_TAG, _FAREWELL.size)]
+
+    def speak(self) -> None:
+        """Tell the other ranks, without waiting, that this one says why all end."""
+        self._tell(b"", SPEAKING_TAG)
+
+    def others_speak(self) -> bool:
+        """Whether another rank says why all end."""
+        return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
+
+    def tell_terminated(self) -> None:
+        """Tell the other ranks, without waiting, that this one got SIGTERM."""
+        self._tell(b"", TERMINATED_TAG)
+
+    def receive_terminated(self) -> set[int]:
+        """The ranks that got SIGTERM, of those that have said so since the last call."""
+        return {rank for rank, _ in self._received(TERMINATED_TAG, 0)}
+
+    def _received(self, tag: int, n_bytes: int) -> Iterator[tuple[int, bytearray]]:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self.comm.Iprobe(tag=tag, status=status):
+            message = bytearray(n_bytes)
+            self.comm.Recv(message, source=status.Get_source(), tag=tag)
+            yield status.Get_source(), message
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End all ranks at once."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        self.comm.Abort(exit_code)
+        os._exit(exit_code)
+
+
+class ErrorHandling:
+    """What this process does when it fails or ends; one a process."""
+
+    def __init__(self, processes: Processes, previous_hook: Hook) -> None:
+        self.processes = processes
+        self.previous_hook = previous_hook
+        self.previous_thread_hook = threading.excepthook
+        self._requested_exit: tuple[int, tuple[int, ...]] | None = None
+        self._stop_watching = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.watch: Watch | None = None
+        self.interruptions: Interruptions | None = None
+        self.last: list[Callable[[], object]] = []
+
+    def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+        """Replaces ``sys.excepthook``."""
+        ending = self.processes.ending
+        error = _explained(error)
+        kind = type(error)
+        if ending is None:
+            self._say(kind, error, trace, prefix="")
+            raise SystemExit(exit_code_of(error))
+        if issubclass(kind, KeyboardInterrupt):
+            self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
+        code = exit_code_of(error)
+        # Types are compared by name: what is agreed on is what would be printed.
+        digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
+        self._stop()
+        if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+            ending.speak()
+            self._say(kind, error, trace, prefix=f"rank {self.processes.rank}: ")
+            ending.abort(code)
+        failures = ending.failures()
+        same = [rank for rank, other in failures if other == digest]
+        if self.processes.rank == min(same):
+            unanimous = len(same) == ending.n_working()
+            self._say(kind, error, trace, prefix="" if unanimous else f"rank {self.processes.rank}: ")
+        raise SystemExit(code)
+
+    def on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
+        """Replaces ``threading.excepthook``: an error of ours in a thread ends all ranks as in the main thread."""
+        error = arguments.exc_value
+        if not isinstance(error, TensorOptError):
+            self.previous_thread_hook(arguments)
+            return
+        code = error.exit_code
+        try:
+            self.on_exception(type(error), error, error.__traceback__)
+        except SystemExit:
+            if self.processes.ending is None:
+                os._exit(code)
+            time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
+            self.processes.ending.abort(code)
+
+    def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
+        if isinstance(error, TensorOptError) and not debugging():
+            print(f"tensoropt: {prefix}{error}", file=sys.stderr, flush=True)
+        elif kind.__name__ in OUT_OF_MEMORY and not debugging():
+            print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
+        else:
+            if prefix:
+                print(f"tensoropt: {prefix}{_named(error)}", file=sys.stderr)
+            self.previous_hook(kind, error, trace)
+            sys.stderr.flush()
+
+    def note_exit(self, code: object) -> None:
+        """``sys.exit(code)`` was called; someone may still catch it."""
+        number = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+        self._requested_exit = (number, self.processes.collectives_begun)
+
+    def on_exit(self) -> None:
+        """The interpreter ends: so does this rank, with the others or, after a failure, before them."""
+        ending = self.processes.ending
+        if ending is None:
+            return
+        if ending.joined:
+            self._stop()
+            return
+        code, collectives_then = self._requested_exit or (0, ())
+        # A later collective means that the SystemExit was caught and the work went on.
+        if code and collectives_then == self.processes.collectives_begun:
+            self._stop()
+            digest = f"exit {code}".encode()
+            if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
+                rank = self.processes.rank
+                ending.speak()
+                print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
+                ending.abort(code)
+            return
+        ending.say_farewell(self.processes.collectives_begun)
+        ending.join(KIND_NORMAL)
+        self._stop()
+
+    def after_all(self) -> None:
+        """What ends with this process, once the other ranks have come to their end too."""
+        for action in self.last:
+            action()
+        ending = self.processes.ending
+        if ending is not None and ending.has_failures:
+            from mpi4py import MPI
+
+            # The first to exit with a code has mpirun end the others, which complains if they haven't left it yet.
+            MPI.Finalize()
+            time.sleep(LEAVING_S)
+
+    def start_watching(self) -> None:
+        """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
+
+        Raises:
+            InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
+        """
+        assert self.processes.ending is not None
+        self.watch = Watch(self.processes, self.processes.ending.comm, timeout_s())
+        self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        ending = self.processes.ending
+        assert ending is not None
+        ended: dict[int, tuple[int, ...]] = {}
+        assert self.watch is not None
+        while not self._stop_watching.wait(WATCH_INTERVAL_S):
+            said = self.watch.look(ending.joined_s)
+            if said is not None:
+                self._end_all(said)
+            ended.update(ending.receive_farewells())
+            own = self.processes.collectives_begun
+            missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
+            if missing:
+                self._end_all(
+                    f"rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has ended. All ranks "
+                    "must run the same steps."
+                )
+
+    def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
+        """Say why, unless another rank is about to, and end all ranks."""
+        ending = self.processes.ending
+        assert ending is not None
+        time.sleep(0.1 * self.processes.rank)
+        if not ending.others_speak():
+            ending.speak()
+            say(said)
+            ending.abort(exit_code)
+        time.sleep(SPEAKING_S)
+        ending.abort(exit_code)
+
+    def _stop(self) -> None:
+        self._stop_watching.set()
+        if self.interruptions is not None:
+            self.interruptions.remove()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(WATCH_INTERVAL_S)
+
+
+def _named(error: BaseException) -> str:
+    """An error's type, message, and the user's line."""
+    message, line = str(error), users_line_of(error)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f' (at {line})' if line else ''}"
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """What Python or TensorFlow couldn't get, without the trace."""
+    lines = (line.strip() for line in str(error).splitlines())
+    wanted = next((line for line in lines if "OOM" in line or "allocate" in line), "")
+    return (
+        f"out of memory{': ' * bool(wanted)}{wanted.rstrip('.')}; find a plan that needs less per device, with "
+        "find_strategy(memory=...) or on more devices"
+    )
+
+
+_installed: ErrorHandling | None = None
+_explanations: list[Callable[[BaseException], str | None]] = []
+
+
+def explain_errors(explanation: Callable[[BaseException], str | None]) -> None:
+    """Have errors of other libraries said in a sentence where they come of wrong use.
+
+    Args:
+        explanation: gives the sentence, or None where it knows of none.
+    """
+    if explanation not in _explanations:
+        _explanations.append(explanation)
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return the error to say for one that nobody caught."""
+    sentence = next((said for said in (explain(error) for explain in _explanations) if said is not None), None)
+    if sentence is None:
+        return error
+    explained = InputError(sentence)
+    explained.__cause__ = error
+    return explained.with_traceback(error.__traceback__)
+
+
+def install_error_handling(processes: Processes) -> None:
+    """Make an error on any rank end all ranks: with a sentence, a non-zero exit code, and within 30 seconds.
+
+    Installs ``sys.excepthook`` (not in an interactive Python), and under MPI wraps ``sys.exit`` and registers the
+    ending with ``atexit``. Does nothing the second time.
+    """
+    global _installed
+    if _installed is not None:
+        return
+    handling = ErrorHandling(processes, _plain_hook())
+    _installed = handling
+    if not hasattr(sys, "ps1"):
+        sys.excepthook = handling.on_exception
+        threading.excepthook = handling.on_thread_exception
+    if processes.ending is None:
+        return
+    sys.exit = _noting_exit(handling, sys.exit)
+    atexit.register(handling.after_all)  # after what is registered next
+    atexit.register(handling.on_exit)
+    from mpi4py import MPI
+
+    if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        handling.start_watching()
+        handling.interruptions = Interruptions(processes.ending, processes.rank)
+        handling.interruptions.install()
+
+
+def at_the_very_end(action: Callable[[], object]) -> bool:
+    """Have something done when this rank ends, after the others have come to their end; False where nobody sees to that."""
+    if _installed is None:
+        return False
+    _installed.last.append(action)
+    return True
+
+
+def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    def exit(status: object = None, /) -> NoReturn:
+        handling.note_exit(status)
+        original(status)
+
+    return exit
+
+
+def install_lone_error_handling(rank: int) -> None:
+    """For errors before ranks can talk to each other, which all of them meet: rank 0 alone says them."""
+    plain = _plain_hook()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TensorOptError) or debugging():
+            plain(kind, error, trace)
+            return
+        if rank == 0:
+            print(f"tensoropt: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code)
+
+    hook.plain = plain  # type: ignore[attr-defined]
+    if not hasattr(sys, "ps1"):
+        sys.excepthook = hook
+
+
+def _plain_hook() -> Hook:
+    """The hook that prints a traceback: the user's own if there is one, beneath ours."""
+    hook: Hook = sys.excepthook
+    plain: Hook = getattr(hook, "plain", hook)
+    return plain

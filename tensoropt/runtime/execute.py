@@ -1,0 +1,264 @@
+"""From a plan to an engine that runs it on this process's ranks, once all ranks agree on what they are about to run."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from ..common.dump import dump
+from ..common.errors import InputError, short
+from ..common.watchdog import CHAINS, TRAILING, URGENT
+from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
+from ..lowering.resharding.deliver import Backend, Collective
+from ..lowering.schedule import LAG
+from ..plan.build import check_deliveries
+from ..plan.find_frontier import Model
+from ..plan.plan import Plan
+from ..reschedule.layout import Axes, parse_axes
+from ..reschedule.mesh import Mesh
+from ..sharding.propagation import inherited
+from ..sharding.resharding import PlainCosts, Router
+from .collectives.single import SingleCommunicator
+from .engine import Engine
+from .memory_check import check_room, state_bytes
+from .ranks import Processes, cores_of_a_rank
+from .thread_pool import runs_at_once
+
+MPI, HOROVOD, EMULATED = "mpi", "horovod", "emulated"
+COLLECTIVES = (MPI, HOROVOD, EMULATED)
+Prepare = Callable[[Sequence[Axes]], None]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A plan that runs.
+
+    Attributes:
+        processes: the ranks that take part.
+    """
+
+    plan: Plan
+    engine: Engine
+    processes: Processes
+
+    @property
+    def is_emulated(self) -> bool:
+        return isinstance(self.engine.backend, EmulatedBackend)
+
+    def statistics(self, parameter_bytes: int) -> dict[str, Any]:
+        """What the plan comes to, for a training log; every rank must call it.
+
+        ``collectives_per_step`` counts those of the training step as it was last built with its fetches.
+        """
+        local = self.engine.local_parameter_bytes
+        if not self.is_emulated:
+            local = self.processes.gather(local[0])
+        return {
+            "split_operators": self.plan.n_split_operators,
+            "collectives_per_step": self.engine.collectives_per_step,
+            "parameter_bytes": parameter_bytes,
+            "parameter_bytes_per_rank": local,
+        }
+
+
+def checked_collectives(given: str | None) -> str:
+    """Which collectives to use: as given, as ``TENSOROPT_COLLECTIVES`` says, or MPI's.
+
+    Raises:
+        InputError: there are no such.
+    """
+    collectives = given or os.environ.get("TENSOROPT_COLLECTIVES", MPI)
+    if collectives not in COLLECTIVES:
+        *others, last = map(repr, COLLECTIVES)
+        raise InputError(f"unknown collectives {collectives!r}; expected {', '.join(others)} or {last}")
+    return collectives
+
+
+def loaded_plan(plan: object) -> Plan:
+    """A plan, or the plan in a file.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(FilePath(plan))
+    if not isinstance(plan, Plan):
+        raise InputError(
+            f"build_execution_graph takes plan=, the result of find_strategy or load_plan, got {short(plan)}"
+        )
+    return plan
+
+
+def execute(
+    plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, collectives: str
+) -> Execution:
+    """Build the engine of a plan, with the variables at their first values. A rank without work ends here.
+
+    Args:
+        initial_value: the whole first value of a variable, by its operator's name.
+
+    Raises:
+        InputError: the plan is for another model or for more devices than there are.
+        OutOfMemoryError: there isn't the memory for the plan.
+    """
+    plan.check_for(model.graph)
+    _check_ranks(plan, processes, collectives)
+    view = model.view(plan.strategy)
+    in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
+    check_deliveries(in_slices, plan)
+    if collectives == EMULATED:
+        check_room(plan.parallelism * state_bytes(view), processes.local_size)
+        backend: Backend = EmulatedBackend(plan.mesh)
+        prepare, in_order = None, False
+    else:
+        check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
+        backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
+        # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
+        in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
+    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
+    sliced = in_slices if plan.micro_batches > 1 else None
+    engine = Engine(
+        view, plan.router(PlainCosts()), backend, initial_value, agreement, sliced=sliced, in_order=in_order, lag=lag
+    )
+    return Execution(plan, engine, processes)
+
+
+def execute_beside(
+    execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray]
+) -> Execution:
+    """Build an engine for another program of the same model, which works on the variables of the first one.
+
+    Its configs are inherited from the plan; tensors are delivered to each taker by itself.
+
+    Args:
+        initial_value: of a variable that the first engine doesn't have.
+    """
+    plan, first = execution.plan, execution.engine
+    strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
+    view = model.view(strategy)
+    engine = Engine(
+        view,
+        Router(PlainCosts()),
+        first.backend,
+        initial_value,
+        first.agree,
+        first,
+        in_order=first.in_order,
+        lag=first.lag,
+    )
+    return replace(execution, engine=engine)
+
+
+def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
+    if collectives == EMULATED and processes.size > 1:
+        raise InputError(
+            f"collectives='emulated' runs all ranks in one process, but mpirun started {processes.size}; start it alone"
+        )
+    if collectives != EMULATED and plan.parallelism > processes.size:
+        raise InputError(
+            f"the plan is for {plan.parallelism} devices, but {processes.size} rank"
+            f"{'s were' if processes.size > 1 else ' was'} started; start it with mpirun -n {plan.parallelism}, or "
+            "find a plan for the ranks at hand"
+        )
+
+
+def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[Backend, Processes, Prepare | None]:
+    if processes.alone:
+        return CommunicatingBackend(mesh, 0, SingleCommunicator()), processes, None
+    takes_part = processes.rank < mesh.n_devices
+    with processes.waiting_in("the choice of ranks"):
+        comm = processes.comm.Split(int(not takes_part), processes.rank)
+    if not takes_part:
+        print(
+            f"rank {processes.rank} has nothing to do: the plan needs {mesh.n_devices} of {processes.size} devices; it "
+            "waits for the others",
+            file=sys.stderr,
+            flush=True,
+        )
+        processes.wait_for_others()
+        sys.exit(0)
+    part = processes.part(comm)
+    if collectives == HOROVOD:
+        from ..lowering.resharding.in_graph import GraphBackend
+        from .collectives.horovod import HorovodCollectives
+
+        # Process sets are made while graphs are built.
+        with processes.waiting_in("Horovod's start"):
+            operators = HorovodCollectives(comm, mesh, same_on_all(part))
+
+        def on_run() -> None:
+            operators.check_running()
+            processes.begin_collective()
+
+        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda axes: None
+    from .collectives.mpi import MpiCommunicator
+
+    naps = all(part.gather(processes.naps))
+    urgent, trailing = processes.waiting
+    communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
+    backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent, is_over_link=naps)
+    if not naps or not all(part.gather(_allows_two_chains())):
+        return backend, part, communicator.prepare
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
+
+    def prepare(axes: Sequence[Axes]) -> None:
+        communicator.prepare(axes)
+        behind.prepare(axes)
+
+    trailing_backend = CommunicatingBackend(mesh, processes.rank, behind, trailing, is_over_link=True)
+    return replace(backend, trailing=trailing_backend), part, prepare
+
+
+def _allows_two_chains() -> bool:
+    """Whether MPI lets two threads in at once, and TensorFlow has a thread for what is computed beside two collectives."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE and runs_at_once(len(CHAINS) + 1)
+
+
+def same_on_all(processes: Processes) -> Callable[[str], None]:
+    """A function that every rank must call with the same text."""
+
+    def agree(text: str) -> None:
+        other = processes.first_that_differs(text)
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other} come with different plans, versions or fetches (rank {processes.rank}: {text}); every "
+                "rank must run the same script on the same versions"
+            )
+
+    return agree
+
+
+@dataclass
+class Agreement:
+    """Compares what the ranks are about to run, and readies the groups that its collectives need."""
+
+    processes: Processes
+    prepare: Prepare | None
+    _prepared: set[Axes] = field(default_factory=set)
+
+    def __call__(self, digest: str, log: Sequence[Collective]) -> None:
+        if self.processes.rank == 0:
+            dump("collectives", *log)
+        if self.prepare is None:
+            return
+        other = self.processes.first_that_differs(digest, "the comparison of what is about to run")
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
+                "fetches and feeds, in the same order"
+            )
+        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
+        if wanted:
+            with self.processes.waiting_in("the groups of collectives"):
+                self.prepare(sorted(wanted))
+            self._prepared |= wanted

@@ -1,0 +1,137 @@
+"""A line for a rank that ends past all that would say why: by a signal, by ``os._exit``, or because mpirun ends all.
+
+A signal's own handler runs in the main thread, which may be in a collective for long; so the interpreter also writes signals
+into a pipe, which a thread reads. SIGTERM comes from mpirun, too, as it ends ranks: after SIGCONT, and to all that it still
+has. Then the lowest of them says so, unless a rank has said already why all end.
+
+An mpirun that was interrupted shows nothing any more of what ranks write; the line goes to the terminal then, if there is
+one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..common.source_lines import whereabouts
+
+if TYPE_CHECKING:
+    from .error_handling import Ending
+
+TERMINATED = 128 + signal.SIGTERM
+GATHERING_S = 0.05
+"""How long a rank looks who else is terminated: mpirun kills them a quarter of a second after SIGTERM."""
+RECENT_S, PAUSE_OF_INTERRUPTED_S = 1.0, 0.1
+"""From SIGCONT to SIGTERM mpirun takes a quarter of a second if it is interrupted, else a millisecond."""
+MOST_STAGGER_S = 0.5
+
+
+class Interruptions:
+    """What a rank says when it is ended.
+
+    Args:
+        ending: that of the run.
+        rank: this one.
+    """
+
+    def __init__(self, ending: Ending, rank: int) -> None:
+        self.ending, self.rank = ending, rank
+        self._is_over = threading.Lock()
+        self._continued_s = -RECENT_S
+        self._original_exit = os._exit
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take SIGTERM, unless the user's code has; notice ``os._exit``."""
+        os._exit = self._on_exit
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            signal.signal(number, self._on_signal)
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)  # someone else's, such as asyncio's
+            return
+        threading.Thread(target=self._read, args=[reading], name="tensoropt-signals", daemon=True).start()
+
+    def remove(self) -> None:
+        """Leave signals to the system again, where they are still taken here."""
+        os._exit = self._original_exit
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                # Compared, not identified: each access makes a method of its own.
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, signal.SIG_DFL)
+
+    def _read(self, pipe: int) -> None:
+        while True:
+            for number in os.read(pipe, 64):
+                if signal.getsignal(number) == self._on_signal:
+                    self._on_signal(number, None)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGCONT:
+            # Twice, by the pipe and by the interpreter, which may be late.
+            if time.monotonic() - self._continued_s > RECENT_S:
+                self._continued_s = time.monotonic()
+        elif os.getpid() == self._pid and self._is_over.acquire(blocking=False):
+            self._end_terminated()
+
+    def _end_terminated(self) -> NoReturn:
+        ending, pause_s = self.ending, time.monotonic() - self._continued_s
+        if ending.joined:
+            self._original_exit(TERMINATED)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back  # the handler itself
+        where = whereabouts(frame)
+        ending.tell_terminated()
+        until_s, others = time.monotonic() + GATHERING_S, set()
+        while time.monotonic() < until_s and not ending.others_speak():
+            others |= ending.receive_terminated()
+            time.sleep(GATHERING_S / 10)
+        if ending.others_speak() or min(others, default=self.rank) < self.rank:
+            time.sleep(PAUSE_OF_INTERRUPTED_S)
+            self._original_exit(TERMINATED)
+        if pause_s > RECENT_S and not others:
+            ending.speak()
+            say(f"rank {self.rank}: ended by SIGTERM, from another process, while it was {where}")
+            ending.abort(TERMINATED)
+        say(
+            "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to end, or a rank was killed or has crashed",
+            has_pause=PAUSE_OF_INTERRUPTED_S < pause_s <= RECENT_S,
+        )
+        self._original_exit(TERMINATED)
+
+    def _on_exit(self, status: int) -> Any:
+        """Stands for ``os._exit``, in this process and not in those that it forks."""
+        if os.getpid() == self._pid and not self.ending.joined and self._is_over.acquire(blocking=False):
+            line = whereabouts(sys._getframe(1)).line
+            time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all do so, one says it
+            if not self.ending.others_speak():
+                self.ending.speak()
+                at = f" at {line}" if line else ""
+                say(f"rank {self.rank}: os._exit({status}){at} ends this process at once, and with it all ranks")
+        self._original_exit(status)
+
+
+def say(text: str, has_pause: bool = False) -> None:
+    """Print a line of this program's own; to the terminal as well where mpirun doesn't forward it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"tensoropt: {text}", file=sys.stderr, flush=True)
+    if has_pause and not os.environ.get(STARTED_BY_RUN) and not os.isatty(2):
+        with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+            terminal.write(f"tensoropt: {text}\n")
+
+
+STARTED_BY_RUN = "TENSOROPT_RUN"
+"""Set for ranks that ``tensoropt run`` started, which has the last word itself."""

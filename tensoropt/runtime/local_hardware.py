@@ -1,0 +1,170 @@
+"""The hardware at hand: measured now, or by ``tensoropt calibrate`` before, if that still holds."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.watchdog import URGENT, tell_of
+from ..profiling.cache import cache_folder
+from ..profiling.collective_tables import device_partitions
+from ..profiling.compute import TensorFlowEngine
+from ..profiling.hardware import Hardware, HardwareError
+from ..profiling.measure import Watching, measure
+from ..profiling.memory import available_memory_bytes
+from ..profiling.ranks import Place
+from ..reschedule.mesh import Level, Mesh
+from .execute import EMULATED, HOROVOD, MPI, checked_collectives
+from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
+
+logger = logging.getLogger("tensoropt")
+MEASUREMENT_BUDGET_S = 1.0
+COLLECTIVES = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+MOST_DAYS = 7
+"""A calibration that is older isn't used by itself: drivers, neighbours and links change."""
+
+
+def prepared_processes() -> Processes:
+    """The ranks of this run, with errors handled together and each on its share of the cores."""
+    processes = current_processes()
+    install_error_handling(processes)
+    _limit_threads(processes)
+    return processes
+
+
+def _limit_threads(processes: Processes) -> None:
+    """Ranks of one machine share its cores; a number that the user has set stays."""
+    if processes.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return
+    if tf.config.threading.get_intra_op_parallelism_threads() == 0:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(cores_of_a_rank(processes.local_size))
+        except RuntimeError:
+            logger.info("TensorFlow has started already; its threads stay as they are")
+
+
+def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
+    """What the ranks run on: as it was calibrated, where that is fresh, else measured quickly; every rank must call it.
+
+    Args:
+        collectives: ``mpi`` or ``horovod``; the emulated ones take no time of their own, and are taken for MPI's.
+    """
+    return _calibrated(processes, collectives) or measure_here(processes, MEASUREMENT_BUDGET_S, collectives=collectives)
+
+
+def measure_here(
+    processes: Processes, budget_s: float, watching: Watching | None = None, collectives: str = MPI
+) -> Hardware:
+    """Measure the devices and links of all ranks; every rank must call it.
+
+    Raises:
+        InputError: Horovod's collectives are asked for and can't be had.
+    """
+    levels = _levels(processes)
+    if processes.alone:
+        return measure(levels, Place(), budget_s, watching=watching)
+    from .collective_ops import emitted_by_horovod
+    from .collectives.mpi import MpiCommunicator
+
+    mesh = Mesh(levels)
+    naps = all(processes.gather(processes.naps))
+    communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
+    tell_of(communicator, processes.waiting[URGENT], COLLECTIVES)
+    communicator.prepare(device_partitions(mesh))
+    place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
+    if collectives == HOROVOD:
+        place = replace(place, collectives=HOROVOD, emitted=emitted_by_horovod(processes, mesh))
+    measured = measure(levels, place, budget_s, watching=watching)
+    communicator.free()
+    return measured
+
+
+def _levels(processes: Processes) -> tuple[Level, Level]:
+    return Level("machine", processes.machines), Level("device", processes.devices_per_machine)
+
+
+def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None:
+    """Where these ranks' calibration is kept and looked for, by collectives; None where nothing is kept."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
+    by = f"-{HOROVOD}" if collectives == HOROVOD else ""
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
+
+
+def _calibrated(processes: Processes, collectives: str) -> Hardware | None:
+    file, found = calibrated_file(processes, collectives), None
+    if processes.rank == 0 and file is not None and file.exists():
+        try:
+            found = Hardware.load(file)
+            why = why_stale(found, datetime.date.today())
+        except HardwareError as error:
+            why = str(error)
+        if why:
+            logger.info("the calibration '%s' isn't used: %s", file, why)
+            found = None
+    found = processes.broadcast(found)
+    if found is None:
+        return None
+    own = TensorFlowEngine().device_memory_bytes()
+    # What was free then says nothing about now.
+    free = available_memory_bytes(processes.local_size) if own is None else own
+    least = -processes.gather_max(-free)
+    return replace(found, device=replace(found.device, memory_bytes=int(least)))
+
+
+def why_stale(hardware: Hardware, today: datetime.date) -> str:
+    """Why a calibration doesn't stand for this machine now; empty where it does."""
+    origin = hardware.measured
+    if origin is None or not origin.is_complete:
+        return "it is not complete"
+    if origin.age_days(today) > MOST_DAYS:
+        return f"it is {origin.age_days(today)} days old"
+    return differences(hardware, is_run_here=True)
+
+
+def differences(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
+    """What a measured hardware was measured under that is otherwise now; empty where nothing is, or it wasn't measured.
+
+    Args:
+        is_run_here: whether a plan for it will run on this machine, so that the device matters too.
+        collectives: by which it will, where that matters as well.
+    """
+    origin = hardware.measured
+    if origin is None:
+        return ""
+    found = []
+    if origin.tensorflow and origin.tensorflow != tf.__version__:
+        found.append(f"it was measured with TensorFlow {origin.tensorflow}, this is {tf.__version__}")
+    if is_run_here:
+        engine = TensorFlowEngine()
+        if hardware.device.name != engine.device_name():
+            found.append(f"its device is {hardware.device.name!r}, this one {engine.device_name()!r}")
+        elif origin.threads != engine.threads:
+            then, now = (threads or "all" for threads in (origin.threads, engine.threads))
+            found.append(f"it was measured with {then} threads, this process has {now}")
+        if collectives not in (None, EMULATED, origin.collectives):
+            found.append(f"its collectives are by {origin.collectives}, these by {collectives}")
+    return "; ".join(found)
+
+
+def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> str:
+    """A sentence on what is otherwise than when a hardware was measured; empty where nothing is.
+
+    Raises:
+        InputError: something is, and ``is_strict``.
+    """
+    told = differences(hardware, is_run_here, checked_collectives(None))
+    if not told:
+        return ""
+    if is_strict:
+        raise InputError(f"hardware {hardware.name}: {told}; measure it again with tensoropt calibrate, or leave --strict")
+    return f"hardware {hardware.name}: {told}; its costs may be off: tensoropt calibrate measures again"

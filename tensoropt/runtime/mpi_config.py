@@ -1,0 +1,40 @@
+"""``python -m tensoropt.runtime.mpi_config``: bare ``mpirun`` of this environment starts more ranks than cores."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+# Written into etc/prte-mca-params.conf of the environment, so that bare mpirun starts more ranks than cores.
+MAPPING_POLICY = ("rmaps_default_mapping_policy", ":oversubscribe")
+
+
+def configure_environment(prefix: Path) -> Path | None:
+    """Let the Open MPI that is installed in ``prefix`` start more ranks than cores.
+
+    Returns the file that says so, None where no Open MPI lives in ``prefix``. A setting that is there stays.
+    """
+    settings = prefix / "etc" / "prte-mca-params.conf"
+    if not settings.is_file():
+        return None
+    text = settings.read_text()
+    name, value = MAPPING_POLICY
+    if not re.search(rf"^\s*{name}\s*=", text, flags=re.MULTILINE):
+        # Replaced, not rewritten: an installer may have linked the file to its cache.
+        changed = settings.with_suffix(".new")
+        changed.write_text(f"{text.rstrip()}\n\n# More ranks than cores are allowed (TensorOpt).\n{name} = {value}\n")
+        os.replace(changed, settings)
+    return settings
+
+
+def main() -> int:
+    """Configure the environment of this Python."""
+    settings = configure_environment(Path(sys.prefix))
+    print(f"mpirun allows more ranks than cores: {settings}" if settings else f"no Open MPI in {sys.prefix}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

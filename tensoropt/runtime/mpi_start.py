@@ -1,0 +1,131 @@
+"""MPI's start, in which each rank waits until all have come, by the one timeout of all waits.
+
+mpi4py starts MPI when it is imported, and lets no other thread of Python run meanwhile. So MPI is started here, ahead of
+that, by a call that does. Who hasn't come can't be asked yet: ranks of one machine see by empty files in a folder of the job
+who has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from ..common.source_lines import whereabouts
+from ..common.watchdog import TIMEOUT
+
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+JOB_VARIABLE, LOCAL_SIZE_VARIABLE = "PMIX_NAMESPACE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+STAGGER_S = 0.3
+"""By how much each rank speaks later than the one before; the first to end ends the others."""
+
+
+def started_mpi() -> ModuleType:
+    """Return ``mpi4py.MPI``, with MPI started.
+
+    Raises:
+        ImportError, RuntimeError: mpi4py isn't there, or can't load MPI.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        _start()
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _start() -> None:
+    """Start MPI as mpi4py would; where that can't be done from outside, or isn't wanted, mpi4py does."""
+    import mpi4py
+
+    spec = importlib.util.find_spec("mpi4py.MPI")
+    if spec is None or spec.origin is None or not mpi4py.rc.initialize or not mpi4py.rc.threads:
+        return
+    try:
+        library = ctypes.CDLL(spec.origin)
+        is_initialized, start, given = ctypes.c_int(), library.MPI_Init_thread, ctypes.c_int()
+        library.MPI_Initialized(ctypes.byref(is_initialized))
+    except (OSError, AttributeError):
+        return
+    if is_initialized.value:
+        return
+    start(None, None, THREAD_LEVELS.index(mpi4py.rc.thread_level), ctypes.byref(given))
+    atexit.register(_finalize)
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+@contextlib.contextmanager
+def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """End this rank, and so all, with a sentence on who hasn't come if what is done here takes longer than the timeout."""
+    if math.isinf(timeout_s):
+        yield
+        return
+    started_s, frame = time.monotonic(), sys._getframe(1)
+    call = whereabouts(frame).call
+    came = _came(rank)
+
+    def late() -> None:
+        where = f" (in {call})" if call else ""
+        print(
+            f"tensoropt: rank {rank} has waited for {time.monotonic() - started_s:.0f} s for all ranks to start MPI{where}: "
+            f"{_missing(came)}. All ranks must come to it; {TIMEOUT}=SECONDS lets ranks wait for longer",
+            file=sys.stderr,
+            flush=True,
+        )
+        end(1)
+
+    timer = threading.Timer(timeout_s + STAGGER_S * rank, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if came is not None:
+            with contextlib.suppress(OSError):
+                (came / str(rank)).unlink()
+                came.rmdir()
+
+
+def _came(rank: int) -> Path | None:
+    """Note that this rank has come; the folder of all that have, on this machine."""
+    job = os.environ.get(JOB_VARIABLE)
+    if job is None:
+        return None
+    folder = Path(tempfile.gettempdir()) / f"tensoropt-{os.getuid()}-{job.replace(os.sep, '_')}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / str(rank)).touch()
+    except OSError:
+        return None
+    return folder
+
+
+def _missing(came: Path | None) -> str:
+    """Who hasn't come, as far as this machine knows."""
+    size, local_size = (int(os.environ.get(name, 0)) for name in ("OMPI_COMM_WORLD_SIZE", LOCAL_SIZE_VARIABLE))
+    try:
+        there = sorted(int(file.name) for file in came.iterdir()) if came is not None else []
+    except OSError:
+        there = []
+    if not there or len(there) == local_size:
+        return "another one hasn't come, or is stopped"
+    if local_size == size:
+        missing = [rank for rank in range(size) if rank not in there]
+        return "; ".join(f"rank {rank} hasn't come, is late in the user's code, or is stopped" for rank in missing)
+    return f"of this machine's {local_size} ranks only {', '.join(map(str, there))} have come"

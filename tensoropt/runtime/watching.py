@@ -1,0 +1,193 @@
+"""The thread that looks after a rank: what the rank is in, whether it makes progress, and who keeps it waiting.
+
+It never waits for a message, so that a rank which is in a long computation still answers the others. Progress is seen from
+outside, and costs a step nothing: a rank has made some if it has begun a collective since the last look, or if it is in code
+of TensorOpt's and that has moved on to other lines, or has computed. In the user's code only a collective counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, Protocol
+
+from ..common.source_lines import Whereabouts, whereabouts
+from ..common.watchdog import ANSWER_S, CHAINS, Answer, Report, Waited, Waiting, silent, verdict
+
+QUESTION_TAG, ANSWER_TAG = 2, 3
+LEAST_CPU = 0.01
+"""The share of a core that a process takes which computes, reads or writes; one that stands still takes none."""
+_FRAMES = 30
+ASKED_AFTER = 0.25
+"""After which part of the timeout a rank that waits begins to ask, and how often."""
+
+
+class Watched(Protocol):
+    """A rank, as it is looked at (:class:`~tensoropt.runtime.ranks.Processes`)."""
+
+    rank: int
+    size: int
+    waiting: tuple[Waiting, ...]
+    last_calls: dict[int, str]
+
+    @property
+    def collectives_begun(self) -> tuple[int, ...]: ...
+
+
+class Progress:
+    """For how long this process's main thread has made no progress; to be looked at by one other thread, again and again."""
+
+    def __init__(self, thread: threading.Thread | None = None) -> None:
+        self._thread = (thread or threading.main_thread()).ident
+        self._begun: tuple[int, ...] = ()
+        self._at: tuple[tuple[int, int], ...] = ()
+        self._cpu_s = self._looked_s = 0.0
+        self._since_s = time.monotonic()
+        self.where = Whereabouts()
+
+    def look(self, begun: tuple[int, ...], waits_since_s: float | None) -> float:
+        """Return for how many seconds there was no progress; of a rank that waits, since that began."""
+        now_s = time.monotonic()
+        frame = sys._current_frames().get(self._thread or 0)
+        self.where, at = whereabouts(frame), _instructions(frame)
+        cpu_s = time.process_time() - time.thread_time()
+        has_computed = cpu_s - self._cpu_s > LEAST_CPU * (now_s - self._looked_s)
+        if waits_since_s is not None:
+            self._since_s = max(self._since_s, waits_since_s)
+        elif begun != self._begun or (not self.where.is_users and (at != self._at or has_computed)):
+            self._since_s = now_s
+        self._begun, self._at, self._cpu_s, self._looked_s = begun, at, cpu_s, now_s
+        return now_s - self._since_s
+
+
+def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
+    """Which instructions a thread is at, of its innermost functions."""
+    found: list[tuple[int, int]] = []
+    while frame is not None and len(found) < _FRAMES:
+        found.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+class Questions:
+    """What this rank asks the others, and answers them; :meth:`look` is to be called again and again, by one thread.
+
+    Args:
+        comm: a communicator (mpi4py) whose messages with these tags are used for nothing else.
+
+    Attributes:
+        up_since_s: since when this process has looked again and again.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._sent: list[Any] = []  # requests, which must live until they are done
+        self._answers: dict[int, Answer] = {}
+        self._heard_s: dict[int, float] = {}
+        self._asked_s: dict[int, float] = {}  # questions that are open
+        self._looked_s = self.up_since_s = time.monotonic()
+
+    def look(self, own: Answer) -> None:
+        """Answer what was asked since the last look, and take what was answered."""
+        from mpi4py import MPI
+
+        now_s = time.monotonic()
+        if now_s - self._looked_s > ANSWER_S:
+            # This process itself was stopped: what it has missed says nothing about the others.
+            self.up_since_s = now_s
+        self._looked_s = now_s
+        self._sent = [request for request in self._sent if not request.Test()]
+        status = MPI.Status()
+        while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=QUESTION_TAG, status=status):
+            rank = status.Get_source()
+            self.comm.recv(source=rank, tag=QUESTION_TAG)
+            self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=ANSWER_TAG))
+        while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=ANSWER_TAG, status=status):
+            rank = status.Get_source()
+            self._answers[rank] = Answer(*self.comm.recv(source=rank, tag=ANSWER_TAG))
+            self._heard_s[rank] = now_s
+            self._asked_s.pop(rank, None)
+
+    def ask(self, waits_since_s: float, timeout_s: float) -> None:
+        """Ask the others, once the wait has lasted for a while; those that haven't answered yet aren't asked again."""
+        now_s = time.monotonic()
+        waited_s, often_s = now_s - waits_since_s, ASKED_AFTER * timeout_s
+        if waited_s < often_s:
+            return
+        for rank in self._others:
+            is_due = waited_s >= timeout_s or now_s - self._heard_s.get(rank, 0.0) >= often_s
+            if rank not in self._asked_s and is_due:
+                self._sent.append(self.comm.isend(None, dest=rank, tag=QUESTION_TAG))
+                self._asked_s[rank] = now_s
+
+    def reports(self, waits_since_s: float, timeout_s: float, last_calls: Mapping[int, str]) -> dict[int, Report]:
+        """What is known of the others, by rank."""
+        now_s, found = time.monotonic(), {}
+        since_s = max(waits_since_s, self.up_since_s)
+        for rank in self._others:
+            heard_s, asked_s = self._heard_s.get(rank, 0.0), self._asked_s.get(rank)
+            silent_s = now_s - max(since_s, heard_s)
+            is_open = asked_s is not None and now_s - max(asked_s, self.up_since_s) >= ANSWER_S
+            is_silent = is_open and silent_s >= timeout_s
+            # After the timeout ranks are asked at every look.
+            is_new = heard_s - waits_since_s >= timeout_s
+            found[rank] = Report(self._answers.get(rank), is_new, silent_s if is_silent else None, last_calls.get(rank, ""))
+        return found
+
+
+class Watch:
+    """Looks after one rank."""
+
+    def __init__(self, processes: Watched, comm: Any, timeout_s: float) -> None:
+        self.processes, self.timeout_s = processes, timeout_s
+        self.questions, self.progress = Questions(comm), Progress()
+
+    def look(self, ended_s: float | None) -> str | None:
+        """Answer the others, and ask them if this rank waits; the sentence that ends all if it does so in vain.
+
+        Args:
+            ended_s: since when this rank, which has come to its end, waits for that of the others.
+        """
+        waits = [(each.what, each.since_s) for each in self.processes.waiting]
+        started = [since_s for _, since_s in waits if since_s is not None]
+        begun = self.processes.collectives_begun
+        idle_s = self.progress.look(begun, max(started, default=None))
+        where = self.progress.where
+        what = tuple(what if since_s is not None else "" for what, since_s in waits)
+        own = Answer(begun, what, ended_s is None, idle_s, str(where), where.call)
+        self.questions.look(own)
+        if ended_s is not None:
+            return self._after_the_end(ended_s)
+        if started:
+            self.questions.ask(min(started), self.timeout_s)
+        for chain in CHAINS:
+            said = self._wait_in(chain, waits[chain][1], own)
+            if said is not None:
+                return said
+        return None
+
+    def _wait_in(self, chain: int, since_s: float | None, own: Answer) -> str | None:
+        if since_s is None:
+            return None
+        waiting = self.processes.waiting[chain]
+        seconds = time.monotonic() - max(since_s, self.questions.up_since_s)
+        if seconds < self.timeout_s:
+            return None
+        waited = Waited(self.processes.rank, chain, seconds, own, waiting.may_compute)
+        said = verdict(waited, self._reports(since_s), self.timeout_s)
+        return said if waiting.since_s == since_s else None
+
+    def _reports(self, waits_since_s: float) -> dict[int, Report]:
+        return self.questions.reports(waits_since_s, self.timeout_s, self.processes.last_calls)
+
+    def _after_the_end(self, ended_s: float) -> str | None:
+        """Others may take their time until they end; but one that is stopped never does."""
+        self.questions.ask(ended_s, self.timeout_s)
+        for rank, report in self._reports(ended_s).items():
+            if report.silent_s is not None:
+                return f"rank {self.processes.rank} has ended and waits for the others: {silent(rank, report)}"
+        return None

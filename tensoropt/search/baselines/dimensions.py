@@ -1,0 +1,109 @@
+"""Logical dimensions: factors of different operators that are one, since tensors carry them from the one to the other.
+
+A result's dimension is its taker's operand's dimension, so the factors that name it are joined (where several are merged in
+it, the major ones, as in :mod:`..problem.fusion_groups`). The classes of this relation are the model's logical dimensions:
+the batch, a hidden layer's width, and so on. A factor whose operator can't split it is in no class.
+
+Complexity: O(operands), by union-find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scipy.cluster.hierarchy import DisjointSet
+
+from ...ir.graph import PLACEHOLDER, Operator
+from ...reschedule.layout import Axes
+from ...reschedule.mesh import Mesh
+from ...rules.rule import NONE, Config, Rule, why_invalid
+
+Member = tuple[str, str]
+"""An operator's name and one of its factors."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One logical dimension: its members in program order."""
+
+    members: tuple[Member, ...]
+
+    def degree_fits(self, degree: int, rules: Mapping[str, Rule]) -> bool:
+        """Whether every member can be split into so many blocks."""
+        return all(rules[name].divides(factor, degree) for name, factor in self.members)
+
+
+def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule]) -> tuple[Dimension, ...]:
+    """All logical dimensions, in order of first appearance."""
+    operators = tuple(operators)
+    members = [(op.name, factor) for op in operators for factor in rules[op.name].extents]
+    joined: DisjointSet = DisjointSet(members)
+    made = {tensor.name: (op.name, rules[op.name].results[i]) for op in operators for i, tensor in enumerate(op.outputs)}
+    for op in operators:
+        for position, tensor in op.operands:
+            dims = rules[op.name].operands[position]
+            if tensor.name not in made or dims is None:
+                continue
+            producer, others = made[tensor.name]
+            for here, there in zip(dims, others, strict=True):
+                if here and there:
+                    joined.merge((op.name, here[0]), (producer, there[0]))
+    classes: dict[Member, list[Member]] = {}
+    for name, factor in members:
+        if factor in rules[name].splittable:
+            classes.setdefault(joined[name, factor], []).append((name, factor))
+    return tuple(Dimension(tuple(each)) for each in classes.values())
+
+
+def batch_dimension(
+    operators: Iterable[Operator], rules: Mapping[str, Rule], dimensions: Iterable[Dimension]
+) -> Dimension | None:
+    """The dimension that leads most of the placeholders; None if there is none that can be split."""
+    leading: dict[Member, int] = {}
+    for op in operators:
+        names = rules[op.name].results[0][:1] if op.type == PLACEHOLDER and op.outputs else ()
+        if names and names[0]:
+            leading[op.name, names[0][0]] = op.result.shape[0]
+    extents = list(leading.values())
+    if not extents:
+        return None
+    extent = max(extents, key=extents.count)
+    seeds = {member for member, leads in leading.items() if leads == extent}
+    found = max(dimensions, key=lambda each: len(seeds.intersection(each.members)), default=None)
+    return found if found and seeds.intersection(found.members) else None
+
+
+def longest_split(dimension: Dimension, mesh: Mesh, rules: Mapping[str, Rule]) -> Axes:
+    """As many mesh axes as all members can be split over, the outer ones first."""
+    axes: Axes = ()
+    for axis in mesh.axes:
+        if dimension.degree_fits(mesh.size_of((*axes, axis)), rules):
+            axes = (*axes, axis)
+    return axes
+
+
+def config_of(rule: Rule, mesh: Mesh, given: Iterable[tuple[str, Axes]]) -> Config:
+    """A config that gives axes to factors, one after the other, each as far as the rule has it and axes are free."""
+    assignment = [NONE] * len(mesh.sizes)
+    for factor, axes in given:
+        if any(assignment[axis] != NONE for axis in axes):
+            continue
+        tried = [factor if axis in axes else before for axis, before in enumerate(assignment)]
+        if not why_invalid(rule, Config(mesh, tuple(tried))):
+            assignment = tried
+    return Config(mesh, tuple(assignment))
+
+
+def by_operator(dimension: Dimension, rules: Mapping[str, Rule]) -> dict[str, str]:
+    """The factor of each operator that carries a dimension.
+
+    Where a dimension meets itself in one operator (a product of a tensor with itself, a square weight within a recurrence)
+    it is a factor of the result, and there the first; the other is whole, as a dimension of another name would be.
+    """
+    found: dict[str, str] = {}
+    for name, factor in dimension.members:
+        results = {each for dims in rules[name].results for names in dims for each in names}
+        if name not in found or (found[name] not in results and factor in results):
+            found[name] = factor
+    return found

@@ -1,0 +1,218 @@
+"""Mesh-TensorFlow: the frontier of all strategies that split a logical dimension the same way everywhere, on one mesh.
+
+All assignments of names to places (:mod:`.naming`) are costed; what is left to choose under each is the copies that takers
+share. The costs of an assignment are a sum over operators, deliveries and shared copies, each of which depends on few
+names: it is worked out once for each combination of their places, and then looked up by all assignments at once.
+
+    lowest(a)   = (sum of least memories, sum of least times): no strategy of assignment a is below
+    fastest(a)  = the strategy whose copies are all the fastest: a real one, at the least time of a
+
+The frontier of all ``fastest`` comes first. An assignment whose ``lowest`` this doesn't dominate may hold more points:
+the product of its copies' frontiers (:func:`...ft.pareto.product`). So the result is the frontier of all assignments.
+
+Complexity: O(assignments x distinct sets of names + terms x combinations x copies).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...ft import Frontier
+from ...ft.pareto import product, reduce_unsorted, union
+from ...rules.rule import Config
+from ..problem.strategy_problem import StrategyProblem
+from .naming import MOST_ASSIGNMENTS, Ints, Naming
+from .task import Answer, Task
+
+Columns = tuple[int, ...]
+
+
+def search(task: Task, most: int = MOST_ASSIGNMENTS) -> Answer:
+    """Mesh-TensorFlow's frontier, of at most so many assignments."""
+    naming = Naming.of(task, most)
+    problem = _Restricted.of(task, naming)
+    found = problem.frontier()
+    n_assignments, n_split = naming.assigned.shape
+    note = f"{n_split} of {naming.n_names} logical dimensions may be split, in {n_assignments:,} ways"
+    return Answer(problem.built, found, note)
+
+
+@dataclass(frozen=True, eq=False)
+class _Combinations:
+    """What some names do together in all assignments.
+
+    Attributes:
+        first: an assignment for each combination.
+        of: int[assignments], the combination in each.
+    """
+
+    first: Ints
+    of: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """The copies of one tensor that its takers may share, by combination: int64[combinations, copies]."""
+
+    node: int
+    columns: Columns
+    mem: Ints
+    time: Ints
+
+
+@dataclass
+class _Restricted:
+    """A problem whose operators' states all follow from an assignment.
+
+    Attributes:
+        states: by operator node the names it depends on, and its state in each of their combinations.
+        copies: the nodes that don't follow.
+    """
+
+    built: StrategyProblem
+    naming: Naming
+    states: list[tuple[Columns, Ints]]
+    combinations: dict[Columns, _Combinations]
+    copies: list[_Copies] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, task: Task, naming: Naming) -> _Restricted:
+        combined: dict[Columns, _Combinations] = {}
+        states, configs = [], {}
+        for op in task.operators:
+            columns = naming.columns(op.name)
+            if columns not in combined:
+                combined[columns] = _combinations(naming, columns)
+            of_combination = [naming.config(task, op.name, int(first)) for first in combined[columns].first]
+            distinct: dict[Config, int] = {}
+            place = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
+            configs[op.name] = tuple(distinct)
+            states.append((columns, place))
+        return cls(task.among(configs), naming, states, combined)
+
+    @property
+    def n_operators(self) -> int:
+        return len(self.states)
+
+    def frontier(self) -> Frontier:
+        """Of all assignments."""
+        self._add_copies()
+        lowest, fastest = self._costs()
+        kept = reduce_unsorted(fastest[0], lowest[1])
+        mem, time_ns = fastest[0][kept], lowest[1][kept]
+        strategies = np.array([self._strategy(a) for a in kept.tolist()], np.int32)
+        more = np.flatnonzero(lowest[0] < fastest[0])
+        for a in more[np.lexsort((lowest[1][more], lowest[0][more]))].tolist():
+            step = int(np.searchsorted(mem, lowest[0][a], side="right")) - 1
+            if step >= 0 and time_ns[step] <= lowest[1][a]:
+                continue
+            of_one = self._of_assignment(a)
+            mem, time_ns, kept = union(mem, time_ns, of_one[0], of_one[1])
+            strategies = np.concatenate([strategies, of_one[2]])[kept]
+        return Frontier(mem, time_ns, strategies, {}, "mesh-tensorflow")
+
+    def _at(self, node: int, assignments: Ints) -> Ints:
+        """A node's state in some assignments; a training step has but one."""
+        if node >= self.n_operators:
+            return np.zeros(len(assignments), np.intp)
+        columns, place = self.states[node]
+        return place[self.combinations[columns].of[assignments]]
+
+    def _names_of(self, *nodes: int) -> Columns:
+        """The names on which some nodes depend together; their combinations are at hand from now on."""
+        of_nodes = (self.states[node][0] for node in nodes if node < self.n_operators)
+        columns = tuple(sorted({column for each in of_nodes for column in each}))
+        if columns not in self.combinations:
+            self.combinations[columns] = _combinations(self.naming, columns)
+        return columns
+
+    def _add_copies(self) -> None:
+        problem = self.built.problem
+        free = {copy.node for copy in self.built.shared}
+        edges_of: dict[int, list[tuple[int, Ints, Ints]]] = {node: [] for node in free}
+        for edge in problem.edges:
+            if edge.source in free:
+                edges_of[edge.source].append((edge.target, edge.mem_bytes.T, edge.time_ns.T))
+            elif edge.target in free:
+                edges_of[edge.target].append((edge.source, edge.mem_bytes, edge.time_ns))
+        for node, edges in edges_of.items():
+            columns = self._names_of(*(other for other, _, _ in edges))
+            first = self.combinations[columns].first
+            mem = sum((m[self._at(other, first)] for other, m, _ in edges), start=problem.nodes[node].mem_bytes)
+            time = sum((t[self._at(other, first)] for other, _, t in edges), start=problem.nodes[node].time_ns)
+            self.copies.append(_Copies(node, columns, mem, time))
+
+    def _costs(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Memory and time of ``lowest`` and of ``fastest``, int64[assignments] each."""
+        totals: dict[Columns, list[Ints]] = {}
+
+        def add(columns: Columns, *costs: Ints) -> None:
+            before = totals.get(columns, [np.int64(0)] * 3)
+            totals[columns] = [total + cost for total, cost in zip(before, costs, strict=True)]
+
+        problem, free = self.built.problem, {copy.node for copy in self.built.shared}
+        for number, node in enumerate(problem.nodes):
+            if number not in free:
+                columns = self._names_of(number)
+                at = self._at(number, self.combinations[columns].first)
+                add(columns, node.mem_bytes[at], node.mem_bytes[at], node.time_ns[at])
+        for edge in problem.edges:
+            if edge.source not in free and edge.target not in free:
+                columns = self._names_of(edge.source, edge.target)
+                first = self.combinations[columns].first
+                pairs = self._at(edge.source, first), self._at(edge.target, first)
+                add(columns, edge.mem_bytes[pairs], edge.mem_bytes[pairs], edge.time_ns[pairs])
+        for copies in self.copies:
+            best = _fastest(copies)
+            rows = np.arange(len(best))
+            add(copies.columns, copies.mem.min(axis=1), copies.mem[rows, best], copies.time[rows, best])
+        sums = [np.zeros(len(self.naming.assigned), np.int64) for _ in range(3)]
+        for columns, costs in totals.items():
+            for total, cost in zip(sums, costs, strict=True):
+                total += cost[self.combinations[columns].of]
+        return (sums[0], sums[2]), (sums[1], sums[2])
+
+    def _strategy(self, assignment: int) -> Ints:
+        """The states of all nodes, with the fastest copies."""
+        at = np.array([assignment])
+        states = np.zeros(len(self.built.problem.nodes), np.int32)
+        for node in range(self.n_operators):
+            states[node] = self._at(node, at)[0]
+        for copies in self.copies:
+            states[copies.node] = _fastest(copies)[self.combinations[copies.columns].of[assignment]]
+        return states
+
+    def _of_assignment(self, assignment: int) -> tuple[Ints, Ints, Ints]:
+        """The frontier of one assignment: memory, time, strategies."""
+        states = self._strategy(assignment)
+        total = self.built.problem.cost(states.tolist())
+        mem, time_ns = np.array([total[0]], np.int64), np.array([total[1]], np.int64)
+        strategies = states[None]
+        for copies in self.copies:
+            row = self.combinations[copies.columns].of[assignment]
+            of_copies = copies.mem[row], copies.time[row]
+            choices = reduce_unsorted(*of_copies)
+            if len(choices) == 1:
+                continue
+            taken = states[copies.node]
+            mem, time_ns = mem - of_copies[0][taken], time_ns - of_copies[1][taken]
+            mem, time_ns, left, right = product(mem, time_ns, of_copies[0][choices], of_copies[1][choices])
+            strategies = strategies[left].copy()
+            strategies[:, copies.node] = choices[right]
+        return mem, time_ns, strategies
+
+
+def _combinations(naming: Naming, columns: Columns) -> _Combinations:
+    rows = naming.assigned[:, columns]
+    if not columns:
+        return _Combinations(np.zeros(1, np.intp), np.zeros(len(rows), np.intp))
+    _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return _Combinations(first, of.ravel())
+
+
+def _fastest(copies: _Copies) -> Ints:
+    """The fastest copy, of those the one of least memory, in each combination."""
+    result: Ints = np.lexsort((copies.mem, copies.time), axis=1)[:, 0]
+    return result

@@ -1,0 +1,69 @@
+"""One weird trick (Krizhevsky, 2014): dense layers split by output, all else by batch.
+
+A dense layer is a matrix product with a parameter. Its output factor is the one that the parameter has and its other
+operand lacks; the parameter is split with it, so that it needs no synchronisation. All other operators are as in data
+parallelism. (The paper's trick of overlapping the layers' communication has no counterpart in this cost model.)
+"""
+
+from __future__ import annotations
+
+from ...ir.graph import VARIABLE, Operator
+from ...rules.rule import Config, Rule
+from . import data_parallel
+from .dimensions import config_of
+from .single import of_one_strategy
+from .task import Answer, Task
+
+PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split())
+
+
+def search(task: Task) -> Answer:
+    """One weird trick's one point."""
+    return of_one_strategy(task, configs(task), "one-weird-trick")
+
+
+def configs(task: Task) -> dict[str, Config]:
+    """A config for every operator, by name."""
+    found = data_parallel.configs(task)
+    for op in task.operators:
+        parameter = _parameter(task, op)
+        if parameter is None:
+            continue
+        position, variable = parameter
+        rule, of_variable = task.rules[op.name], task.rules[variable]
+        output = _output_factor(rule, position)
+        if output is None:
+            continue
+        found[op.name] = _split(task, rule, output)
+        dims = rule.operands[position] or ()
+        (own,) = (there[0] for here, there in zip(dims, of_variable.results[0], strict=True) if here[:1] == (output,))
+        found[variable] = config_of(of_variable, task.mesh, [(own, found[op.name].axes_of(output))])
+    return found
+
+
+def _parameter(task: Task, op: Operator) -> tuple[int, str] | None:
+    """The position and the name of the parameter of a dense layer; None for another operator."""
+    if op.type not in PRODUCTS or len(op.operands) != 2:
+        return None
+    producers = [(position, task.graph.producers[tensor.name]) for position, tensor in op.operands]
+    found = [(position, producer.name) for position, producer in producers if producer.type == VARIABLE]
+    return found[0] if len(found) == 1 else None
+
+
+def _output_factor(rule: Rule, position: int) -> str | None:
+    """The first factor of results that only the parameter has."""
+    of_parameter = {name for names in rule.operands[position] or () for name in names}
+    of_others = {
+        name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names
+    }
+    in_result = [names[0] for names in rule.results[0] if names]
+    return next((name for name in in_result if name in of_parameter - of_others and name in rule.splittable), None)
+
+
+def _split(task: Task, rule: Rule, factor: str) -> Config:
+    """A factor over as many axes as it can be."""
+    config = config_of(rule, task.mesh, ())
+    for axis in task.mesh.axes:
+        longer = config_of(rule, task.mesh, [(factor, (*config.axes_of(factor), axis))])
+        config = longer if longer.used_axes else config
+    return config

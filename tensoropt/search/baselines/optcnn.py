@@ -1,0 +1,14 @@
+"""OptCNN: the least time, whatever memory that takes. The search itself is :mod:`...ft.reference.optcnn`."""
+
+from __future__ import annotations
+
+from ...ft.reference.optcnn import least_time
+from .task import Answer, Task
+
+
+def search(task: Task) -> Answer:
+    """OptCNN's one point, among all strategies of the space."""
+    built = task.whole()
+    found = least_time(built.problem, task.report)
+    note = "" if found.exact else f"not proven the fastest: {found.worst_gap:.2%} above a lower bound at most"
+    return Answer(built, found, note)

@@ -1,0 +1,28 @@
+"""The point of one strategy, where only the copies that takers share are left to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...ft import Frontier
+from ...ft.problem import Problem
+from ...ft.weighted.weighted_search import Least, WeightedSearch
+from ...rules.rule import Config
+from .task import Answer, Task
+
+
+def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -> Answer:
+    """The fastest way to run a strategy."""
+    built = task.of_strategy(configs)
+    fastest = WeightedSearch(built.problem).least((0, 1))
+    return Answer(built, point_of(built.problem, fastest, algorithm))
+
+
+def point_of(problem: Problem, least: Least, algorithm: str) -> Frontier:
+    """What a weighted search found, as a baseline's result."""
+    assert least.strategy is not None, "deliveries are possible between any two configs"
+    mem_bytes, time_ns = problem.cost(least.strategy.tolist())
+    costs = np.array([[mem_bytes], [time_ns]], np.int64)
+    return Frontier(costs[0], costs[1], least.strategy[None], {}, algorithm)

@@ -1,0 +1,89 @@
+"""What a baseline is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...costs.operator_costs import OperatorCosting
+from ...ft import Frontier
+from ...ir.graph import Graph, Operator
+from ...reschedule.mesh import Mesh
+from ...rules.registry import rule_of
+from ...rules.rule import Config, Rule
+from ..problem.builder import ProblemBuilder
+from ..problem.config_space import FULL, Assignments
+from ..problem.fusion_groups import Followers
+from ..problem.strategy_problem import StrategyProblem
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model on a mesh, its costs, and the space within which the frontier is searched.
+
+    Attributes:
+        built: the whole space's problem, if it is at hand.
+        progress: is told (stage, done, total); the stages are ``costs`` and ``search``.
+    """
+
+    costing: OperatorCosting
+    mesh: Mesh
+    space: str
+    built: StrategyProblem | None = None
+    progress: Report | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.costing.graph
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """Those that have a config."""
+        return tuple(op for op in self.graph.step_operators if op.updates is None)
+
+    @cached_property
+    def rules(self) -> dict[str, Rule]:
+        return {op.name: rule_of(op) for op in self.operators}
+
+    def whole(self) -> StrategyProblem:
+        """The problem of the whole space."""
+        return self.built or self._build(self.space, None)
+
+    def of_strategy(self, configs: Mapping[str, Config]) -> StrategyProblem:
+        """The problem of one config for each operator: only shared copies are left to choose.
+
+        The nodes are those of the space, so that a strategy of the space costs what it costs there.
+        """
+        return self._build(self.space, lambda node: (tuple(configs[op.name] for op in node.operators),))
+
+    def among(self, configs: Mapping[str, tuple[Config, ...]]) -> StrategyProblem:
+        """The problem of some configs for each operator, every operator a node of its own."""
+        return self._build(FULL, lambda node: tuple((config,) for config in configs[node.operators[0].name]))
+
+    def report(self, done: int, total: int) -> None:
+        """Tell how far the search is."""
+        if self.progress is not None:
+            self.progress("search", done, total)
+
+    def _build(self, space: str, states: Callable[[Followers], Assignments] | None) -> StrategyProblem:
+        builder = ProblemBuilder(self.graph, self.costing.backward, self.costing, self.mesh, space, states=states)
+        if self.progress is not None:
+            tell = self.progress
+            builder = replace(builder, progress=lambda done, total: tell("costs", done, total))
+        return builder.build()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Attributes:
+    built: the problem whose states the strategies are of.
+    found: the baseline's point, or its frontier; ``exact`` if it is what the algorithm defines.
+    note: what to know of how it was got, in a sentence; may be empty.
+    """
+
+    built: StrategyProblem
+    found: Frontier
+    note: str = ""

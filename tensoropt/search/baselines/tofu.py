@@ -1,0 +1,72 @@
+"""ToFu (Wang, Huang and Li, EuroSys 2019): every tensor is split over all devices, for the least memory.
+
+As TensorOpt's section 5.1 simulates it: no operator leaves a mesh axis idle while one of its dimensions is long enough, so
+that nothing is replicated that could be split; sums that are still partial are no split of a tensor. As in ToFu the devices
+are halved again and again (here by the mesh's axes, the outermost first): each round decides for every operator which
+factor the next axis splits, all earlier ones as they were decided, and takes the least memory, and with that the least
+time. A round is a small problem, a weighted search (:mod:`...ft.weighted.weighted_search`) in which memory is as good as all
+that counts:
+
+    round a:  config(op) = decided(op) on axes 0..a-1, one of its factors (or none, if none is long enough) on axis a
+              least of  mem / most mem + TIME_COUNTS time / most time
+
+That the rounds together are the best of their kind is not claimed: ToFu's own recursion isn't either, where costs depend on
+which axis it is.
+
+Complexity: axes x one search with as many configs per operator as it has factors.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...ft.problem import Problem
+from ...ft.weighted.weighted_search import Least, WeightedSearch
+from ...rules.rule import NONE, Config, Rule, why_invalid
+from .single import point_of
+from .task import Answer, Task
+
+TIME_COUNTS = 1e-6
+"""A part of the memory this small, of the most that there could be, is worth all of the time."""
+ROUNDING = 1e-9
+
+
+def search(task: Task) -> Answer:
+    """ToFu's one point."""
+    decided = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
+    built = task.among({name: (config,) for name, config in decided.items()})
+    found, off = _least_memory(built.problem), 0.0
+    for axis in task.mesh.axes:
+        task.report(axis, len(task.mesh.sizes))
+        choices = {name: longer(task.rules[name], config, axis) for name, config in decided.items()}
+        built = task.among(choices)
+        found = _least_memory(built.problem)
+        off = max(off, _off(found))
+        assert found.strategy is not None, "deliveries are possible between any two configs"
+        strategy = built.strategy(found.strategy.tolist())
+        decided = {name: strategy.configs[name] for name in decided}
+    note = f"not proven the least of every round: {off:.2%} above a lower bound at most" if off else ""
+    return Answer(built, point_of(built.problem, found, "tofu"), note)
+
+
+def _least_memory(problem: Problem) -> Least:
+    search = WeightedSearch(problem)
+    most_mem, most_time = (max(most, 1) for most in search.most)
+    return search.least((1.0, TIME_COUNTS * most_mem / most_time))
+
+
+def _off(found: Least) -> float:
+    """By which part a weighted cost may be above the least one."""
+    cost = found.weights[0] * found.mem_bytes + found.weights[1] * found.time_ns
+    off = cost / max(found.bound, math.ulp(0.0)) - 1.0
+    return off if off > ROUNDING else 0.0
+
+
+def longer(rule: Rule, config: Config, axis: int) -> tuple[Config, ...]:
+    """The configs that split one more axis; the config itself if no factor is long enough."""
+    found = []
+    for factor in rule.splittable:
+        assignment = (*config.assignment[:axis], factor, *config.assignment[axis + 1 :])
+        if not why_invalid(rule, Config(config.mesh, assignment)):
+            found.append(Config(config.mesh, assignment))
+    return tuple(found) or (config,)

@@ -1,0 +1,130 @@
+"""From a graph to a Problem: nodes, edges and arrays of costs, all that the search sees.
+
+A node is an operator with its configs, or several that follow each other (:mod:`.config_space`); how they are connected, by
+edges and by further nodes, :mod:`.edges` says. What is equal is built once and shared by identity: states by signature
+(:mod:`.node_states`), costs by what they connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...costs.operator_costs import OperatorCosting
+from ...ft.problem import Problem
+from ...ir.graph import Graph
+from ...lowering.gradient_analysis import Backward
+from ...reschedule.mesh import Mesh
+from ...rules.registry import rule_of
+from ...sharding.constraints import Force, allowed, check_force, pinned
+from ...sharding.consumers import takers_of
+from .choices import Choices
+from .config_space import FULL, Assignments, nodes_of, states_of
+from .edges import Connections, Steps
+from .fusion_groups import Followers
+from .node_states import Evaluation, States
+from .remat_segments import NO_BLOCKS, Blocks, blocks_of
+from .strategy_problem import StrategyProblem
+
+
+@dataclass
+class ProblemBuilder:
+    """Builds the Problem of a graph's training steps on one mesh.
+
+    Attributes:
+        progress: is told (nodes done, nodes).
+        states: the states of each node, where they are not to be all of the space.
+        choices: what strategies may choose beside configs and shared copies.
+    """
+
+    graph: Graph
+    backward: Backward
+    costing: OperatorCosting
+    mesh: Mesh
+    space: str = FULL
+    force: Force = field(default_factory=dict)
+    progress: Callable[[int, int], None] | None = None
+    states: Callable[[Followers], Assignments] | None = None
+    choices: Choices = field(default_factory=Choices)
+
+    def build(self) -> StrategyProblem:
+        """The Problem of all operators that a training step runs, none of which is computed again.
+
+        Raises:
+            InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
+        """
+        return self._connected(self._evaluated(), NO_BLOCKS)
+
+    def build_recomputing(self) -> tuple[StrategyProblem, StrategyProblem | None]:
+        """The same, and the Problem in which operators may be computed again; None where that can't save anything.
+
+        Raises:
+            InputError: as :meth:`build`.
+        """
+        nodes = self._evaluated()
+        blocks = blocks_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
+        if not blocks.nodes:
+            return self._connected(nodes, NO_BLOCKS), None
+        recomputing = list(nodes)
+        for i, each in blocks.nodes.items():
+            node, states = nodes[i]
+            recomputing[i] = node, self._evaluation.recomputing(node, states, each.places)
+        return self._connected(nodes, NO_BLOCKS, is_told=False), self._connected(recomputing, blocks)
+
+    def _connected(
+        self, nodes: list[tuple[Followers, States]], blocks: Blocks, is_told: bool = True
+    ) -> StrategyProblem:
+        tell = self.tell if is_told else lambda done, total: None
+        steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
+        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, tell)
+        connections.connect()
+        problem = Problem(tuple(connections.nodes), tuple(connections.edges))
+        return StrategyProblem(
+            problem,
+            self.mesh,
+            self.space,
+            tuple(nodes),
+            tuple(connections.shared),
+            connections.beside.overlap(),
+            tuple(connections.choices),
+            connections.transients.transient(
+                {i: states.recomputes for i, (_, states) in enumerate(nodes)},
+                {i: states.others for i, (_, states) in enumerate(nodes) if states.recomputed},
+            ),
+        )
+
+    def _evaluated(self) -> list[tuple[Followers, States]]:
+        check_force(self.graph, self.force)
+        self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
+        self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
+        operators = self.graph.step_operators
+        forced = frozenset(op.name for op in operators if pinned(self.force, op))
+        found = []
+        groups = nodes_of(self.space, self.graph, self.rules, takers_of(self.graph), forced)
+        for done, node in enumerate(groups):
+            self.tell(done, 2 * len(groups))
+            if self.states is not None:
+                given = self.states(node)
+                found.append((node, evaluation.states(node, partial(tuple, given), given)))
+                continue
+            degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
+            found.append((node, evaluation.states(node, self._assignments(node), degrees)))
+        return found
+
+    def tell(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(done, total)
+
+    def _assignments(self, node: Followers) -> Callable[[], Assignments]:
+        op = node.operators[0]
+        is_forced = bool(pinned(self.force, op))
+
+        def found() -> Assignments:
+            everything = states_of(self.space, node, self.rules, self.mesh, is_forced)
+            if not is_forced:
+                return everything
+            configs = tuple(config for config, in everything)
+            return tuple((config,) for config in allowed(self.force, op, self.rules[op.name], self.mesh, configs))
+
+        return found

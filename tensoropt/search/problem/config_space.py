@@ -1,0 +1,132 @@
+"""What is searched: which operators have configs of their own, and which configs those are.
+
+| space | nodes | configs |
+|---|---|---|
+| ``full`` | every operator | every mesh axis to any factor, to a linear group, or to none |
+| ``compact`` | heavy operators; light ones follow (:mod:`.fusion_groups`) | at most MOST_FACTORS factors, each a run of
+units |
+
+A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them (:mod:`...reschedule.units`): 8
+devices are then 2 x 4. A level's units may come in ascending or in descending order; a factor takes a run of them in some
+order. Of the factors that windows slide along (height and width of a convolution) only the first is offered there.
+
+A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
+while that has at most MOST_CONFIGS configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby, product
+
+from ...ir.graph import Graph
+from ...reschedule.layout import Axes
+from ...reschedule.mesh import Mesh
+from ...reschedule.units import MOST_AXES, units
+from ...rules.registry import rule_of
+from ...rules.rule import NONE, Config, Rule, why_invalid
+from ...sharding.consumers import Taker
+from .fusion_groups import Followers, followers
+
+FULL, COMPACT = "full", "compact"
+SPACES = (FULL, COMPACT)
+MOST_FACTORS = 2
+MOST_CONFIGS = 4_000
+
+Assignments = tuple[tuple[Config, ...], ...]
+"""Configs of the operators of a node together: [states][operators]."""
+
+
+def space_for(graph: Graph, mesh: Mesh) -> str:
+    """The space that a search takes by itself."""
+    rules = [rule_of(op) for op in graph.step_operators if op.updates is None]
+    total = sum((1 + len(rule.splittable) + len(rule.linear)) ** len(mesh.sizes) for rule in rules)
+    return FULL if total <= MOST_CONFIGS else COMPACT
+
+
+def described(space: str) -> str:
+    """The space in words, for people and result files."""
+    if space == FULL:
+        return "full: all configs of all operators"
+    return f"compact: light operators follow; at most {MOST_FACTORS} factors, each over a run of axes or of bundles of them"
+
+
+def nodes_of(
+    space: str, graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
+) -> tuple[Followers, ...]:
+    """The nodes of a space; operators in ``apart`` are always nodes of their own."""
+    if space == COMPACT:
+        return followers(graph, rules, takers, apart)
+    alone = [op for op in graph.step_operators if op.updates is None]
+    return tuple(Followers((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
+
+
+def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
+    """What the operators of a node may do together; all that a single one may if ``everything``."""
+    of = [rules[op.name] for op in node.operators]
+    names = [
+        tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
+        for members in node.factors
+        if any(name in of[i].splittable for i, name in members)
+        and (space == FULL or everything or not any(name in _later_halos(of[i]) for i, name in members))
+    ]
+    if space == FULL or everything:
+        assert len(of) == 1
+        names += [(f"+{group}",) for group in range(len(of[0].linear))]
+        assignments: Iterable[tuple[tuple[str, ...], ...]] = product([(NONE,), *names], repeat=len(mesh.sizes))
+    else:
+        assignments = _runs([(NONE,) * len(of), *names], mesh)
+    splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
+    valid: dict[tuple[int, tuple[str, ...]], bool] = {}
+    found: dict[tuple[Config, ...], None] = {}
+    for assignment in assignments:
+        configs = []
+        for i, rule in enumerate(of):
+            given = tuple(each[i] if each[i] in splittable[i] else NONE for each in assignment)
+            config = Config(mesh, given)
+            if (i, given) not in valid:
+                valid[i, given] = not why_invalid(rule, config)
+            if not valid[i, given]:
+                break
+            configs.append(config)
+        else:
+            found.setdefault(tuple(configs))
+    return tuple(found)
+
+
+def _later_halos(rule: Rule) -> list[str]:
+    """The factors that windows slide along, without the first that can be split: to split the width costs as much as to
+    split the height, and pays beside it only on very many devices."""
+    return [name for name in rule.splittable if name in rule.halos][1:]
+
+
+def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Assignments of axes to at most MOST_FACTORS names, each but the first (none) a run of units."""
+    none = names[0]
+
+    def extend(before: tuple[tuple[str, ...], ...], n_units: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if len(before) == n_units:
+            yield before
+            return
+        used = set(before) - {none}
+        for name in names:
+            starts = name != none and name not in used
+            if starts and len(used) == MOST_FACTORS:
+                continue
+            if name == none or starts or before[-1] == name:
+                yield from extend((*before, name), n_units)
+
+    for order in unit_orders(mesh):
+        for assignment in extend((), len(order)):
+            given = dict(zip(order, assignment, strict=True))
+            of_axis = {axis: name for unit, name in given.items() for axis in unit}
+            yield tuple(of_axis[axis] for axis in mesh.axes)
+
+
+def unit_orders(mesh: Mesh) -> list[tuple[Axes, ...]]:
+    """The orders in which the units of a mesh may come, each unit a tuple of axes."""
+    if len(mesh.sizes) <= MOST_AXES:
+        return [units(mesh)]
+    levels = [tuple(level) for _, level in groupby(units(mesh), key=lambda unit: mesh.level_of_axis[unit[0]])]
+    in_level = (dict.fromkeys([bundles, bundles[::-1]]) for bundles in levels)
+    return [tuple(chain.from_iterable(order)) for order in product(*in_level)]

@@ -1,0 +1,470 @@
+"""How the nodes of a Problem are connected: what the deliveries between them cost, and which are nodes themselves.
+
+A tensor that one node takes is an edge; one that its own node takes, a cost of that node. A tensor that several take is a
+node as well: its states are the demands for which it may be delivered once, for all to take it from there. So collectives
+charged are collectives executed.
+
+A copy that a gradient reads may be kept or made again in the backward pass (:class:`...sharding.strategy.Copy`). Of a shared
+copy that is another state of its tensor's node; of a single taker's, a node between its ends, with a state for each choice
+that can matter (:mod:`...ft.choices`). Where a shared copy isn't what a taker wants, the taker keeps its own; where all who
+read do, the shared copy need be neither kept nor made again, which is a state as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...costs.operator_costs import Keeping, OperatorCosting, piece_bytes
+from ...ft.problem import Edge, Node
+from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
+from ...lowering.gradient_analysis import Backward
+from ...reschedule.layout import Layout, is_view, needs_communication
+from ...reschedule.mesh import Mesh
+from ...rules.rule import Demand, Rule
+from ...sharding.consumers import Taker, as_copy, step_demand, takers_of
+from ...sharding.strategy import Copy
+from .choices import Choices
+from .edge_costs import (
+    ANEW,
+    FIXED,
+    HELD,
+    LEFT,
+    PAID,
+    PASSED,
+    READ,
+    REMADE,
+    UNREAD,
+    Costs,
+    DeliveryArrays,
+    End,
+    Table,
+)
+from .fusion_groups import Followers
+from .node_states import Choice, States
+from .overlap_parts import Beside
+from .remat_segments import Blocks
+from .strategy_problem import CopyChoice, SharedCopy
+from .transient_memory import Transients
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The training steps of a graph on a mesh, and what they cost; ``rules`` by operator."""
+
+    graph: Graph
+    backward: Backward
+    costing: OperatorCosting
+    mesh: Mesh
+    rules: Mapping[str, Rule]
+
+
+@dataclass(frozen=True, eq=False)
+class _Taker:
+    """A taker as the search sees it: its node and what it asks, and how it reads that, by the node's state."""
+
+    node: int
+    end: End
+
+    @property
+    def demands(self) -> Choice[Demand]:
+        return self.end.choice
+
+    @property
+    def reads(self) -> bool:
+        """Whether the backward pass reads its copy, in some state."""
+        return bool((self.end.way != UNREAD).any())
+
+    @property
+    def may_read_or_not(self) -> bool:
+        return self.reads and bool((self.end.way == UNREAD).any())
+
+    @property
+    def may_be_remade(self) -> bool:
+        """Whether its copy may always be made again where it is read."""
+        return not (self.end.way == FIXED).any()
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A tensor as its producer leaves it, by the producer's node's state."""
+
+    node: int
+    tensor: Tensor
+    end: End
+
+    @property
+    def left(self) -> Choice[Demand]:
+        return self.end.choice
+
+    @property
+    def may_be_anew(self) -> bool:
+        return bool((self.end.way == ANEW).any())
+
+
+class Connections:
+    """The nodes' costs, and between them the deliveries of every tensor.
+
+    Args:
+        of_node: the nodes that are operators.
+        merges: whether nodes are several operators that follow each other.
+        choices: what strategies may choose beside configs and shared copies.
+        blocks: which nodes have states that compute their operators again.
+        tell: is told (nodes done, nodes).
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        of_node: list[tuple[Followers, States]],
+        merges: bool,
+        choices: Choices,
+        blocks: Blocks,
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
+        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph, choices.zero)
+        self.takers = takers_of(steps.graph)
+        self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
+        self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
+        self.transients = Transients(blocks)
+        self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
+        for i, (_, states) in enumerate(of_node):
+            self.transients.begin(i, states.transient_bytes)
+        self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
+        self.beside = Beside(steps.costing.deliveries, self._program_places(), [states for _, states in of_node])
+        self.edges: list[Edge] = []
+        self.shared: list[SharedCopy] = []
+        self.choices: list[CopyChoice] = []
+        self._whole: dict[tuple[int, int], Choice[Demand]] = {}
+        self._left: dict[tuple[int, bool], Choice[Demand]] = {}
+        self._copies: dict[tuple[int, ...], Choice[Demand]] = {}
+
+    def _program_places(self) -> list[int]:
+        """Of each node, where the backward pass comes to it last; of a parameter's, where its gradient is there."""
+        program = {name: i for i, name in enumerate(self.steps.graph.operators)}
+        places = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_place)
+        for n, (node, _) in enumerate(self.of_node):
+            if all(op.type in SOURCES for op in node.operators):
+                takers = (taker for op in node.operators for taker in self.takers.get(op.result.name, ()))
+                taken = [places[self.place[taker.name][0]] for taker in takers if not (taker.is_step or taker.is_update)]
+                places[n] = min(taken, default=places[n])
+        return places
+
+    def connect(self) -> None:
+        """Everything: first which layouts there are of each shape, then what the deliveries between them cost."""
+        tensors = []
+        for n, (node, states) in enumerate(self.of_node):
+            for i, op in enumerate(node.operators):
+                for result, tensor in enumerate(op.outputs):
+                    takers = [self._taker(tensor, taker) for taker in self.takers.get(tensor.name, ())]
+                    if takers:
+                        left = self._as_left(states.layouts(i, result), takers)
+                        made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
+                        is_anew = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
+                        way = np.where(states.recomputes & is_anew, ANEW, LEFT)
+                        shared = self._shared_copies(left, takers)
+                        choices = [left, *(taker.demands for taker in takers), *([shared] if shared else [])]
+                        self.arrays.expect(tensor, choices)
+                        tensors.append((_Made(n, tensor, End(left, way)), takers, shared))
+        for made, takers, shared in tensors:
+            self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
+            self._connect(made, takers, shared)
+
+    def _taker(self, tensor: Tensor, taker: Taker) -> _Taker:
+        if taker.is_step:
+            key = len(tensor.shape), taker.position
+            if key not in self._whole:
+                self._whole[key] = Choice.of([step_demand(self.steps.mesh, tensor, taker)])
+            return _Taker(self.step_place[taker.name], End(self._whole[key], np.array([UNREAD])))
+        n, i = self.place[taker.name]
+        states, backward = self.of_node[n][1], self.steps.backward
+        demands = states.demands(i, taker, backward.gradients)
+        is_own = (taker.name, taker.position) in backward.kept_operands and not taker.is_update
+        way = np.full(states.n_states, UNREAD)
+        if self.steps.costing.reads(taker):
+            way[:] = READ if is_own else FIXED
+            way[self._exchanged(taker)] = FIXED
+        if i in states.recomputed and not taker.is_update:
+            way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, HELD)
+        return _Taker(n, End(demands, way))
+
+    def _exchanged(self, taker: Taker) -> np.ndarray:
+        """In which states the operator exchanges windows: its gradient reads these instead of the operand."""
+        n, i = self.place[taker.name]
+        states, rule = self.of_node[n][1], self.steps.rules[taker.name]
+        if not rule.halos or taker.position:
+            return np.zeros(states.n_states, bool)
+        return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
+
+    def _as_left(self, layouts: Choice[Layout], ends: list[_Taker]) -> Choice[Demand]:
+        """How a tensor's producer leaves it, by its node's state, as a demand: the gradient comes back summed."""
+        with_gradient = any(_has_gradient(end.demands) for end in ends)
+        key = id(layouts), with_gradient
+        if key not in self._left:
+            values = tuple(Demand(layout, () if with_gradient else None) for layout in layouts.values)
+            self._left[key] = Choice(values, layouts.place)
+        return self._left[key]
+
+    def _shared_copies(self, left: Choice[Demand], ends: list[_Taker]) -> Choice[Demand] | None:
+        """The copies among which a tensor's takers may choose one to share; None where there is no such choice.
+
+        As the producer leaves it, or as more than one taker asks for it.
+        """
+        if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
+            return None
+        key = id(left), *(id(end.demands) for end in ends)
+        if key not in self._copies:
+            asked = Counter(copy for each in _as_copies(ends) for copy in dict.fromkeys(each))
+            as_left = dict.fromkeys(Demand(d.layout.with_partial(()), d.varying) for d in left.values)
+            values = dict.fromkeys([*as_left, *(copy for copy, times in asked.items() if times > 1)])
+            self._copies[key] = Choice(tuple(values), np.arange(len(values)))
+        return self._copies[key]
+
+    def _connect(self, made: _Made, takers: list[_Taker], shared: Choice[Demand] | None) -> None:
+        producer, tensor = made.node, made.tensor
+        outside = {taker.node for taker in takers} - {producer}
+        if shared is not None and not (self.merges and len(outside) == 1 and sum(t.node != producer for t in takers) == 1):
+            self._share(made, takers, shared)
+        elif self.merges and len(takers) > 1 and len({taker.node for taker in takers}) == 1:
+            self._take_together(made, takers)
+        elif len(takers) == 1:
+            (taker,) = takers
+            self._add(made, taker, self._keeping(tensor), self._of_taker(tensor, taker))
+        else:
+            self._take_inside(made, takers)
+
+    def _of_taker(self, tensor: Tensor, taker: _Taker) -> Copy | None:
+        """The copy of a single taker, if it may be made again in some state."""
+        if not np.isin(taker.end.way, (READ, PASSED, HELD)).any():
+            return None
+        (only,) = self.takers[tensor.name]
+        return Copy(tensor.name, only.name)
+
+    def _take_inside(self, made: _Made, takers: list[_Taker]) -> None:
+        """All takers but one at most are in the producer's node: the piece that is left is paid for there if it is read."""
+        way, keeping = made.end.way.copy(), self._keeping(made.tensor)
+        if keeping == Keeping.COPY:
+            inside = [taker.end.way != UNREAD for taker in takers if taker.node == made.node]
+            outside = any((taker.end.way != UNREAD).all() for taker in takers if taker.node != made.node)
+            is_read = np.logical_or.reduce(inside) | outside
+            way[is_read & (way == LEFT)] = PAID
+            by_gradient = [np.isin(taker.end.way, (READ, FIXED, HELD)) for taker in takers if taker.node == made.node]
+            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == ANEW))
+        for taker in takers:
+            self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
+
+    def _may_remake(self, tensor: Tensor) -> bool:
+        """Copies that all slices of a batch read are kept: they would be made again for each."""
+        return self.reuse and not self.steps.graph.accumulates(tensor.name)
+
+    def _keeping(self, tensor: Tensor) -> Keeping:
+        """What a copy of a tensor that is read keeps: whether its producer's piece is paid for by itself."""
+        costing = self.steps.costing
+        viewed = costing.viewed(tensor.name)
+        is_left = viewed in costing.left or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
+        return Keeping.COPY_OF_KEPT if is_left else Keeping.COPY
+
+    def _share(self, made: _Made, takers: list[_Taker], shared: Choice[Demand]) -> None:
+        """A node for the shared copy: for each demand a state that keeps it; where that can pay, one that makes it again;
+        and one that does neither, in which nobody may read it.
+
+        For a single taker that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor that
+        is computed again the copy is made again, unless communication makes it: a state of its own, since what takers make
+        of that is there as long as the block, and what they make of another that is made again is gone at once.
+        """
+        tensor, number = made.tensor, len(self.nodes)
+        keeping, readers = self._keeping(tensor), [taker for taker in takers if taker.reads]
+        varies = made.may_be_anew or any(taker.may_read_or_not for taker in takers)
+        of_copy = of_taker = keeping if readers else Keeping.NOTHING
+        if len(readers) == 1 and keeping == Keeping.COPY and not varies:
+            of_copy = Keeping.NOTHING
+        elif readers:
+            of_taker = Keeping.COPY_OF_KEPT
+        may_be_remade = bool(self._may_remake(tensor) and readers and all(taker.may_be_remade for taker in readers))
+        none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
+        remade = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
+        anew = everything if readers and made.may_be_anew else none
+        unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
+        if readers and varies:
+            unread = everything
+        by_way = {LEFT: everything, REMADE: remade, ANEW: anew, PAID: unread}
+        place = np.concatenate(list(by_way.values()))
+        way = np.repeat(list(by_way), [len(places) for places in by_way.values()])
+        is_remade = np.isin(way, (REMADE, ANEW))
+        zeros = np.zeros(len(place), np.int64)
+        self.nodes.append(Node(tensor.name, zeros, zeros))
+        self.beside.places.append(min(self.beside.places[taker.node] for taker in takers))
+        self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == PAID))
+        if is_remade.any() and may_be_remade:
+            self.choices.append(CopyChoice(Copy(tensor.name), number, is_remade))
+        copy = End(Choice(shared.values, place), way, is_shared=True)
+        self._add_edge(
+            made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
+        )
+        for taker in takers:
+            costs = self.arrays.by_state(tensor, copy, taker.end, _of_shared(of_taker))
+            self._add_edge(number, taker.node, costs, made.node)
+
+    def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
+        """The places of the copies that take more memory than some piece from which communication makes them."""
+        pieces = [(demand.layout, piece_bytes(tensor, demand.layout)) for demand in left.values]
+        return np.array(
+            [
+                i
+                for i, demand in enumerate(shared.values)
+                if any(
+                    n_bytes < piece_bytes(tensor, demand.layout) and needs_communication(layout, demand.layout)
+                    for layout, n_bytes in pieces
+                )
+            ],
+            np.intp,
+        )
+
+    def _take_together(self, made: _Made, takers: list[_Taker]) -> None:
+        """Several takers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
+        tensor, node, n_states = made.tensor, takers[0].node, len(takers[0].demands.place)
+        options = []
+        for taker, copy in zip(takers, _as_copies(takers), strict=True):
+            choice = Choice(tuple(copy), taker.demands.place)
+            self.arrays.expect(tensor, [choice])
+            source = End(choice, np.full(n_states, PAID), is_shared=True)
+            others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in takers]
+            options.append((choice, others))
+        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
+        demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
+        shared = Choice.of(demands)
+        self.arrays.expect(tensor, [shared])
+        # Made again only where all takers that read the copy do so without a copy of their own.
+        ways = np.stack([taker.end.way for taker in takers])
+        has_its_own = [
+            [shared.values[shared.place[k]].layout != t.demands.values[t.demands.place[k]].layout for k in range(n_states)]
+            for t in takers
+        ]
+        fixed = ((ways != UNREAD) & ((ways == FIXED) | np.array(has_its_own, bool))).any(axis=0)
+        way = np.full(n_states, UNREAD)
+        for each in (PASSED, READ, HELD):
+            way[(ways == each).any(axis=0)] = each
+        way[fixed] = FIXED
+        copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED, HELD)).any() else None
+        self._add(made, _Taker(node, End(shared, way)), self._keeping(tensor), copy_made)
+        for k, (_, others) in enumerate(options):
+            for other in others:
+                self._charge(node, other, best == k)
+        self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
+
+    def _add(self, made: _Made, taker: _Taker, keeping: Keeping, copy: Copy | None = None) -> None:
+        """Charge deliveries between the states of two nodes, or within one.
+
+        Args:
+            copy: that may be made again, if that can pay.
+        """
+        tensor, ends = made.tensor, (made.end, taker.end)
+        if made.node == taker.node:
+            self._charge(made.node, self.arrays.along(tensor, *ends, _direct(keeping)))
+            return
+        tables = _direct(keeping), _direct_again(keeping)
+        choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self._may_remake(tensor) else None
+        if copy is not None and choosing is not None:
+            number = len(self.nodes)
+            self.nodes.append(Node(f"{tensor.name} to {self.nodes[taker.node].name}", choosing.nothing, choosing.nothing))
+            self.beside.places.append(self.beside.places[taker.node])
+            self.choices.append(CopyChoice(copy, number, choosing.is_remade))
+            self._add_edge(made.node, number, choosing.to_choice)
+            self._add_edge(number, taker.node, choosing.of_choice, made.node)
+            return
+        self._add_edge(made.node, taker.node, self.arrays.by_state(tensor, *ends, tables[0]))
+
+    def _add_edge(self, from_node: int, to_node: int, costs: Costs, producer: int | None = None) -> None:
+        """An edge; ``producer`` is the node of the tensor's producer, if it isn't the source."""
+        number = len(self.edges)
+        if costs.trailing_ns is not None:
+            self.beside.add_edge(number, to_node, costs.trailing_ns)
+        self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
+        self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
+
+    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_anew: np.ndarray) -> None:
+        """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
+        tensor, left = made.tensor, made.left
+        pieces = np.array([piece_bytes(tensor, demand.layout) for demand in left.values], np.int64)[left.place]
+        self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_anew))
+
+    def _charge(self, node: int, costs: Costs, where: np.ndarray | bool = True) -> None:
+        before, mem, time_ns = self.nodes[node], np.where(where, costs.mem, 0), np.where(where, costs.time_ns, 0)
+        self.nodes[node] = Node(before.name, before.mem_bytes + mem, before.time_ns + time_ns)
+        self.transients.add(node, costs, where)
+        if costs.trailing_ns is not None:
+            self.beside.add(node, np.where(where, costs.trailing_ns, 0))
+
+
+_NOTHING = Keeping.NOTHING
+
+
+def _direct(keeping: Keeping) -> Table:
+    """What a copy keeps that a single taker has."""
+    return (
+        (_NOTHING, keeping, keeping, keeping, keeping),
+        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
+        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
+    )
+
+
+def _direct_again(keeping: Keeping) -> Table:
+    """The same where it is made again, if it may be."""
+    kept = _direct(keeping)
+    ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
+    return tuple(
+        (unread, again, fixed, again, again) for (unread, _, fixed, *_), again in zip(kept, ways, strict=True)
+    )
+
+
+def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
+    """What a shared copy keeps: where it is kept, made again of a source that is computed again, unread, or made again."""
+    again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
+    return (
+        (of_copy, Keeping.FORBIDDEN, _NOTHING, again),
+        (
+            _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
+            Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
+            _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
+            Keeping.FORBIDDEN,
+        ),
+    )
+
+
+def _of_shared(of_taker: Keeping) -> Table:
+    """What a taker's copy of a shared copy keeps, in the same order."""
+    of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
+    return (
+        (_NOTHING, *(of_taker,) * 4),
+        of_again,
+        (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
+        of_again,
+    )
+
+
+def _name(node: Followers) -> str:
+    return next((op.name for op in node.operators if op.type not in SOURCES), node.operators[0].name)
+
+
+def _has_gradient(demands: Choice[Demand]) -> bool:
+    return any(demand.varying is not None for demand in demands.values)
+
+
+def _may_be_unread(shared: Choice[Demand], readers: list[_Taker]) -> np.ndarray:
+    """The places of the copies that none of the readers may read, each having a copy of its own."""
+
+    def may_have_its_own(end: _Taker, layout: Layout) -> bool:
+        return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
+
+    places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
+    return np.array(places, np.intp)
+
+
+def _as_copies(ends: list[_Taker]) -> list[list[Demand]]:
+    """By taker, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
+    with_gradient = any(_has_gradient(end.demands) for end in ends)
+    return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

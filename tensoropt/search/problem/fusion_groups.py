@@ -1,0 +1,164 @@
+"""Which operators follow which: the nodes of a Problem whose space is compact.
+
+An operator that contracts (a matrix product, a convolution) or looks rows up is *heavy* and a node of its own. All others
+are *light*: they follow one another, so that a run of elementwise operators, normalisations and reductions is one node, in
+which nothing is rescheduled but the sums that reductions leave. Factors of different operators that lie in the same
+dimension of a tensor between them are one factor of the node.
+
+A light operator follows the latest light node among those that make its operands, as long as no other operand depends on
+that node by way of a third: so a residual connection ends in another node than it begins, and may be rescheduled. A view, or
+an operator that is linear in its one operand that isn't constant, follows even a heavy operator: it takes sums that are
+pending as they are. A source with one node of takers follows it, except for the parameters of heavy operators, whose layout
+is chosen for itself.
+
+Complexity: O(operators x operands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Operator
+from ...rules.rule import Rule
+from ...sharding.consumers import Taker
+
+Member = tuple[int, str]
+"""An operator of a node, by its place, and one of its factors."""
+
+
+@dataclass(frozen=True)
+class Followers:
+    """One node: operators in program order, and the factors that they have in common.
+
+    Attributes:
+        factors: each a set of (place of the operator, its factor), in order of first appearance. In a node with a heavy
+            operator only that operator's.
+    """
+
+    operators: tuple[Operator, ...]
+    factors: tuple[tuple[Member, ...], ...]
+
+
+def followers(
+    graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
+) -> tuple[Followers, ...]:
+    """The nodes of the operators of training steps, in topological order of what computes first in each.
+
+    Args:
+        apart: names of operators that are nodes of their own.
+    """
+    operators = [op for op in graph.step_operators if op.updates is None]
+    groups = _Groups(graph, rules, apart)
+    for op in operators:
+        if op.type not in SOURCES:
+            groups.place(op)
+    for op in reversed(operators):
+        if op.type in SOURCES:
+            groups.place_source(op, takers.get(op.result.name, []))
+    members: dict[int, list[Operator]] = {}
+    for op in operators:
+        members.setdefault(groups.of[op.name], []).append(op)
+    return tuple(_with_factors(tuple(each), rules) for each in members.values())
+
+
+def is_heavy(op: Operator, rule: Rule) -> bool:
+    """Whether an operator is a node of its own: it contracts, or looks up, or must run whole."""
+    contracts = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
+    return bool(rule.without) or contracts
+
+
+def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
+    """The producer of an operator's only operand that isn't constant, if the operator is linear in it."""
+    producers = [(position, graph.producers[tensor.name]) for position, tensor in op.operands]
+    varying = [(position, producer) for position, producer in producers if producer.type != CONSTANT]
+    if len(varying) != 1:
+        return None
+    ((position, leader),) = varying
+    return leader if (position,) in rule.linear and leader.type not in SOURCES else None
+
+
+@dataclass
+class _Groups:
+    """Nodes under construction, by number; ``before`` holds the nodes that each depends on."""
+
+    graph: Graph
+    rules: Mapping[str, Rule]
+    apart: frozenset[str]
+    of: dict[str, int] = field(default_factory=dict)
+    before: list[set[int]] = field(default_factory=list)
+    light: list[bool] = field(default_factory=list)
+
+    def place(self, op: Operator) -> None:
+        leader = passes_on(self.graph, self.rules[op.name], op)
+        if leader is not None and not {leader.name, op.name} & self.apart:
+            self.of[op.name] = self.of[leader.name]
+            return
+        heavy = is_heavy(op, self.rules[op.name]) or op.name in self.apart
+        producers = [self.graph.producers[tensor.name] for _, tensor in op.operands]
+        made_by = {self.of[producer.name] for producer in producers if producer.name in self.of}
+        for group in sorted(made_by, reverse=True) if not heavy else ():
+            others = made_by - {group}
+            if self.light[group] and not any(group in self.before[other] for other in others):
+                self.before[group] |= others.union(*(self.before[other] for other in others))
+                self.of[op.name] = group
+                return
+        self.of[op.name] = self._new(made_by.union(*(self.before[group] for group in made_by)), not heavy)
+
+    def place_source(self, op: Operator, takers: list[Taker]) -> None:
+        others = {self.of[taker.name] for taker in takers if taker.name in self.of and taker.name != op.name}
+        follows = len(others) == 1 and not any(taker.is_step for taker in takers) and op.name not in self.apart
+        follows = follows and not self.rules[op.name].spread
+        if follows:
+            (group,) = others
+            if op.type != VARIABLE or self.light[group]:
+                self.of[op.name] = group
+                return
+        self.of[op.name] = self._new(set(), False)
+
+    def _new(self, before: set[int], is_light: bool) -> int:
+        self.before.append(before)
+        self.light.append(is_light)
+        return len(self.before) - 1
+
+
+def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> Followers:
+    """Join the factors that share a dimension of a tensor within the node, or the major ones where several are merged."""
+    place = {op.name: index for index, op in enumerate(operators)}
+    every = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
+    parent: dict[Member, Member] = {member: member for member in every}
+
+    def root(member: Member) -> Member:
+        while parent[member] != member:
+            member = parent[member]
+        return member
+
+    made = {tensor.name: (op, index) for op in operators for index, tensor in enumerate(op.outputs)}
+    for op in operators:
+        for position, tensor in op.operands:
+            if tensor.name not in made:
+                continue
+            producer, index = made[tensor.name]
+            here, there = rules[op.name].operands[position], rules[producer.name].results[index]
+            assert here is not None
+            alike = [(names[0], others[0]) for names, others in zip(here, there, strict=True) if names and others]
+            if (position,) in rules[op.name].linear:
+                group = f"+{rules[op.name].linear.index((position,))}"
+                alike += [(group, other) for other in _pending(rules[producer.name], index)]
+            for name, other in alike:
+                parent[root((place[op.name], name))] = root((place[producer.name], other))
+    joined: dict[Member, list[Member]] = {}
+    for member in parent:
+        joined.setdefault(root(member), []).append(member)
+    heavy = next((i for i, op in enumerate(operators) if is_heavy(op, rules[op.name])), None)
+    kept = (each for each in joined.values() if heavy is None or any(i == heavy for i, _ in each))
+    return Followers(operators, tuple(tuple(members) for members in kept))
+
+
+def _names(rule: Rule) -> list[str]:
+    return [*rule.extents, *(f"+{group}" for group in range(len(rule.linear)))]
+
+
+def _pending(rule: Rule, result: int) -> list[str]:
+    """What leaves a result partial: factors that are summed, and linear groups."""
+    return [*sorted(rule.summed[result]), *(f"+{group}" for group in range(len(rule.linear)))]

@@ -1,0 +1,221 @@
+"""What the states of a node mean and cost: worked out once for all nodes that are alike, such as those of equal layers.
+
+A node's *signature* is all that its costs depend on: types, rules, shapes, which operands get gradients, what is kept, and
+how its operators feed each other. Nodes of one signature share one :class:`States`, so that edges between alike nodes
+share their arrays as well, and the search can tell that they are equal by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ...costs.operator_costs import OperatorCosting
+from ...costs.work_items import attributes_key
+from ...ir.body import BODY, FORM
+from ...ir.graph import Operator, Tensor
+from ...reschedule.layout import Layout
+from ...reschedule.mesh import Mesh
+from ...rules.rule import Config, Demand, Interface, Rule, interface
+from ...sharding.consumers import Taker, taker_demand
+from ...sharding.rematerializable import is_recomputable
+from .config_space import Assignments
+from .fusion_groups import Followers
+
+Ints = np.ndarray
+Value = TypeVar("Value", Layout, Demand)
+_Costed = tuple[Interface, int, int, int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Generic[Value]):
+    """A layout or a demand per state: the distinct ones, and for each state its place among them."""
+
+    values: tuple[Value, ...]
+    place: Ints
+
+    @classmethod
+    def of(cls, values: Iterable[Value]) -> Choice[Value]:
+        places: dict[Value, int] = {}
+        place = np.array([places.setdefault(value, len(places)) for value in values], np.intp)
+        return cls(tuple(places), place)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """What the states of a node mean, and what its operators cost by themselves.
+
+    Attributes:
+        configs: per operator of the node the distinct configs that it may have.
+        place: per operator the place among those in each state, int[K].
+        seen: per operator the interface of each distinct config.
+        mem_bytes, compute_ns, network_ns: int64[K].
+        backward_ns: int64[K], the part of the compute that is the backward pass.
+        trailing_ns: int64[K], the part of the network that only updates of variables wait for.
+        recomputes: bool[K], whether the state computes operators of the node again in the backward pass: those at the places
+            ``recomputed`` in the node.
+        transient_bytes: int64[K], what it doesn't keep for that, of what its operators are charged for.
+    """
+
+    configs: tuple[tuple[Config, ...], ...]
+    place: tuple[Ints, ...]
+    seen: tuple[tuple[Interface, ...], ...]
+    mem_bytes: Ints
+    compute_ns: Ints
+    network_ns: Ints
+    backward_ns: Ints
+    trailing_ns: Ints
+    recomputes: Ints
+    transient_bytes: Ints
+    recomputed: tuple[int, ...] = ()
+    _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
+
+    @property
+    def n_states(self) -> int:
+        return len(self.mem_bytes)
+
+    @cached_property
+    def others(self) -> Ints:
+        """Of each state the one that differs only in whether it computes again, int64[K]; -1 without one."""
+        found = np.full(self.n_states, -1, np.int64)
+        by_configs: dict[tuple[int, ...], int] = {}
+        for state, configs in enumerate(zip(*(place.tolist() for place in self.place), strict=True)):
+            other = by_configs.setdefault(configs, state)
+            if other != state:
+                found[[other, state]] = state, other
+        return found
+
+    def layouts(self, operator: int, result: int) -> Choice[Layout]:
+        """The layout in which an operator of the node leaves a result, by state."""
+        return self._choice(operator, "result", result, lambda seen: seen.results[result])
+
+    def demands(self, operator: int, taker: Taker, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
+        """What a taker that is an operator of the node asks of its operand, by state."""
+        kind = "update" if taker.is_update else "operand"
+        return self._choice(operator, kind, taker.position, lambda seen: taker_demand(seen, taker, gradients))
+
+    def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
+        key = operator, kind, position
+        if key not in self._choices:
+            distinct = Choice.of(value(seen) for seen in self.seen[operator])
+            self._choices[key] = Choice(distinct.values, distinct.place[self.place[operator]])
+        return self._choices[key]
+
+
+@dataclass
+class Evaluation:
+    """Evaluates nodes, each signature once."""
+
+    costing: OperatorCosting
+    rules: Mapping[str, Rule]
+    mesh: Mesh
+    _states: dict[tuple[object, ...], States] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
+    _recomputing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
+
+    def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
+        """The states of a node; ``assignments`` is asked only where no node was like it (and equal in ``told_apart``)."""
+        signature = (*self._signature(node), told_apart)
+        if signature not in self._states:
+            self._states[signature] = self._evaluated(node, assignments())
+        return self._states[signature]
+
+    def _signature(self, node: Followers) -> tuple[object, ...]:
+        made = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
+        wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
+        return tuple(self._of_operator(op) for op in node.operators), wiring
+
+    def _of_operator(self, op: Operator) -> tuple[object, ...]:
+        rule, backward = self.rules[op.name], self.costing.backward
+
+        def form(tensor: Tensor | None) -> object:
+            return tensor and (tensor.shape, tensor.dtype)
+
+        return (
+            op.type,
+            (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
+            (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
+            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
+            attributes_key(op),
+            tuple(form(tensor) for tensor in op.inputs),
+            tuple((form(tensor), tensor.name in self.costing.charged) for tensor in op.outputs),
+            tuple((op.name, i) in backward.gradients for i, _ in op.operands),
+            tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
+            self.costing.graph.updates.get(op.name),
+            op.name in self.costing.graph.lookup_operators,
+            self.costing.found_bytes(op),
+            self.costing.graph.n_runs(op.result.name),
+        )
+
+    def _evaluated(self, node: Followers, assignments: Assignments) -> States:
+        distinct, places, seen = [], [], []
+        totals = np.zeros((5, len(assignments)), np.int64)
+        for i, op in enumerate(node.operators):
+            known: dict[Config, int] = {}
+            place = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
+            signature = self._of_operator(op)
+            of_config = self._costed(op, signature, tuple(known))
+            distinct.append(tuple(known))
+            places.append(place)
+            seen.append(tuple(each[0] for each in of_config))
+            totals += np.array([each[1:] for each in of_config], np.int64)[place].T
+        keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
+        mem, compute, network, backward, trailing = totals
+        of = tuple(distinct), tuple(places), tuple(seen)
+        return States(*of, mem, compute, network, backward, trailing, keeps, nothing)
+
+    def recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+        """The same states, and each once more with the operators at some places computed again, where they can be.
+
+        Only operators that make nothing communicate while they compute: such states have no second one.
+        """
+        key = id(states), tuple(self._of_operator(node.operators[i]) for i in places), places
+        if key not in self._recomputing:
+            self._recomputing[key] = states, self._with_recomputing(node, states, places)
+        return self._recomputing[key][1]
+
+    def _with_recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+        can_be = np.ones(states.n_states, bool)
+        freed, again_ns = np.zeros((2, states.n_states), np.int64)
+        costing, gradients = self.costing, self.costing.backward.gradients
+        for i in places:
+            op, rule, place = node.operators[i], self.rules[node.operators[i].name], states.place[i]
+            configs = states.configs[i]
+            can_be &= np.array([is_recomputable(costing.graph, op, rule, each, gradients) for each in configs], bool)[place]
+            freed += np.array([costing.left_bytes(op, seen) for seen in states.seen[i]], np.int64)[place]
+            times = [costing.again_ns(op, rule, *each) for each in zip(configs, states.seen[i], strict=True)]
+            again_ns += np.array(times, np.int64)[place]
+        (twins,) = np.nonzero(can_be)
+        both = np.concatenate([np.arange(states.n_states), twins])
+        recomputes = np.arange(len(both)) >= states.n_states
+        more_ns, transient_bytes = again_ns[both] * recomputes, freed[both] * recomputes
+        return replace(
+            states,
+            place=tuple(place[both] for place in states.place),
+            mem_bytes=states.mem_bytes[both] - transient_bytes,
+            compute_ns=states.compute_ns[both] + more_ns,
+            network_ns=states.network_ns[both],
+            backward_ns=states.backward_ns[both] + (more_ns if costing.deliveries.overlaps else 0),
+            trailing_ns=states.trailing_ns[both],
+            recomputes=recomputes,
+            transient_bytes=transient_bytes,
+            recomputed=places,
+            _choices={},
+        )
+
+    def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
+        """Of configs the interface and what :class:`States` adds up."""
+        rule, costing = self.rules[op.name], self.costing
+        new = [config for config in configs if (signature, config.assignment) not in self._costs]
+        for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):
+            seen = interface(rule, config)
+            compute_ns = costing.compute_time_ns(op, rule, config, seen)
+            mem_bytes = costing.mem_bytes(op, rule, config, seen)
+            backward_ns = costing.backward_time_ns(op, rule, config, seen) if costing.deliveries.overlaps else 0
+            costs = mem_bytes, compute_ns, within_ns + updating_ns, backward_ns, updating_ns
+            self._costs[signature, config.assignment] = (seen, *costs)
+        return [self._costs[signature, config.assignment] for config in configs]

@@ -1,0 +1,62 @@
+"""Whether a model can use so many devices at all: whether some operator can be split over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+from ...common.errors import InputError
+from ...ir.graph import SOURCES, Graph
+from ...profiling.hardware import Hardware
+from ...reschedule.mesh import Mesh
+from ...rules.registry import rule_of
+from ...rules.rule import Rule
+
+Factors = tuple[tuple[int, bool], ...]  # (extent, whether the blocks must divide it)
+
+
+def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
+    """Refuse a parallelism of which no operator can use all devices: some would only repeat what others compute.
+
+    Raises:
+        InputError: names the operator that can use most, and the largest parallelism that some operator can use.
+        HardwareError: the hardware doesn't have this parallelism.
+    """
+    mesh = hardware.mesh(parallelism)
+    kinds = {_factors(rule_of(op)): op for op in graph.step_operators if op.type not in SOURCES and op.updates is None}
+    used, most = max(((most_devices(factors, _axes(mesh)), op) for factors, op in kinds.items()), key=lambda pair: pair[0])
+    if used == parallelism:
+        return
+    fewer = (count for count in reversed(hardware.parallelisms()) if count <= used)
+    usable = (count for count in fewer if any(most_devices(f, _axes(hardware.mesh(count))) == count for f in kinds))
+    raise InputError(
+        f"{parallelism} devices {mesh} can't be used: no operator has dimensions that can be split so often, the most is "
+        f"{used} device{'s' * (used > 1)}, by {most.where()}; use {next(usable, 1)}"
+    )
+
+
+def _axes(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(sorted(mesh.sizes, reverse=True))
+
+
+def _factors(rule: Rule) -> Factors:
+    return tuple(sorted((rule.most_blocks(name), name in rule.even) for name in rule.splittable))
+
+
+@cache
+def most_devices(factors: Factors, axes: Sequence[int]) -> int:
+    """The largest product of axes that can be given to factors, each to one factor.
+
+    O(product over factors of the number of different degrees): states that differ in nothing but order are one.
+    """
+    reachable = {(1,) * len(factors)}
+    for axis in axes:
+        more = set()
+        for degrees in reachable:
+            for i, (extent, is_even) in enumerate(factors):
+                degree = degrees[i] * axis
+                if degree <= extent and not (is_even and extent % degree):
+                    more.add((*degrees[:i], degree, *degrees[i + 1 :]))
+        reachable |= more
+    return max(math.prod(degrees) for degrees in reachable)

@@ -1,0 +1,184 @@
+"""A Problem together with what its nodes and states mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...ft.nonadditive.overlap import Overlap
+from ...ft.nonadditive.segment_memory import Transient
+from ...ft.problem import INFEASIBLE, Node, Problem
+from ...ir.graph import Operator, Tensor
+from ...reschedule.mesh import Mesh
+from ...rules.rule import Config, Demand
+from ...sharding.strategy import Copy, Strategy
+from .fusion_groups import Followers
+from .node_states import States
+
+
+@dataclass(frozen=True)
+class SharedCopy:
+    """The copy of a tensor that its takers share, by the state of a node.
+
+    Attributes:
+        is_unread: whether every taker whose copy is read in the backward pass has one of its own, bool[K].
+    """
+
+    tensor: Tensor
+    node: int
+    demands: tuple[Demand, ...]
+    is_unread: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class CopyChoice:
+    """Whether a copy is made again in the backward pass, by the state of a node: bool[K]."""
+
+    copy: Copy
+    node: int
+    is_remade: np.ndarray
+
+
+@dataclass(frozen=True)
+class StrategyProblem:
+    """Attributes:
+    space: what was searched, see :mod:`.config_space`.
+    nodes: the operators behind the first nodes, with their states.
+    shared: the tensors with a shared copy.
+    overlap: what may run beside what; None where all times add up.
+    choices: the copies that may be made again.
+    transient: what is there for a while where operators are computed again; None where none may be. It isn't in the
+        problem's memory.
+    """
+
+    problem: Problem
+    mesh: Mesh
+    space: str
+    nodes: tuple[tuple[Followers, States], ...]
+    shared: tuple[SharedCopy, ...]
+    overlap: Overlap | None = None
+    choices: tuple[CopyChoice, ...] = ()
+    transient: Transient | None = None
+
+    @property
+    def n_operators(self) -> int:
+        return sum(len(node.operators) for node, _ in self.nodes)
+
+    @property
+    def n_configs(self) -> int:
+        """States of all nodes that are operators."""
+        return sum(states.n_states for _, states in self.nodes)
+
+    def strategy(self, chosen: Sequence[int]) -> Strategy:
+        """What one state per node means."""
+        configs = {
+            op.name: of_op[place[int(state)]]
+            for (node, states), state in zip(self.nodes, chosen, strict=False)
+            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
+        }
+        shared = {copy.tensor.name: copy.demands[int(chosen[copy.node])] for copy in self.shared}
+        remade = frozenset(choice.copy for choice in self.choices if choice.is_remade[int(chosen[choice.node])])
+        recomputed = frozenset(
+            node.operators[i].name
+            for (node, states), state in zip(self.nodes, chosen, strict=False)
+            for i in states.recomputed
+            if states.recomputes[int(state)]
+        )
+        return Strategy(self.mesh, configs, shared, remade, recomputed)
+
+    def states_of(self, strategy: Strategy) -> np.ndarray:
+        """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
+
+        A shared copy that the strategy doesn't name, as plans don't where nothing is to be done, is what the producer left.
+
+        Raises:
+            ValueError: the strategy is not in the space, or shares a copy that nobody asks for.
+        """
+        states = np.zeros(len(self.problem.nodes), np.int32)
+        for i, (node, possible) in enumerate(self.nodes):
+            are_equal = np.ones(possible.n_states, bool)
+            for op, of_op, place in zip(node.operators, possible.configs, possible.place, strict=True):
+                are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[place]
+            names = {node.operators[k].name for k in possible.recomputed}
+            are_equal &= possible.recomputes == bool(names & strategy.recomputed)
+            if not are_equal.any():
+                raise ValueError(f"no state of the node of {node.operators[0].where()} is the strategy's")
+            states[i] = np.argmax(are_equal)
+        for copy in self.shared:
+            if copy.node >= len(self.nodes):
+                states[copy.node] = self._shared_state(copy, strategy, states)
+        shared = {copy.node for copy in self.shared if copy.node >= len(self.nodes)}
+        for choice in self.choices:
+            if choice.node not in shared:
+                (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
+                fits = edge.time_ns[states[edge.source]] < INFEASIBLE
+                is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
+                # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
+                states[choice.node] = np.argmax(is_it if is_it.any() else fits)
+        choices = {choice.node: choice for choice in self.choices}
+        for copy in self.shared:
+            if copy.node in shared:
+                wanted = copy.demands[states[copy.node]]
+                fits = np.array([demand == wanted for demand in copy.demands], bool)
+                is_it = fits.copy()
+                if copy.node in choices:
+                    choice = choices[copy.node]
+                    is_it &= choice.is_remade == (choice.copy in strategy.remade)
+                states[copy.node] = self._cheapest(copy.node, is_it, fits, states)
+        return states
+
+    def _cheapest(self, node: int, is_it: np.ndarray, fits: np.ndarray, states: np.ndarray) -> int:
+        """Of a node's states the one that takes the least memory, then time, beside those of its neighbours.
+
+        How a shared copy is kept beside them follows from what they read. Where none that ``is_it`` is allowed beside them,
+        one that ``fits``: of a source that is computed again a copy for which nothing is done isn't named by plans.
+        """
+        mem, time_ns = self.problem.nodes[node].mem_bytes.copy(), self.problem.nodes[node].time_ns.copy()
+        for edge in self.problem.edges:
+            if node in (edge.source, edge.target):
+                here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
+                mem, time_ns = mem + edge.mem_bytes[here], time_ns + edge.time_ns[here]
+        among = np.flatnonzero(is_it & (time_ns < INFEASIBLE))
+        among = among if len(among) else np.flatnonzero(fits)
+        return int(among[np.lexsort((time_ns[among], mem[among]))[0]])
+
+    def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
+        if copy.tensor.name in strategy.shared:
+            return copy.demands.index(strategy.shared[copy.tensor.name])
+        for (node, possible), state in zip(self.nodes, states, strict=False):
+            for op, seen, place in zip(node.operators, possible.seen, possible.place, strict=True):
+                if copy.tensor in op.outputs:
+                    left = seen[place[state]].results[op.outputs.index(copy.tensor)]
+                    return next(i for i, demand in enumerate(copy.demands) if demand.layout == left)
+        raise ValueError(f"no node makes {copy.tensor.name}")
+
+    def missing_bytes(self, chosen: np.ndarray) -> np.ndarray:
+        """What strategies take more than their memory adds up to. int[P, nodes] to int64[P]."""
+        if self.transient is None:
+            return np.zeros(len(chosen), np.int64)
+        return self.transient.most_bytes(self.problem, chosen)
+
+    def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
+        """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""
+        if self.overlap is None:
+            return np.zeros(len(chosen), np.int64)
+        return self.overlap.hidden_ns(self.problem, chosen)
+
+    def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
+        """The part of strategies' time that is compute; the rest is network. int[..., nodes] to int64[...]."""
+        parts = [states.compute_ns[chosen[..., i]] for i, (_, states) in enumerate(self.nodes)]
+        total: np.ndarray = np.asarray(np.sum(parts, axis=0, dtype=np.int64))
+        return total
+
+    def allowing(self, allows: Callable[[Operator, Config], bool]) -> StrategyProblem:
+        """The same problem, where no operator may have a config that isn't allowed."""
+        nodes = list(self.problem.nodes)
+        for i, (node, states) in enumerate(self.nodes):
+            kept = np.ones(states.n_states, bool)
+            for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True):
+                kept &= np.array([allows(op, config) for config in of_op], bool)[place]
+            costs = (np.where(kept, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
+            nodes[i] = Node(nodes[i].name, *costs)
+        return replace(self, problem=Problem(tuple(nodes), self.problem.edges))

@@ -1,0 +1,188 @@
+"""What users feed and fetch, in terms of the imported graph: names, structures, shapes and types as in TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..common.errors import InputError, short
+from ..ir.graph import Graph, Tensor
+from ..reschedule.layout import Shape, block_bounds
+from ..runtime.engine import Feed, Fetch
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """Marks a value as this rank's own share: :func:`tensoropt.local`."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """A fetch, and how to give its results back in the structure that was asked for.
+
+    Attributes:
+        structure: the fetches as the user gave them.
+        places: per leaf of the structure, the number of its tensor in the fetch, or None for an operation.
+        initializes: whether a leaf asks for the variables' first values.
+    """
+
+    fetch: Fetch
+    structure: Any
+    places: tuple[int | None, ...]
+    initializes: bool
+
+    def restore(self, values: list[np.ndarray]) -> Any:
+        leaves = [None if place is None else values[place] for place in self.places]
+        return tf.nest.pack_sequence_as(self.structure, leaves)
+
+
+def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
+    """Understand fetches as ``tf.compat.v1.Session.run`` does.
+
+    Raises:
+        InputError: a fetch isn't of the recorded model.
+    """
+    tensors: dict[tuple[Tensor, bool], int] = {}
+    steps: list[str] = []
+    operators: list[str] = []
+    places: list[int | None] = []
+    initializes = False
+    structure = _without_variables(fetches)
+    for leaf in tf.nest.flatten(structure):
+        is_local = isinstance(leaf, Local)
+        asked = leaf.value if is_local else leaf
+        name = recorded_name(asked, recorded)
+        tensor = graph.resolve(name) if name is not None else None
+        if tensor is not None:
+            places.append(tensors.setdefault((tensor, is_local), len(tensors)))
+            continue
+        places.append(None)
+        if name in graph.train_steps:
+            steps.append(str(name))
+        elif name in graph.operators:
+            operators.append(str(name))
+        elif name in initializers:
+            initializes = True
+        else:
+            operators += _group(asked, name, recorded, graph, steps)
+    fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
+    return FetchPlan(fetch, structure, tuple(places), initializes)
+
+
+def recorded_name(value: Any, recorded: tf.Graph) -> str | None:
+    """The name of a tensor, variable or operation of the recorded graph; a text is a name; None for anything else."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.name if value.graph is recorded else None
+    except (AttributeError, RuntimeError):  # not of any graph
+        return None
+
+
+def _without_variables(fetches: Any) -> Any:
+    """Variables stand for the tensors that hold them; TensorFlow's nest would take some apart."""
+    if isinstance(fetches, tf.Variable):
+        return fetches.handle
+    if isinstance(fetches, dict):
+        return {key: _without_variables(value) for key, value in fetches.items()}
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*(_without_variables(value) for value in fetches))
+    if isinstance(fetches, (list, tuple)):
+        return type(fetches)(_without_variables(value) for value in fetches)
+    if isinstance(fetches, Local):
+        return Local(_without_variables(fetches.value))
+    return fetches
+
+
+def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
+    """The operators behind an operation that only groups others (``tf.group``)."""
+    try:
+        element = recorded.as_graph_element(name) if name is not None else None
+    except (KeyError, ValueError):
+        element = None
+    if element is None:
+        raise InputError(
+            f"fetch {short(asked)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
+            "tensoropt.init() and tensoropt.find_strategy()"
+        )
+    if not isinstance(element, tf.Operation) or element.type != "NoOp":
+        raise InputError(
+            f"fetch {short(asked)} isn't computed when the model runs: it was folded with the shapes and constants that it "
+            "depends on, or only initialises variables"
+        )
+    found: list[str] = []
+    for control in element.control_inputs:
+        if control.name in graph.train_steps:
+            steps.append(control.name)
+        elif control.name in graph.operators:
+            found.append(control.name)
+        elif control.type == "NoOp":
+            found += _group(control, control.name, recorded, graph, steps)
+    return found
+
+
+def plan_feeds(
+    graph: Graph, recorded: tf.Graph, feed_dict: Mapping[Any, Any] | None, rank: int, n_ranks: int
+) -> dict[Feed, np.ndarray]:
+    """Check what is fed, and give it the type and shape of its tensor.
+
+    Raises:
+        InputError: a key isn't of the recorded model, or a value has the wrong shape or type.
+    """
+    feeds: dict[Feed, np.ndarray] = {}
+    if feed_dict is not None and not isinstance(feed_dict, Mapping):
+        raise InputError(f"feed_dict takes a dictionary from placeholders to arrays, got {short(feed_dict)}")
+    for key, value in (feed_dict or {}).items():
+        name = recorded_name(key, recorded)
+        tensor = graph.resolve(name) if name is not None else None
+        if tensor is None:
+            hint = f"; did you mean '{name}:0'?" if name is not None and graph.resolve(f"{name}:0") else ""
+            raise InputError(f"feed_dict names {short(key)}, which isn't a tensor of the recorded model{hint}")
+        is_local = isinstance(value, Local) and n_ranks > 1
+        given = value.value if isinstance(value, Local) else value
+        expected = local_share(tensor, rank, n_ranks) if is_local else tensor.shape
+        feeds[Feed(tensor, is_local)] = _checked(tensor, given, expected, is_local, graph)
+    return feeds
+
+
+def local_share(tensor: Tensor, rank: int, n_ranks: int) -> Shape:
+    """The shape of a rank's share of the batch.
+
+    Raises:
+        InputError: the tensor has no batch, or too few samples for so many ranks.
+    """
+    if not tensor.shape or tensor.shape[0] < n_ranks:
+        raise InputError(
+            f"tensoropt.local gives {tensor.name} of shape {list(tensor.shape)} in {n_ranks} shares; expected at least one "
+            "sample for each rank: feed the whole array instead"
+        )
+    start, end = block_bounds(tensor.shape[0], n_ranks, rank)
+    return (end - start, *tensor.shape[1:])
+
+
+def _checked(tensor: Tensor, given: Any, expected: Shape, is_local: bool, graph: Graph) -> np.ndarray:
+    where = graph.producers[tensor.name].source
+    dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
+    try:
+        value = np.asarray(given)
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(f"the value fed for {tensor.name} ({where}) is not an array: {short(given)}") from error
+    if value.dtype != dtype:
+        is_python = not isinstance(given, (np.ndarray, np.generic))
+        if not np.can_cast(value.dtype, dtype, "same_kind") and not (is_python and value.dtype.kind in "biu"):
+            raise InputError(
+                f"the value fed for {tensor.name} ({where}) has type {value.dtype}, expected {tensor.dtype}; convert it"
+            )
+        value = value.astype(dtype)
+    if value.shape != expected:
+        whose = "this rank's share of the batch" if is_local else "the full batch, on every rank"
+        raise InputError(
+            f"the value fed for {tensor.name} ({where}) has shape {list(value.shape)}, expected {list(expected)}: {whose}"
+        )
+    return value

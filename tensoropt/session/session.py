@@ -1,0 +1,254 @@
+"""One run from ``init`` to the last ``run``: what the public functions of :mod:`tensoropt` work on.
+
+Rank 0 plans, the others get the plan; then every rank builds its own graph and runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.source_lines import is_users
+from ..frontend.importer import import_graph, initializer_names
+from ..frontend.initial_values import FirstValues
+from ..frontend.recording import Recording
+from ..plan.find_frontier import Model
+from ..plan.options import check_option, find, request_of
+from ..plan.plan import Plan
+from ..plan.scaling_curve import Curve
+from ..profiling.hardware import Hardware
+from ..runtime.context import Surroundings, resolve_cluster
+from ..runtime.engine import Engine
+from ..runtime.error_handling import explain_errors
+from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
+from ..runtime.prepare import model_of
+from ..runtime.ranks import Processes
+from ..runtime.same_data import SameData
+from ..sharding.constraints import Force
+from ..tuning.profile_guided import find_measured
+from .feeds_and_fetches import plan_feeds, plan_fetches
+
+_SAME_FEEDS = (
+    "every rank feeds the same full batch: draw it alike on all ranks, as with one seed, or feed this rank's share of it as "
+    "tensoropt.local(array)"
+)
+
+
+class Session:
+    """Attributes:
+    surroundings: the ranks of this run and their hardware.
+    execution: the plan that runs, after :meth:`build`.
+    """
+
+    def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
+        self.surroundings = Surroundings(hardware, seed)
+        self.execution: Execution | None = None
+        self._same_feeds: SameData | None = None
+        self._recording = Recording(self.surroundings.seed)
+        self._model: Model | None = None
+        self._initializers: frozenset[str] = frozenset()
+
+    @property
+    def processes(self) -> Processes:
+        return self.surroundings.processes
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.surroundings.hardware
+
+    @property
+    def plan(self) -> Plan | None:
+        """The one that is executed, after :meth:`build`."""
+        return self.execution.plan if self.execution else None
+
+    @property
+    def engine(self) -> Engine | None:
+        """Runs the plan, after :meth:`build`."""
+        return self.execution.engine if self.execution else None
+
+    # Recording
+
+    def recording_for(self, what: str) -> Recording:
+        """The recording, for something that belongs before ``build_execution_graph``.
+
+        Raises:
+            InputError: the model has been built already.
+        """
+        if self.execution is not None:
+            raise InputError(f"{what} comes before build_execution_graph; call tensoropt.init() to record another model")
+        return self._recording
+
+    def model(self) -> Model:
+        """The recorded model, imported.
+
+        Raises:
+            InputError: nothing to train was recorded, something can't be, or ranks recorded different models.
+        """
+        recording = self._recording
+        if self.execution is not None and self._model is not None:
+            return self._model
+        if not recording.steps:
+            raise InputError(
+                "no training step was recorded; call minimize(loss) of an optimizer, such as "
+                "tensoropt.GradientDescentOptimizer(), before find_strategy"
+            )
+        graph = import_graph(recording.graph, recording.steps)
+        if self._model is None or self._model.graph.agreement != graph.agreement:
+            self._initializers = initializer_names(recording.graph)
+            self._model = model_of(graph, self.surroundings)
+        return self._model
+
+    # Planning
+
+    def find_strategy(
+        self,
+        option: str,
+        memory: int | str | None,
+        parallelism: int | Sequence[int] | None,
+        cluster: Hardware | str | None,
+        force: Force | None,
+        profile_budget: float | str | None = None,
+        without: Collection[str] = (),
+        micro_batches: int | None = None,
+    ) -> Plan | Curve:
+        """See :func:`tensoropt.find_strategy`."""
+        check_option(option)
+        hardware = self.hardware if cluster is None else resolve_cluster(cluster)
+        request = request_of(self.model(), hardware, memory, force, without, micro_batches)
+        if profile_budget is not None:
+            with self._recording.paused():
+                return find_measured(
+                    option,
+                    request,
+                    parallelism,
+                    profile_budget,
+                    self.processes,
+                    self.surroundings.on_first_rank,
+                    lambda: FirstValues(self._recording.graph),
+                    checked_collectives(None),
+                )
+        result = self.surroundings.on_first_rank(lambda: find(option, request, parallelism))
+        assert isinstance(result, (Plan, Curve))
+        return result
+
+    # Building
+
+    def build(self, engine: str, plan: Plan | str | None, collectives: str | None) -> None:
+        """See :func:`tensoropt.build_execution_graph`."""
+        if self.execution is not None:
+            raise InputError("the execution graph has been built already; call tensoropt.init() to record another model")
+        if engine != "tensorflow":
+            raise InputError(f"unknown engine {engine!r}; expected 'tensorflow'")
+        collectives = checked_collectives(collectives)
+        plan = loaded_plan(plan)
+        model = self.model()
+        recording = self._recording
+        recording.close()
+        try:
+            values = FirstValues(recording.graph)
+            self.execution = execute(plan, model, values, self.processes, collectives)
+            self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
+            explain_errors(_recorded_too_late)
+        except BaseException:
+            recording.reopen()
+            raise
+
+    # Running
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
+        """See :func:`tensoropt.run`."""
+        if self.execution is None or self._model is None:
+            raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
+        graph, engine = self._model.graph, self.execution.engine
+        recorded = self._recording.graph
+        planned = plan_fetches(graph, recorded, fetches, self._initializers)
+        n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
+        feeds = plan_feeds(graph, recorded, feed_dict, self.processes.rank, n_ranks)
+        if self._same_feeds is not None:
+            whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
+            self._same_feeds.check(lambda: whole)
+        if planned.initializes:
+            engine.initial_value = FirstValues(recorded)
+            engine.initialize()
+        values = engine.run(planned.fetch, feeds)
+        return planned.restore([ranks[0] for ranks in values])
+
+    def statistics(self) -> dict[str, Any]:
+        """What the built plan comes to, for a training log; every rank must call it."""
+        if self.execution is None or self._model is None:
+            raise InputError("statistics come after build_execution_graph")
+        return self.execution.statistics(self._model.graph.parameter_bytes)
+
+
+def _recorded_too_late(error: BaseException) -> str | None:
+    """Return what to say of an error that TensorFlow raises for a recorded tensor that is computed with after the build."""
+    if not isinstance(error, TypeError) or _current is None or _current.execution is None:
+        return None
+    said = str(error)
+    if "out of scope" not in said or hex(id(_current._recording.graph)) not in said:
+        return None
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    where = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""
+    return (
+        f"a recorded tensor was computed with{where} after build_execution_graph; record all that is to be fetched before "
+        "it, as double = loss * 2, and give run that, or compute with what run returns"
+    )
+
+
+_current: Session | None = None
+_stand_in: Any = None
+
+
+@contextmanager
+def standing_in(recorder: Any) -> Iterator[None]:
+    """Have something else than a session record, as if ``init`` had been called; its ``recording_for`` is asked."""
+    global _stand_in
+    _stand_in = recorder
+    try:
+        yield
+    finally:
+        _stand_in = None
+
+
+def start(hardware: Hardware | str | None, seed: int | None) -> Session:
+    """Begin a session; one that is still recording ends.
+
+    Raises:
+        InputError: TensorFlow isn't in eager mode, in which the built model runs, or a model is recorded without a session.
+    """
+    global _current
+    if _stand_in is not None:
+        raise InputError(
+            "tensoropt.init() was called where a model is only recorded; the model function needs no init, and what is for "
+            "the script's own run belongs under if __name__ == '__main__':"
+        )
+    if _current is not None:
+        _current._recording.close()
+    _current = None
+    if not tf.executing_eagerly():
+        raise InputError(
+            "tensoropt.init() needs TensorFlow in eager mode, as it is by default; call it outside of "
+            "tf.Graph().as_default() and tf.function, and without tf.compat.v1.disable_eager_execution() or "
+            "disable_v2_behavior()"
+        )
+    _current = Session(hardware, seed)
+    return _current
+
+
+def current_session() -> Session:
+    """The session that ``init`` began.
+
+    Raises:
+        InputError: there is none.
+    """
+    if _stand_in is not None:
+        return _stand_in
+    if _current is None:
+        raise InputError("call tensoropt.init() first")
+    return _current

@@ -1,0 +1,76 @@
+"""TensorFlow's names under ``tensoropt``: whatever they make is recorded in the session's graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..frontend.recording import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
+from .session import current_session
+
+_MISSING = object()
+_SESSIONS = "there are no TensorFlow sessions here: tensoropt.run(fetches, feed_dict) runs the model on all ranks"
+_CHECKPOINTS = "fetch the variables by tensoropt.run(variables) on all ranks and save the values on one"
+_REFUSED = {
+    "Session": _SESSIONS,
+    "InteractiveSession": _SESSIONS,
+    "train.MonitoredSession": _SESSIONS,
+    "train.MonitoredTrainingSession": _SESSIONS,
+    "train.SingularMonitoredSession": _SESSIONS,
+    "train.Supervisor": _SESSIONS,
+    "train.Saver": _CHECKPOINTS,
+    "train.Checkpoint": _CHECKPOINTS,
+}
+# Modules whose functions make operators; others (keras, data, errors) are useful at any time.
+_RECORDING_MODULES = frozenset("nn math linalg image losses layers signal random strings sparse bitwise ragged".split())
+
+
+_OPTIMIZERS = {kind.__name__: kind for kind in (GradientDescentOptimizer, MomentumOptimizer, AdamOptimizer)}
+
+
+class _Train:
+    """``tf.train``, with the optimizers that record a training step in place of those that record gradients."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIMIZERS:
+            return _OPTIMIZERS[name]
+        found = _found(name, tf.compat.v1.train, tf.train)
+        if found is _MISSING:
+            raise AttributeError(f"neither tensoropt.train nor tf.train has a name {name!r}")
+        if isinstance(found, type) and issubclass(found, tf.compat.v1.train.Optimizer):
+            there = ", ".join(f"tensoropt.train.{known}" for known in _OPTIMIZERS)
+            raise InputError(f"tensoropt.train.{name} isn't there: training steps are recorded by {there}")
+        _check_allowed(f"train.{name}", found)
+        return found
+
+
+_TRAIN = _Train()
+
+
+def forwarded(name: str) -> Any:
+    """A TensorFlow name: that of the graph API (``placeholder``, ``get_variable``) first, then today's.
+
+    Raises:
+        AttributeError: TensorFlow has no such name.
+        InputError: there is no session yet, or its model is built, so that nothing can be recorded.
+    """
+    if name == "train":
+        return _TRAIN
+    found = _found(name, tf.compat.v1, tf)
+    if found is _MISSING:
+        raise AttributeError(f"neither tensoropt nor TensorFlow has a name {name!r}")
+    _check_allowed(name, found)
+    return found
+
+
+def _found(name: str, *places: Any) -> Any:
+    return next((getattr(place, name) for place in places if hasattr(place, name)), _MISSING)
+
+
+def _check_allowed(name: str, found: Any) -> None:
+    if name in _REFUSED:
+        raise InputError(f"tensoropt.{name} isn't there: {_REFUSED[name]}")
+    if name in _RECORDING_MODULES or (callable(found) and not isinstance(found, tf.DType)):
+        current_session().recording_for(f"tensoropt.{name}")

@@ -1,0 +1,1 @@
+"""Strategies, and the layouts and reshardings that follow from them."""

@@ -1,0 +1,62 @@
+"""``force``: degrees of operators' factors that a user insists on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..common.errors import InputError
+from ..ir.graph import Graph, Operator
+from ..reschedule.mesh import Mesh
+from ..rules.rule import Config, Rule, why_invalid
+
+Force = Mapping[str, Mapping[str, int]]
+
+
+def pinned(force: Force, op: Operator) -> Mapping[str, int]:
+    """The degrees that an operator must have, by its name or its type."""
+    return force.get(op.name) or force.get(op.type) or {}
+
+
+def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[Config, ...]) -> tuple[Config, ...]:
+    """Those of an operator's configs that have the degrees.
+
+    Raises:
+        InputError: none has; says why.
+    """
+    degrees = pinned(force, op)
+    found = tuple(config for config in configs if all(config.degree(name) == n for name, n in degrees.items()))
+    if found:
+        return found
+    raise InputError(
+        f"force={{'{op.name}': {dict(degrees)}}} can't be had for {op.where()} on {mesh.n_devices} devices "
+        f"{mesh}: {why_not(rule, mesh, degrees)}"
+    )
+
+
+def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
+    """Why no config has these degrees."""
+    for factor, degree in pinned.items():
+        ways = [c for c in _single_factor_configs(factor, mesh) if c.degree(factor) == degree]
+        if not ways:
+            return f"degree {degree} of factor '{factor}' isn't a product of the mesh's axes {list(mesh.sizes)}"
+        reasons = [why_invalid(rule, config) for config in ways]
+        if all(reasons):
+            return reasons[0]
+    return f"the degrees {dict(pinned)} don't fit {mesh.n_devices} devices together"
+
+
+def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:
+    choices = range(1 << len(mesh.sizes))
+    return [Config(mesh, tuple(factor if bits >> axis & 1 else "" for axis in mesh.axes)) for bits in choices]
+
+
+def check_force(graph: Graph, force: Force) -> None:
+    """Refuse a ``force`` that names no operator of the model."""
+    known = {op.name for op in graph.operators.values()} | {op.type for op in graph.operators.values()}
+    for name in force:
+        if name not in known:
+            names = ", ".join(op.name for op in graph.step_operators)
+            raise InputError(
+                f"force names '{name}', which is neither an operator's name nor a type in this model; its operators are "
+                f"{names}"
+            )

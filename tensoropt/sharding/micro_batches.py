@@ -1,0 +1,384 @@
+"""Micro-batches: a training step in slices of its batch, one after the other, whose gradients are accumulated.
+
+Seen by the layout algebra the slices are one more mesh axis, of *time*: what is made of the batch is split over it, a mean
+over the batch is a partial sum over the global count, and the gradient of a parameter, replicated over it, is partial: its
+completion is a local accumulation. So the numbers are one device's by the same rules. What can't be is communication over
+this axis: a slice doesn't wait for a later one. Only two things cross it: the sum that is the loss, and gradients of what
+is made without the batch.
+
+So there is nothing to search: whether an operator is split over the axis, and along which factor, follows from its operands,
+by :func:`of_slices` in program order. The result is the graph of one slice, with the slice's shapes; devices, configs and
+deliveries are then those of this graph.
+
+- An operator that has an operand split takes the one config in which nothing would have to be delivered over the axis.
+- What is made without the batch isn't split, and is computed once a step. An operand that is to be a partial sum (a penalty
+  on parameters that is added to the loss) is taken by the first slice alone.
+- What takes the batch and isn't needed for the loss, as metrics and their updates, may come after all slices: it then takes
+  what these made as a whole.
+- Constants of the batch's length, and random numbers drawn for the batch, are split where a split tensor meets them.
+
+Statistics over the batch (batch normalisation that trains) would be completed over the axis, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+
+from ..common.errors import InputError, short
+from ..ir.body import BODY, COMPOSITES, LOOP, Body
+from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
+from ..lowering.local import local_statics
+from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh
+from ..rules.composition import Composition
+from ..rules.random import FROM_KEY, FROM_SEED
+from ..rules.reduction import reduced_dimensions
+from ..rules.registry import are_shares_sliced, rule_of
+from ..rules.rule import Config, Interface, Rule, interface, why_invalid
+
+SUM = -1
+"""Instead of a dimension that is split: a partial sum."""
+SLICES = "_slices"
+"""The attribute of a mean that is one over all slices: how many there are."""
+Forms = ChainMap[str, int]
+"""By tensor name the dimension that the slices split, or SUM; what isn't named is the same for all slices."""
+Configs = ChainMap[str, Config]
+"""By operator name its config over the axis of time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slicing:
+    """How the graph of one slice comes from that of the whole step.
+
+    Attributes:
+        n: how many slices there are.
+        whole: the graph of the whole batch.
+        batch: samples in it.
+        forms: by name of the tensors that the slices make, the dimension that they split, or SUM.
+        once: (operator, position) of the operands that only the first slice takes.
+        after: names of the operators that come after all slices.
+    """
+
+    n: int
+    whole: Graph
+    batch: int
+    forms: Mapping[str, int]
+    once: frozenset[tuple[str, int]]
+    after: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """One of the slices, on so many devices.
+
+    A slice takes its part of each device's share of the batch, so that what a device has loaded stays there. Where shares
+    can't be divided alike it takes a run of samples.
+    """
+
+    slicing: Slicing
+    index: int
+    n_devices: int
+
+    @property
+    def n_shares(self) -> int:
+        return self.n_devices if are_shares_sliced(self.slicing.batch, self.slicing.n, self.n_devices) else 1
+
+    def places(self, extent: int) -> np.ndarray:
+        """Where the slice's elements are along a dimension that is split: int[extent / n]."""
+        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.slicing.n, -1)[:, self.index].reshape(-1)
+        return places
+
+    def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
+        """The slice of a whole array."""
+        found: np.ndarray = np.take(value, self.places(value.shape[dimension]), dimension)
+        return found
+
+    def makes(self, tensor: Tensor) -> bool:
+        """Whether a tensor is of the slice, and not made once for all."""
+        return tensor.name in self.slicing.forms
+
+    def takes(self, operator: str, position: int) -> bool:
+        """Whether an operand counts in this slice."""
+        return self.index == 0 or (operator, position) not in self.slicing.once
+
+    def whole(self, op: Operator) -> Operator:
+        """An operator of the slice as it is for the whole batch."""
+        return self.slicing.whole.operators[op.name]
+
+
+@lru_cache(maxsize=8)
+def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
+    """The graph of one of ``n`` slices; what isn't made of the batch is as it was.
+
+    A batch that ranks load is gathered where so many devices' shares of it can't be sliced.
+
+    Raises:
+        InputError: the training step can't be taken in so many slices.
+    """
+    if n == 1:
+        return graph
+    if len(graph.train_steps) != 1:
+        raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and slices are those of one")
+    batch = _batch(graph, n)
+    (step,) = graph.train_steps.values()
+    forms, configs, after = _Propagation(graph, n, batch).run()
+    loss = graph.producers[step.loss.name]
+    if forms.get(step.loss.name) != SUM:
+        raise _refused(n, f"its loss, {loss.where()}, isn't a sum or a mean over the batch")
+    for tensor in step.optimizer.tensors:
+        if tensor.name in forms or graph.producers[tensor.name].name in after:
+            raise _refused(n, f"{graph.producers[tensor.name].where()}, which its optimizer takes, is made of the batch")
+    once: set[tuple[str, int]] = set()
+    operators: dict[str, Operator] = {}
+    for op in graph.operators.values():
+        config = configs.get(op.name)
+        if config is None:
+            operators[op.name] = op
+            continue
+        seen = interface(rule_of(op), config)
+        once.update(
+            (op.name, i) for i, tensor in op.operands if _form(_layout(seen, i)) == SUM and tensor.name not in forms
+        )
+        operators[op.name] = _sliced(op, config, seen, forms, n)
+        if LOADED in op.attrs and not are_shares_sliced(batch, n, n_devices):
+            operators[op.name] = replace(operators[op.name], attrs={**op.attrs, LOADED: GATHERED})
+    slicing = Slicing(n, graph, batch, forms, frozenset(once), frozenset(after))
+    return replace(graph, operators=operators, slicing=slicing)
+
+
+def checked_count(given: object) -> int:
+    """A number of micro-batches, as a user gave it.
+
+    Raises:
+        InputError: it isn't a whole number from 1 up.
+    """
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise InputError(f"micro_batches takes a whole number from 1 up, got {short(given)}; give a divisor of the batch")
+    return int(given)
+
+
+def _refused(n: int, why: str) -> InputError:
+    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; use micro_batches=1")
+
+
+def _batch(graph: Graph, n: int) -> int:
+    """The length of the batch: the first dimension of what is fed to the training step."""
+    fed = [op for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape]
+    if not fed:
+        raise _refused(n, "it isn't fed a batch")
+    batch = fed[0].result.shape[0]
+    if batch % n:
+        raise _refused(n, f"its batch, {fed[0].where()}, has {batch} samples, which {n} doesn't divide")
+    return batch
+
+
+@dataclass(frozen=True, eq=False)
+class _Propagation:
+    """Finds which factor of each operator the slices split."""
+
+    graph: Graph
+    n: int
+    batch: int
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh.of(self.n)
+
+    def run(self) -> tuple[dict[str, int], dict[str, Config], set[str]]:
+        """The forms of tensors, configs of operators over the axis of time, and the operators that come after slices."""
+        forms: Forms = ChainMap()
+        configs: Configs = ChainMap()
+        after: set[str] = set()
+        written: set[str] = set()  # variables that are updated after all slices
+        (step,) = self.graph.train_steps.values()
+        needed = self.graph.ancestors([step.loss])
+        operators = self.graph.operators.values()
+        for op in operators:
+            is_after = any(self.graph.producers[tensor.name].name in after for _, tensor in op.operands)
+            why = f"{op.where()} takes what comes after the slices"
+            if not is_after and op.updates not in written:
+                why = self._decide(op, forms, configs)
+            if why and op.name in needed:
+                raise _refused(self.n, why)
+            if why:
+                after.add(op.name)
+                written.update([op.updates] if op.updates else [])
+        for op in operators:
+            # A constant that was split for one taker may have another that takes it whole.
+            if op.name not in after and not self._agrees(op, forms, configs):
+                raise _refused(self.n, f"{op.where()} takes in whole what others take in slices")
+        return dict(forms), dict(configs), after
+
+    def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:
+        """Give an operator its config; or why it has none."""
+        if op.type == PLACEHOLDER and op.result.shape[:1] == (self.batch,):
+            return self._take(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
+        if op.type in SOURCES or not any(tensor.name in forms for _, tensor in op.operands):
+            return ""
+        if op.updates is not None:
+            return f"{op.where()} updates a variable by what is made of the batch"
+        found: tuple[int, Config, Forms, Configs] | None = None
+        for config in self._configs(op):
+            tried_forms, tried = forms.new_child(), configs.new_child()
+            n_pulled = self._reached(op, config, tried_forms, tried)
+            if n_pulled is not None and (found is None or n_pulled < found[0]):
+                found = n_pulled, config, tried_forms, tried
+        if found is None:
+            return f"{op.where()} needs the whole batch at once, as batch normalisation and lookups in the batch do"
+        forms.update(found[2].maps[0])
+        configs.update(found[3].maps[0])
+        return self._take(op, found[1], forms, configs)
+
+    def _configs(self, op: Operator) -> list[Config]:
+        rule = rule_of(op)
+        factors = [name for name in rule.splittable if name not in rule.inner and name not in rule.halos]
+        names = [name for name in factors if rule.extents[name] % self.n == 0]
+        names += [f"+{i}" for i in range(len(rule.linear))]
+        each = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
+        found = [config for config in each if not _why_not(rule, config)]
+        return [config for config in found if op.type not in COMPOSITES or _fits_body(op, config)]
+
+    def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
+        """How many operands must be split for a config that weren't; None where it can't be had."""
+        seen, n_pulled = interface(rule_of(op), config), 0
+        for position, tensor in op.operands:
+            wanted, given = _form(_layout(seen, position)), forms.get(tensor.name)
+            if wanted == given:
+                continue
+            if given is not None or wanted is None:
+                return None
+            if wanted == SUM:
+                if not tensor.is_float:
+                    return None
+            elif self._pull(tensor, wanted, forms, configs):
+                n_pulled += 1
+            else:
+                return None
+        return n_pulled
+
+    def _pull(self, tensor: Tensor, dimension: int, forms: Forms, configs: Configs) -> bool:
+        """Have a tensor that is made of constants and random numbers split along a dimension."""
+        op = self.graph.producers[tensor.name]
+        if tensor.name in forms:
+            return forms[tensor.name] == dimension
+        if op.type in (VARIABLE, PLACEHOLDER) or op.updates is not None or op.type in COMPOSITES:
+            return False
+        if len(tensor.shape) <= dimension or tensor.shape[dimension] % self.n:
+            return False
+        for config in self._configs(op):
+            result = interface(rule_of(op), config).results[op.outputs.index(tensor)]
+            if _form(result) != dimension:
+                continue
+            tried_forms, tried = forms.new_child(), configs.new_child()
+            if all(
+                wanted is None or (wanted != SUM and self._pull(operand, wanted, tried_forms, tried))
+                for operand, wanted in self._wanted(op, config)
+            ):
+                forms.update(tried_forms.maps[0])
+                configs.update(tried.maps[0])
+                self._take(op, config, forms, configs)
+                return True
+        return False
+
+    def _wanted(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
+        seen = interface(rule_of(op), config)
+        return [(tensor, _form(_layout(seen, position))) for position, tensor in op.operands]
+
+    def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
+        configs[op.name] = config
+        for tensor, layout in zip(op.outputs, interface(rule_of(op), config).results, strict=True):
+            form = _form(layout)
+            if form is None:
+                return f"{op.where()} has results of which only some are made of the batch"
+            forms[tensor.name] = form
+        return ""
+
+    def _agrees(self, op: Operator, forms: Forms, configs: Configs) -> bool:
+        """Whether an operator's operands are as its config takes them."""
+        config = configs.get(op.name)
+        if config is None:
+            return not any(tensor.name in forms for _, tensor in op.operands)
+        return all(
+            forms.get(tensor.name) == wanted or (wanted == SUM and tensor.name not in forms)
+            for tensor, wanted in self._wanted(op, config)
+        )
+
+
+def _why_not(rule: Rule, config: Config) -> str:
+    return why_invalid(replace(rule, spread=""), config)
+
+
+def _fits_body(op: Operator, config: Config) -> bool:
+    """Whether slices of a composite operator are alike but for their operands, and each gives its own share of gradients."""
+    composition = Composition(op)
+    for inner in composition.body.operators:
+        seen = composition.inner(inner, config)[1]
+        differs = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
+        if differs and any(_form(layout) is not None for layout in seen.results):
+            return False
+    return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
+
+
+def _sliced_body(op: Operator, config: Config, n: int) -> Body:
+    """The body of a composite operator at the shapes of a slice."""
+    composition = Composition(op)
+    body = composition.body
+    layouts = {tensor.name: composition.input_layout(tensor, config) for tensor in body.inputs}
+    inner = {each.name: composition.inner(each, config) for each in body.operators}
+    for each in body.operators:
+        layouts.update(zip((tensor.name for tensor in each.outputs), inner[each.name][1].results, strict=True))
+    forms = {name: form for name, layout in layouts.items() if (form := _form(layout)) is not None}
+    sources = {body.graph.producers[tensor.name].name for tensor in body.inputs}
+    operators = {}
+    for each in body.graph.operators.values():
+        if each.name in inner:
+            operators[each.name] = _sliced(each, *inner[each.name], forms, n)
+        elif each.name in sources:
+            operators[each.name] = replace(each, outputs=tuple(_cut(tensor, forms, n) for tensor in each.outputs))
+    inputs, outputs = (tuple(_cut(tensor, forms, n) for tensor in tensors) for tensors in (body.inputs, body.outputs))
+    return Body(replace(body.graph, operators=operators), inputs, outputs)
+
+
+def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
+    """A tensor as a slice has it."""
+    dimension = forms.get(tensor.name, SUM)
+    if dimension == SUM:
+        return tensor
+    shape = [extent // n if i == dimension else extent for i, extent in enumerate(tensor.shape)]
+    return replace(tensor, shape=tuple(shape))
+
+
+def _layout(seen: Interface, position: int) -> Layout:
+    demand = seen.operands[position]
+    assert demand is not None
+    return demand.layout
+
+
+def _form(layout: Layout) -> int | None:
+    if layout.partial:
+        return SUM
+    return next((dimension for dimension, axes in enumerate(layout.splits) if axes), None)
+
+
+def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
+    """An operator at the shapes of a slice; of a constant, the value is that of its first elements."""
+    statics = dict(local_statics(op, seen, 0))
+    attrs = dict(op.attrs)
+    if op.type == CONSTANT and op.result.name in forms:
+        dimension = forms[op.result.name]
+        statics[0] = np.take(op.statics[0], np.arange(op.result.shape[dimension] // n), dimension)
+    elif op.type in chain(FROM_KEY, FROM_SEED) and op.result.name in forms:
+        statics[0] = np.asarray(_cut(op.result, forms, n).shape, np.asarray(op.statics[0]).dtype)
+    elif op.type == "Mean" and any(config.degree(f"d{dimension}") > 1 for dimension in reduced_dimensions(op)):
+        attrs[SLICES] = n
+    elif op.type in COMPOSITES:
+        attrs[BODY] = _sliced_body(op, config, n)
+    inputs = tuple(tensor and _cut(tensor, forms, n) for tensor in op.inputs)
+    outputs = tuple(_cut(tensor, forms, n) for tensor in op.outputs)
+    return replace(op, inputs=inputs, outputs=outputs, statics=statics, attrs=attrs)

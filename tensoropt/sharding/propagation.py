@@ -1,0 +1,59 @@
+"""Configs for operators that no search chose one for: they follow what is there.
+
+An evaluation, a prediction, or a step on a smaller batch repeats most operators of the training step that was planned, under
+the same names: these have the plan's configs. Any other takes its operands as they lie, as far as its rule allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir.graph import Graph, Operator
+from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_of
+from ..rules.rule import NONE, Config, Rule, configs, interface, why_invalid
+from .strategy import Strategy
+
+
+def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strategy:
+    """A strategy for a graph from the configs of another one with operators of the same names."""
+    chosen: dict[str, Config] = {}
+    layouts: dict[str, Layout] = {}
+    for op in graph.operators.values():
+        if op.updates is not None:
+            # What is read after an update lies as the variable does.
+            variable = graph.operators[op.updates].result
+            layouts.update({tensor.name: layouts[variable.name] for tensor in op.outputs})
+            continue
+        rule, kept = rule_of(op), planned.get(op.name)
+        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else following(op, rule, layouts, mesh)
+        seen = interface(rule, chosen[op.name])
+        layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
+    return Strategy(mesh, chosen)
+
+
+def following(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mesh) -> Config:
+    """The config in which an operator takes its operands as they lie; axes that its rule can't use split nothing."""
+    if not op.operands:
+        return configs(rule, mesh)[0] if rule.spread else Config.whole(mesh)
+    assignment = [NONE] * len(mesh.sizes)
+    for axis in mesh.axes:
+        for name in _split_by(axis, op, rule, layouts):
+            tried = [*assignment[:axis], name, *assignment[axis + 1 :]]
+            if not why_invalid(rule, Config(mesh, tuple(tried))):
+                assignment = tried
+                break
+    return Config(mesh, tuple(assignment))
+
+
+def _split_by(axis: int, op: Operator, rule: Rule, layouts: Mapping[str, Layout]) -> list[str]:
+    """The factors that an axis splits in some operand, of the largest operand first."""
+    found: dict[str, None] = {}
+    for position, tensor in sorted(op.operands, key=lambda operand: -operand[1].mem_bytes):
+        dims = rule.operands[position]
+        assert dims is not None
+        for names, axes in zip(dims, layouts[tensor.name].splits, strict=True):
+            if axis in axes:
+                found.update(dict.fromkeys(names))
+    return list(found)

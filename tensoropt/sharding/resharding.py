@@ -1,0 +1,234 @@
+"""Deliveries: a tensor brought from the layout in which it is made to the demand of whoever takes it.
+
+Forward from the result layout to the operand layout; backward from the operand's gradient layout to the result's. What is
+charged for a delivery and what is executed both come from the two paths that :class:`Router` finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from ..ir.graph import Operator, Tensor
+from ..reschedule.halo import HALO, LOWEST, ZERO, HaloStep
+from ..reschedule.layout import Axes, Layout, Shape
+from ..reschedule.mesh import Mesh
+from ..reschedule.path import Path, StepCosts, cheapest_path
+from ..reschedule.steps import Move, State, make_step
+from ..rules.rule import Config, Demand, Rule, interface
+
+SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
+"""A variable's gradient of at most so many bytes is summed together with others, of about so many bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One tensor, from a layout to a demand.
+
+    Attributes:
+        reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
+        returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
+        halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
+        of_variable: whether a variable's own value is delivered, for whose gradient only its update waits.
+    """
+
+    shape: Shape
+    item_bytes: int
+    source: Layout
+    demand: Demand
+    reduction: str = "sum"
+    returning: Axes = ()
+    halo: HaloStep | None = None
+    of_variable: bool = False
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether its gradient is summed together with those of others."""
+        is_sum = self.of_variable and self.source == self.demand.layout and bool(self.demand.varying) and not self.returning
+        return is_sum and math.prod(self.source.largest_local_shape(self.shape)) * self.item_bytes <= SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The paths of a delivery.
+
+    Attributes:
+        backward: None where no gradient comes back.
+        in_bucket: whether the backward path, of one all-reduce, is taken together with others.
+    """
+
+    forward: Path
+    backward: Path | None
+    in_bucket: bool = False
+
+    @property
+    def n_collectives(self) -> int:
+        return self.forward.n_collectives + (self.backward.n_collectives if self.backward else 0)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing at all is to be done."""
+        return not self.forward.steps and (self.backward is None or not self.backward.steps)
+
+
+@dataclass(frozen=True)
+class Router:
+    """Finds routes by a cost model, each only once.
+
+    ``choose`` picks a path; the shortest by default, and anything legal in tests, where ``in_buckets`` may be False for all
+    gradients to be summed by themselves.
+    """
+
+    costs: StepCosts
+    choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
+    in_buckets: bool = True
+    _routes: dict[Delivery, Route] = field(default_factory=dict, init=False, repr=False)
+    _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
+
+    def route(self, delivery: Delivery) -> Route:
+        """The cheapest forward path, and backward path where a gradient comes back."""
+        found = self._routes.get(delivery)
+        if found is None:
+            in_bucket = self.in_buckets and delivery.in_bucket
+            backward = _one_sum(delivery) if in_bucket else self._backward(delivery)
+            found = self._routes[delivery] = Route(self._forward(delivery), backward, in_bucket)
+        return found
+
+    def time_ns(self, delivery: Delivery) -> int:
+        route = self.route(delivery)
+        total = route.forward.time_ns(self.costs, delivery.item_bytes)
+        if route.in_bucket:
+            return total + bucket_share_ns(delivery, self.costs)
+        return total + (route.backward.time_ns(self.costs, delivery.item_bytes) if route.backward else 0)
+
+    def forward_ns(self, delivery: Delivery) -> int:
+        return self.route(delivery).forward.time_ns(self.costs, delivery.item_bytes)
+
+    def _path(self, source: Layout, target: Layout, delivery: Delivery) -> Path:
+        key = (source, target, delivery.shape, delivery.item_bytes)
+        if key not in self._paths:
+            self._paths[key] = self.choose(*key, self.costs)
+        return self._paths[key]
+
+    def _forward(self, delivery: Delivery) -> Path:
+        source, target = delivery.source, delivery.demand.layout
+        if delivery.halo is not None:
+            return Path(source, target, (delivery.halo,), delivery.shape)
+        if delivery.reduction == "sum":
+            return self._path(source, target, delivery)
+        # A maximum can't be split into reduce-scatter and all-gather by the shortest path's sums: one all-reduce.
+        move = Move("all_reduce", source.partial, None, None, State.of(target))
+        return Path(source, target, (make_step(source, move),), delivery.shape)
+
+    def _backward(self, delivery: Delivery) -> Path | None:
+        demand, source = delivery.demand, delivery.source
+        if demand.varying is None:
+            return None
+        if delivery.halo is not None:
+            return Path(demand.layout, source, (delivery.halo.backward(),), delivery.shape)
+        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning), delivery)
+
+
+def delivery_of(
+    tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = (), of_variable: bool = False
+) -> Delivery:
+    return Delivery(tensor.shape, tensor.item_bytes, source, demand, returning=returning or (), of_variable=of_variable)
+
+
+def _one_sum(delivery: Delivery) -> Path:
+    """The way back of a gradient that is only to be summed."""
+    source = delivery.source
+    before = source.with_partial(delivery.demand.varying or ())
+    step = make_step(before, Move("all_reduce", before.partial, None, None, State.of(source)))
+    return Path(before, source, (step,), delivery.shape)
+
+
+def bucket_share_ns(delivery: Delivery, costs: StepCosts) -> int:
+    """What the sum of a gradient takes in a bucket: its share of a full one."""
+    n_bytes = math.prod(delivery.source.largest_local_shape(delivery.shape)) * delivery.item_bytes
+    axes = delivery.source.with_partial(delivery.demand.varying or ()).partial
+    return costs.time_ns("all_reduce", delivery.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A value that an operator completes over split factors while it runs.
+
+    Attributes:
+        kept: the factors of the value's dimensions; a dimension of extent 1 for each that is None.
+        reduction: ``sum`` or ``max``.
+        has_gradient: whether the gradient of the value is needed (not for a maximum that only shifts).
+    """
+
+    kept: tuple[str | None, ...]
+    reduction: str
+    has_gradient: bool
+
+
+def statistic_delivery(
+    statistic: Statistic, rule: Rule, config: Config, over: Axes, item_bytes: int, with_gradient: bool
+) -> Delivery:
+    """The delivery inside of an operator that completes a statistic over the axes ``over``."""
+    splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
+    shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
+    source = Layout(config.mesh, splits, over)
+    demand = Demand(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
+    return Delivery(shape, item_bytes, source, demand, statistic.reduction)
+
+
+def inner_deliveries(
+    op: Operator, rule: Rule, config: Config, differentiated: Collection[int]
+) -> tuple[Delivery, ...]:
+    """The deliveries inside of an operator whose config splits factors that need them, in order of execution.
+
+    Args:
+        differentiated: the positions of the operands to which a gradient comes back.
+    """
+    if rule.exchanged(config):
+        return (halo_delivery(op, rule, config, 0 in differentiated),)
+    over = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
+    if not over:
+        return ()
+    item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
+    return tuple(
+        statistic_delivery(statistic, rule, config, over, item_bytes, bool(differentiated))
+        for statistic in statistics_of(op, rule)
+    )
+
+
+def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
+    """The positions of the operands to which a gradient comes back, of those of all operators."""
+    return frozenset(position for position, _ in op.operands if (op.name, position) in gradients)
+
+
+def halo_delivery(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Delivery:
+    """The exchange of what the windows of a convolution or a pool cover."""
+    image, demand = op.inputs[0], interface(rule, config).operands[0]
+    assert image is not None and demand is not None
+    fill = LOWEST if op.type.startswith("MaxPool") else ZERO
+    halo = HaloStep(HALO, demand.layout, rule.exchanged(config), fill)
+    back = Demand(demand.layout, () if with_gradient else None)
+    return Delivery(image.shape, image.item_bytes, demand.layout, back, halo=halo)
+
+
+def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
+    """The statistics that the special lowering of an operator completes, in order of execution."""
+    if op.type.startswith("FusedBatchNorm"):
+        per_channel = Statistic(("c",), "sum", True)
+        return (per_channel, per_channel)
+    if op.type in ("Max", "Min"):
+        kept = tuple(names[0] if names and names[0] not in rule.inner else None for names in rule.operands[0] or ())
+        return (Statistic(kept, "max", False), Statistic(kept, "sum", False))
+    rows = tuple(names[0] if names != ("c",) else None for names in rule.operands[0] or ())
+    return (Statistic(rows, "max", False), Statistic(rows, "sum", True))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCosts:
+    """Costs that depend on nothing measured, for deliveries that no plan names: fewer and smaller collectives first."""
+
+    latency_ns: int = 10_000
+
+    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
+        return n_bytes // 10 if kind == "local" else self.latency_ns + n_bytes * (2 if kind == "all_reduce" else 1)

@@ -1,0 +1,50 @@
+"""The deliveries of an update: what is charged for it, and what it executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..ir.graph import Tensor
+from ..optimizers.runtime import ParameterUpdate
+from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh
+from ..rules.rule import Demand
+from .resharding import Delivery
+
+
+def sum_delivery(mesh: Mesh, length: int, item_bytes: int) -> Delivery:
+    """A vector that is added up over all devices."""
+    source = Layout(mesh, ((),), mesh.axes)
+    return Delivery((length,), item_bytes, source, Demand(Layout.replicated(mesh, 1), None))
+
+
+def whole_delivery(tensor: Tensor, layout: Layout) -> Delivery:
+    """A parameter, or its gradient, brought to every device in whole."""
+    whole = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Delivery(tensor.shape, tensor.item_bytes, layout, Demand(whole, None))
+
+
+def piece_delivery(tensor: Tensor, layout: Layout) -> Delivery:
+    """A parameter that every device has in whole, cut to its pieces again."""
+    whole = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Delivery(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
+
+
+def update_deliveries(
+    updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout, by_rows: bool
+) -> Iterator[Delivery]:
+    """The deliveries of a parameter's updates, one for each training step that trains it.
+
+    Args:
+        by_rows: whether the gradient comes as rows, which every device has.
+    """
+    mesh = layout.mesh
+    for update in updates:
+        if mesh.n_devices > 1:
+            yield from (sum_delivery(mesh, length, item_bytes) for length, item_bytes in update.sums)
+        if update.is_whole and not layout.is_replicated:
+            # The gradient, the parameter, and the parameter's piece on the way back.
+            if not by_rows:
+                yield whole_delivery(tensor, layout)
+            yield whole_delivery(tensor, layout)
+            yield piece_delivery(tensor, layout)

@@ -1,0 +1,1 @@
+"""The command line ``tensoropt``, one module a command."""

@@ -1,0 +1,142 @@
+"""``mpirun -n N tensoropt calibrate``: measure these devices and the links between them, and write a hardware file.
+
+First the device and every collective over every device partition, briefly; then the classes of operators; then the device
+and the collectives once more, which count: a machine that comes out of its rest is faster than one that has computed for a
+while, as training has (collectives took a tenth less in the first ten seconds than later, and up to a fifth less than after
+minutes). After each part rank 0 writes what is known so far, so that an interruption, even one that kills the ranks at once,
+leaves a usable file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from ...common.errors import InputError
+from ...common.files import check_writable, write_json
+from ...common.tensorflow_import import import_tensorflow
+from .search import parse_seconds
+
+if TYPE_CHECKING:
+    from ...profiling.hardware import Hardware
+    from ...runtime.ranks import Processes
+
+SECONDS, QUICK_SECONDS = 240.0, 20.0
+OF_FIRST, OF_COLLECTIVES = 0.1, 0.25
+"""The shares of the device and the collectives, both times; the rest is for classes of operators."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt calibrate``."""
+    parser.usage = "mpirun -n N tensoropt calibrate [--quick] [--output FILE]"
+    how_long = parser.add_mutually_exclusive_group()
+    how_long.add_argument("--quick", action="store_true", help=f"in about {QUICK_SECONDS:g} s instead of {SECONDS:g}")
+    how_long.add_argument("--seconds", metavar="S", help="in about so long")
+    parser.add_argument(
+        "--collectives",
+        metavar="WHOSE",
+        help="mpi or horovod: by which plans will run; default: as TENSOROPT_COLLECTIVES says, else mpi",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.json",
+        help="the hardware file, for --cluster and cluster=; default: where tensoropt.init() looks for it",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt calibrate``; every rank runs it."""
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
+    if arguments.seconds is not None:
+        seconds = parse_seconds(arguments.seconds, "--seconds")
+    import_tensorflow()
+    from ...runtime.execute import EMULATED, checked_collectives
+    from ...runtime.local_hardware import calibrated_file, prepared_processes
+
+    if arguments.output is not None:
+        check_writable(arguments.output, "hardware file")
+    collectives = checked_collectives(arguments.collectives)
+    if collectives == EMULATED:
+        raise InputError("emulated collectives take no time that could be measured: --collectives takes mpi or horovod")
+    processes = prepared_processes()
+    file = arguments.output or calibrated_file(processes, collectives)
+    if file is None:
+        raise InputError("TENSOROPT_CACHE=off leaves no place for the hardware file; say --output FILE.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    is_first = processes.rank == 0
+
+    def keep(hardware: Hardware) -> None:
+        if is_first:
+            write_json(file, hardware.to_json(), "hardware file")
+
+    try:
+        hardware = _measured(processes, seconds, keep, collectives)
+    except KeyboardInterrupt:
+        if is_first and file.exists():
+            print(f"\ntensoropt: calibration interrupted; what was measured is in '{file}'", file=sys.stderr, flush=True)
+        raise
+    if is_first:
+        from ...profiling.report import hardware_table
+
+        if "ranks" in hardware.provenance:
+            print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)
+        print(f"{hardware_table(hardware)}\n\nwrote {file}", flush=True)
+    return 0
+
+
+def _measured(
+    processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str
+) -> Hardware:
+    from ...profiling.measure import QUICK_S, Watching
+    from ...runtime.local_hardware import measure_here
+    from ...tuning.profile_guided import opened_store
+    from ..operator_probes import Calibration
+
+    is_first = processes.rank == 0
+    with _Bar("collectives", is_first) as bar:
+        hardware = measure_here(processes, seconds * OF_FIRST, Watching(bar.update, keep), collectives)
+    unfinished = _marked(hardware, is_complete=False)
+    store = opened_store(processes)
+    with _Bar("operators", is_first) as bar:
+        deadline = time.monotonic() + seconds * (1 - OF_FIRST - OF_COLLECTIVES)
+        is_quick = seconds * OF_COLLECTIVES < QUICK_S
+        calibration = Calibration(processes, unfinished, store, deadline, is_quick, bar.update)
+        for each in calibration.rated():
+            hardware = each
+            keep(hardware)
+    store.close()
+    with _Bar("collectives again", is_first) as bar:
+        again = measure_here(processes, seconds * OF_COLLECTIVES, Watching(bar.update), collectives)
+    hardware = replace(again, operators=hardware.operators)
+    keep(hardware)
+    return hardware
+
+
+def _marked(hardware: Hardware, is_complete: bool) -> Hardware:
+    assert hardware.measured is not None
+    return replace(hardware, measured=replace(hardware.measured, is_complete=is_complete))
+
+
+class _Bar:
+    """Rank 0's bar on stderr, which mpirun passes on."""
+
+    def __init__(self, what: str, is_shown: bool) -> None:
+        self._bar = tqdm(desc=what, disable=not is_shown, file=sys.stderr, mininterval=0.5)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -1,0 +1,118 @@
+"""``mpirun -n N tensoropt check MODEL --plan PLAN``: run a plan and print what it predicted beside what was measured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from ...common.errors import InputError
+from ...common.files import check_writable, write_json
+from ...common.memory_units import memory_text
+from ...common.tensorflow_import import import_tensorflow
+from .search import OPTIMIZERS, add_strictness, checked_measurement, number_of_devices
+
+if TYPE_CHECKING:
+    from ..plan_check import Compared, PlanCheck
+
+STEPS, MOST_WRONG, NAME_WIDTH = 20, 5, 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt check``."""
+    parser.usage = "mpirun -n N tensoropt check MODEL --plan PLAN.json [--steps N] [OPTION ...]"
+    add_plan_arguments(parser)
+    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are timed; default: {STEPS}")
+    parser.add_argument(
+        "--cluster", metavar="NAME|FILE", help="whose costs single collectives are held against; default: these devices"
+    )
+    add_strictness(parser)
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all rows")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model runs, by which plan."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
+    )
+    parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="what search or plan.save wrote")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for the search of the plan")
+    parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt check``; every rank runs it."""
+    steps = number_of_devices(arguments.steps, "--steps")
+    if arguments.json is not None:
+        check_writable(arguments.json, "result")
+    import_tensorflow()
+    from ...plan.plan import Plan
+    from ...runtime.context import resolve_cluster
+    from ...runtime.local_hardware import hardware_here, prepared_processes
+    from ..offline import record_named
+    from ..plan_check import check_plan, to_json
+
+    plan = Plan.load(arguments.plan)
+    processes = prepared_processes()
+    if arguments.cluster is None:
+        hardware = hardware_here(processes)
+    else:
+        hardware = resolve_cluster(arguments.cluster)
+        checked_measurement(hardware, arguments.strict, is_run_here=True)
+    try:
+        hardware.mesh(plan.parallelism)
+    except ValueError as error:
+        raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)
+    if processes.rank == 0:
+        print(report(check), flush=True)
+        if arguments.json is not None:
+            write_json(arguments.json, to_json(check), "result")
+            print(f"wrote {arguments.json}", flush=True)
+    return 0
+
+
+def report(check: PlanCheck) -> str:
+    """Predicted beside measured, as tables."""
+    ordered = sorted(check.steps_us)
+    low, high = (ordered[i * (len(ordered) - 1) // 4] for i in (1, 3))
+    totals = [
+        [*_times(check.step), f"quartiles {low / 1e3:,.3f} to {high / 1e3:,.3f} ms"],
+        [*_times(check.compute), "the slowest rank, outside of collectives"],
+        [*_times(check.network), "deliveries with collectives, without waiting for others"],
+        ["waiting", "", f"{check.waiting_us / 1e3:,.3f} ms", "", "for other ranks, in collectives; no plan predicts it"],
+        [
+            "memory",
+            memory_text(round(check.memory.predicted)),
+            memory_text(round(check.memory.measured)),
+            _percent(check.memory),
+            "peak by rank: " + ", ".join(map(memory_text, check.memory_bytes)),
+        ],
+    ]
+    parts = [tabulate(totals, ("", "predicted", "measured", "error", ""), disable_numparse=True)]
+    for title, rows, count in (
+        ("collectives", check.collectives, len(check.collectives)),
+        (f"the {MOST_WRONG} operators most wrong", check.operators, MOST_WRONG),
+        (f"the {MOST_WRONG} edges most wrong, by where they lead", check.edges, MOST_WRONG),
+    ):
+        if rows:
+            chosen = sorted(rows, key=lambda row: -row.off)[:count]
+            parts.append(tabulate(_rows(chosen), (title, "predicted", "measured", "error", "times"), disable_numparse=True))
+    return "\n\n".join(parts)
+
+
+def _rows(rows: Sequence[Compared]) -> list[list[str]]:
+    return [[*_times(row), str(row.count)] for row in rows]
+
+
+def _times(row: Compared) -> list[str]:
+    name = row.name if len(row.name) <= NAME_WIDTH else f"{row.name[: NAME_WIDTH - 4]} ..."
+    return [name, f"{row.predicted / 1e3:,.3f} ms", f"{row.measured / 1e3:,.3f} ms", _percent(row)]
+
+
+def _percent(row: Compared) -> str:
+    return "" if row.error is None else f"{row.error:+.0%}"

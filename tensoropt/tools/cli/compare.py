@@ -1,0 +1,91 @@
+"""``tensoropt compare``: the frontier of a model next to what other algorithms choose, as a table and as one picture.
+
+As for ``tensoropt search``, nothing runs and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ...common.errors import InputError
+from ...common.files import write_json
+from ...common.memory_units import parse_memory
+from ...common.progress import Bars
+from ...common.tensorflow_import import import_tensorflow
+from ...profiling.hardware import Hardware, HardwareError
+from .search import (
+    add_model_arguments,
+    budget_of,
+    check_outputs,
+    checked_measurement,
+    hardware_of,
+    number_of_devices,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt compare``."""
+    parser.usage = "tensoropt compare MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
+    add_model_arguments(parser)
+    parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all points of all algorithms")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw them; needs Matplotlib")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt compare``."""
+    try:
+        _compare(arguments)
+    except KeyboardInterrupt:
+        print("\ntensoropt: comparison interrupted", file=sys.stderr)
+        raise
+    except HardwareError as error:
+        raise InputError(str(error)) from error
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    """All that can be refused is refused before the search, which may be long."""
+    hardware, count = _hardware_and_count(arguments)
+    limit = None if arguments.memory is None else parse_memory(arguments.memory)
+    budget = budget_of(arguments)
+    check_outputs({"--json": arguments.json, "--plot": arguments.plot})
+    import_tensorflow()
+    checked_measurement(hardware, arguments.strict)
+    from ...plan.compare import compare
+    from ...plan.find_frontier import find_frontier
+    from ...search.problem.splittable import check_usable
+    from ..offline import record_named
+    from .search_report import Asked, draw, introduction
+
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    check_usable(recorded.model.graph, hardware, count)
+    asked = Asked(recorded, hardware, "compare", "ft-ldp")
+    print(introduction(asked), flush=True)
+    with Bars() as bars:
+        frontier = find_frontier(
+            recorded.model, hardware, count, progress=bars.update, space=arguments.space, budget=budget
+        )
+        compared = compare(frontier, limit_bytes=limit, progress=bars.update)
+    print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
+    for note in compared.notes():
+        print(f"note      {note}")
+    if arguments.json is not None:
+        named = {"model": recorded.name, "optimizer": asked.optimizer}
+        write_json(arguments.json, {**compared.to_json(), **named}, "result")
+    if arguments.plot is not None:
+        draw(compared.plot, arguments.plot)
+    for written in (arguments.json, arguments.plot):
+        if written is not None:
+            print(f"wrote {written}")
+
+
+def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:
+    hardware = hardware_of(arguments)
+    if arguments.parallelism is None:
+        return hardware, max(hardware.parallelisms())
+    count = number_of_devices(arguments.parallelism, "--parallelism")
+    hardware.mesh(count)
+    return hardware, count

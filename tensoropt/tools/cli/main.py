@@ -1,0 +1,73 @@
+"""The command line ``tensoropt``: one module a command, imported only when its command is given.
+
+A command is a line in :data:`COMMANDS`. Its module has ``add_arguments(parser)`` and ``run(arguments)``, which returns
+the exit code or raises; :func:`main` turns what is raised into a sentence and an exit code: 0 done, 1 failed while
+running, 2 wrong use or input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ...common.errors import TensorOptError
+from ...runtime.error_handling import debugging, exit_code_of
+
+# name: (module, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("tensoropt.runtime.mpirun", "run a script on several ranks"),
+    "search": ("tensoropt.tools.cli.search", "find a model's plans for hardware that needn't be at hand"),
+    "check": ("tensoropt.tools.cli.check", "hold a plan against what it predicted"),
+    "timeline": ("tensoropt.tools.cli.timeline", "trace where a plan's step goes, for a browser"),
+    "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
+    "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
+}
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser; only the chosen command's module is imported, so that help is quick."""
+    # Either place is fine: tensoropt --debug run, tensoropt run --debug.
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show traces of errors")
+    parser = argparse.ArgumentParser(
+        prog="tensoropt",
+        description="Automatic parallel training for TensorFlow.",
+        epilog="Exit codes: 0 done, 1 failed while running, 2 wrong use or input.",
+        parents=[debug],
+        allow_abbrev=False,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary, parents=[debug], allow_abbrev=False
+        )
+        if name == chosen:
+            importlib.import_module(module).add_arguments(subparser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (argparse itself exits with 2 on wrong use)."""
+    argv = sys.argv[1:] if argv is None else argv
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    arguments = build_parser(chosen).parse_args(argv)
+    arguments.debug = getattr(arguments, "debug", False) or debugging()
+    if arguments.debug:
+        os.environ["TENSOROPT_DEBUG"] = "1"
+    try:
+        return int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments) or 0)
+    except KeyboardInterrupt:
+        print("tensoropt: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if arguments.debug:
+            traceback.print_exc()
+        elif isinstance(error, TensorOptError):
+            print(f"tensoropt: {error}", file=sys.stderr)
+        else:
+            print(f"tensoropt: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        return exit_code_of(error)

@@ -1,0 +1,353 @@
+"""``tensoropt search``: the frontier, a plan, or the curve of a model, for hardware that needn't be at hand.
+
+No ranks, no GPU, no measurement: the model is recorded (:mod:`..offline`), its costs come from the hardware's description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ...common.errors import InputError, short
+from ...common.files import check_writable, write_json
+from ...common.memory_units import parse_memory
+from ...common.progress import Bars
+from ...common.tensorflow_import import import_tensorflow
+from ...ft import ALGORITHMS, Budget
+from ...profiling.hardware import Hardware, HardwareError, named, resolve
+from ...search.baselines import BASELINES
+from ...search.problem.choices import CHOICES, checked_choices
+from ...search.problem.config_space import SPACES
+from ...search.problem.objectives import MEMORY_TIME, PAIRS, parse_objectives
+
+if TYPE_CHECKING:
+    from ...plan.options import Request
+    from ...plan.plan import Plan
+    from ...plan.scaling_curve import Curve
+
+DEFAULT_DEVICE, PER_MACHINE = "v100", 8
+DEFAULT, OF_CURVE = Budget(), 1
+# Those of options.py and offline.py, which import TensorFlow: help and refusals are quick without.
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
+OPTIMIZERS = ("sgd", "momentum", "adam")
+OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt search``."""
+    parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
+    add_model_arguments(parser)
+    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
+    parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
+    parser.add_argument(
+        "--algorithm", choices=(*ALGORITHMS, *BASELINES), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
+    )
+    parser.add_argument(
+        "--objectives",
+        metavar="A,B",
+        default=",".join(MEMORY_TIME),
+        help=f"the two costs to trade: {', '.join(','.join(pair) for pair in PAIRS)}; default: {','.join(MEMORY_TIME)}",
+    )
+    parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
+    parser.add_argument(
+        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
+    parser.add_argument(
+        "--profile-budget",
+        metavar="TIME",
+        help="measure the operators that can change the answer for about so long, such as 60s; the cluster's devices must "
+        "be this machine's",
+    )
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+    parser.add_argument(
+        "--without",
+        metavar="CHOICE[,...]",
+        help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are delivered again, operators "
+        "that are computed again, parameters that are gathered, a batch that is taken in slices",
+    )
+    parser.add_argument(
+        "--micro-batches",
+        metavar="K",
+        help="take a step's batch in K slices, one after the other; default: 1, and 2, 4, ... where --memory asks for that",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the hardware, and what a search may take: the arguments that commands share."""
+    # So that an amount such as -1GB is a value, to be refused in words, and no option.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss or returns a Keras model, or FILE.keras",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--cluster", metavar="NAME|FILE", help="such as v100-2x8, machines x devices, or a hardware file")
+    where.add_argument("--devices", metavar="N", help=f"N devices of {DEFAULT_DEVICE}, in machines of {PER_MACHINE}")
+    parser.add_argument("--memory", metavar="SIZE", help="limit per device: 16GB (10^9), 15GiB (2^30); default: none")
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=OPTIMIZERS[0],
+        help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=256, metavar="N", help="samples per step of a Keras model; default: 256"
+    )
+    parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
+    parser.add_argument(
+        "--seconds", metavar="S", help=f"for refining what is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}"
+    )
+    add_strictness(parser)
+    parser.add_argument("--gap", metavar="PERCENT", help="to the lower bound, that is small enough; default: 0")
+
+
+def budget_of(arguments: argparse.Namespace) -> Budget | None:
+    """How hard to search, where that was said.
+
+    Raises:
+        InputError: a number out of range.
+    """
+    if arguments.seconds is None and arguments.gap is None:
+        return None
+    seconds = DEFAULT.seconds if arguments.seconds is None else _amount(arguments.seconds, "--seconds", "number of seconds")
+    gap = 0.0 if arguments.gap is None else _amount(arguments.gap, "--gap", "percentage") / 100
+    return Budget(seconds=seconds, gap=gap)
+
+
+def parse_seconds(text: str, argument: str) -> float:
+    """A number of seconds above 0.
+
+    Raises:
+        InputError: it is none; ``argument`` stands in the message.
+    """
+    seconds = _amount(text, argument, "number of seconds")
+    if not seconds:
+        raise InputError(f"{argument} takes a number of seconds above 0, got {short(text)}")
+    return seconds
+
+
+def _amount(text: str, argument: str, what: str) -> float:
+    try:
+        amount = float(text.removesuffix("%"))
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < math.inf:
+        raise InputError(f"{argument} takes a {what} of at least 0, got {short(text)}")
+    return amount
+
+
+def add_strictness(parser: argparse.ArgumentParser) -> None:
+    """The argument of what measured hardware files must agree with."""
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse a hardware file that was measured with another TensorFlow"
+    )
+
+
+def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> None:
+    """Say, or refuse, that a hardware file was measured under other circumstances than now.
+
+    Raises:
+        InputError: it was, and ``is_strict``.
+    """
+    from ...runtime.local_hardware import warning_of
+
+    told = warning_of(hardware, is_strict, is_run_here)
+    if told:
+        print(f"tensoropt: {told}", file=sys.stderr, flush=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt search``."""
+    try:
+        _search(arguments)
+    except KeyboardInterrupt:
+        print("\ntensoropt: search interrupted", file=sys.stderr)
+        raise
+    except HardwareError as error:
+        raise InputError(str(error)) from error
+    return 0
+
+
+def _search(arguments: argparse.Namespace) -> None:
+    """All that can be refused is refused before the search, which may be long."""
+    hardware, counts = _hardware_and_counts(arguments)
+    limit = None if arguments.memory is None else parse_memory(arguments.memory)
+    objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
+    without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
+    slices = None if arguments.micro_batches is None else _count(arguments.micro_batches)
+    _check_outputs(arguments)
+    import_tensorflow()
+    checked_measurement(hardware, arguments.strict)
+    from ...plan.options import Request, assumptions, checked_slices
+    from ...plan.plan import Plan
+    from ...search.problem.splittable import check_usable
+    from ..offline import record_named
+    from .search_report import Asked, introduction, plot, result_json, result_text
+
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    for count in counts:
+        check_usable(recorded.model.graph, hardware, count)
+    micro_batches = checked_slices(recorded.model, slices, without)
+    asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
+    print(introduction(asked), flush=True)
+    with Bars() as bars:
+        request = Request(
+            recorded.model,
+            hardware,
+            limit,
+            {},
+            assumptions(hardware),
+            arguments.algorithm,
+            bars.update,
+            arguments.space,
+            objectives,
+            budget,
+            without=without,
+            micro_batches=micro_batches,
+        )
+        found = _find(arguments.option, request, counts, arguments.profile_budget)
+    print(result_text(asked, found))
+    if arguments.plan is not None and isinstance(found, Plan):
+        found.save(arguments.plan)
+    if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
+        with Bars() as bars:
+            found.frontier.save(arguments.frontier, bars.update)
+    if arguments.json is not None:
+        write_json(arguments.json, result_json(asked, found), "result")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):
+        if written is not None:
+            print(f"wrote {written}")
+
+
+def _whole_number(text: str) -> int:
+    """What was given as a whole number; 0 if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
+def _count(text: str) -> int:
+    count = _whole_number(text)
+    if count < 1:
+        raise InputError(f"--micro-batches takes a whole number from 1 up, got {short(text)}; give a divisor of the batch")
+    return count
+
+
+def _find(option: str, request: Request, counts: list[int], profile_budget: str | None) -> Plan | Curve:
+    from ...plan.options import mini_parallelism, mini_time, profiling
+
+    if profile_budget is not None:
+        from ...runtime.ranks import current_processes
+        from ...tuning.profile_guided import find_measured
+
+        return find_measured(option, request, counts, profile_budget, current_processes())
+    if option == "profiling":
+        return profiling(request, counts)
+    return mini_parallelism(request, counts) if option == "mini_parallelism" else mini_time(request, counts[0])
+
+
+def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
+    """The hardware, and the parallelisms to search: those asked for, all that it has, or for mini_time the largest."""
+    hardware = hardware_of(arguments)
+    if arguments.parallelism is None:
+        possible = list(hardware.parallelisms())
+        return hardware, possible[-1:] if arguments.option == "mini_time" else possible
+    counts = [number_of_devices(text, "--parallelism") for text in arguments.parallelism.split(",")]
+    if arguments.option == "mini_time" and len(counts) > 1:
+        raise InputError(
+            f"--option mini_time takes one --parallelism, got {counts}; --option profiling compares several, and "
+            "mini_parallelism takes the fewest devices that fit"
+        )
+    for count in counts:
+        hardware.mesh(count)
+    return hardware, counts
+
+
+def hardware_of(arguments: argparse.Namespace) -> Hardware:
+    """What ``--cluster`` or ``--devices`` names.
+
+    Raises:
+        InputError, HardwareError: there is no such hardware.
+    """
+    if arguments.devices is None:
+        return resolve(arguments.cluster)
+    return default_cluster(number_of_devices(arguments.devices, "--devices"))
+
+
+def number_of_devices(text: str, argument: str) -> int:
+    """What was given as a number of devices.
+
+    Raises:
+        InputError: it isn't one; ``argument`` stands in the message.
+    """
+    number = _whole_number(text)
+    if number < 1:
+        raise InputError(f"{argument} takes a positive number of devices, got {short(text)}")
+    return number
+
+
+def default_cluster(n_devices: int) -> Hardware:
+    """So many devices of the default kind: part of one machine, or full machines.
+
+    Raises:
+        InputError: they don't fill machines.
+    """
+    machines, rest = divmod(n_devices, PER_MACHINE)
+    if n_devices <= PER_MACHINE:
+        return named(f"{DEFAULT_DEVICE}-1x{n_devices}")
+    if rest:
+        lower = machines * PER_MACHINE
+        raise InputError(
+            f"--devices {n_devices} doesn't fill machines of {PER_MACHINE}; nearest are {lower} and {lower + PER_MACHINE}; "
+            f"--cluster names other machines, such as {DEFAULT_DEVICE}-1x{n_devices}"
+        )
+    return named(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    if arguments.option == "profiling":
+        for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier")):
+            if file is not None:
+                raise InputError(
+                    f"--option profiling makes a curve and no {what}; leave --{what}, or write the curve by --json"
+                )
+    outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
+    check_outputs({**outputs, "--plot": arguments.plot})
+
+
+def check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Refuse, before long work, result files that can't be written after it.
+
+    Raises:
+        InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.
+    """
+    given = {argument: file for argument, file in files.items() if file is not None}
+    for argument, file in given.items():
+        check_writable(file, OUTPUTS[argument])
+    if len({file.resolve() for file in given.values()}) < len(given):
+        *others, last = files
+        raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
+    if "--plot" in given:
+        _check_picture(given["--plot"])
+
+
+def _check_picture(file: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if file.suffix.lower().removeprefix(".") not in kinds:
+        known = ", ".join(sorted(kinds))
+        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")

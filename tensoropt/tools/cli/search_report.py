@@ -1,0 +1,184 @@
+"""What ``tensoropt search`` prints and writes: text, FORMATS' search result and curve, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...common.files import write_atomically
+from ...common.memory_units import memory_text
+from ...plan.find_frontier import ModelFrontier
+from ...plan.plan import Plan
+from ...plan.scaling_curve import Curve
+from ...profiling.hardware import Hardware
+from ...rules.registry import rule_of
+from ...search.baselines import SPACES as BASELINE_SPACES
+from ...search.problem.config_space import described
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..offline import Recorded
+
+FORMAT, VERSION = "tensoropt/search", 1
+PICTURE_DPI = 150
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was searched, and how."""
+
+    recorded: Recorded
+    hardware: Hardware
+    option: str
+    algorithm: str
+
+    @property
+    def optimizer(self) -> str:
+        return ", ".join(self.recorded.optimizers)
+
+
+def introduction(asked: Asked) -> str:
+    """The model and the hardware."""
+    graph, hardware, seconds = asked.recorded.model.graph, asked.hardware, asked.recorded.seconds_by_stage
+    replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
+    lines = [
+        f"model     {asked.recorded.name}: {len(graph.step_operators)} operators, "
+        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {asked.optimizer}; recorded in "
+        f"{sum(seconds.values()):.1f} s",
+        f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
+        f"{memory_text(hardware.device.memory_bytes)}, in machines of {hardware.levels[-1].count}; costs from its "
+        "description",
+    ]
+    lines += [f"note      {kind} runs whole on every device: {why}" for kind, why in replicated.items() if why]
+    return "\n".join(lines)
+
+
+def result_text(asked: Asked, found: Plan | Curve) -> str:
+    """The frontier, how it was got, and the chosen plan; or the curve."""
+    if isinstance(found, Curve):
+        exact = "exact" if all(point.exact for point in found.points) else "not exact"
+        return f"\n{found.table()}\n\n{asked.algorithm}, {exact}"
+    frontier = _frontier_of(found)
+    seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in _seconds_by_stage(asked, frontier).items())
+    return "\n".join(
+        [
+            f"\n{frontier.table(found.point)}\n",
+            f"search    {asked.algorithm}: {frontier.summary()}",
+            f"space     {space(frontier)}",
+            f"seconds   {seconds}",
+            *_operators_told(found),
+            f"plan      {found.summary()}",
+            _peak_told(found, frontier),
+        ]
+    )
+
+
+def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
+    """What is alive at once, by what for."""
+    assert plan.point is not None
+    peak = frontier.peak(plan.point)
+    parts = [f"{memory_text(n_bytes)} {use}" for use, n_bytes in peak.by_use.most_common() if n_bytes > peak.n_bytes / 100]
+    return f"peak      {memory_text(peak.n_bytes)} per device at once: {', '.join(parts)}"
+
+
+def _operators_told(plan: Plan) -> list[str]:
+    """Where the times of operators come from, if some were measured one by one."""
+    told = plan.assumed.get("operators")
+    if not isinstance(told, Mapping):
+        return []
+    n_operators = told["measured"] + told["predicted"]
+    share = f"{told['measured_time_percent']} % of their time"
+    return [f"operators {told['measured']} of the plan's {n_operators} measured, {share}; the others predicted"]
+
+
+def space(frontier: ModelFrontier) -> str:
+    """In words, among what the search chose."""
+    searched = frontier.built.space
+    return BASELINE_SPACES.get(searched) or described(searched)
+
+
+def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
+    """FORMATS' search result, or for ``profiling`` its curve with what was searched."""
+    if isinstance(found, Plan):
+        return _frontier_json(asked, found)
+    searched = {"model": asked.recorded.name, "algorithm": asked.algorithm, "optimizer": asked.optimizer}
+    return {**found.to_json(), **searched}
+
+
+def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
+    """``seconds`` count from the recorded graph; recording is one of the stages beside.
+
+    A point's bound is the least of the second objective that any plan of no more of the first could have. Peaks are those
+    that the search looked at or the table shows; of the others they are None.
+    """
+    frontier = _frontier_of(plan)
+    found, stages = frontier.found, _seconds_by_stage(asked, frontier)
+    costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
+    times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
+    columns = (costs.mem_bytes, *times, lower, found.exact_points)
+    of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
+    points = [
+        {
+            "memory_bytes": mem_bytes,
+            "time_us": time_ns / 1e3,
+            "compute_time_us": compute_ns / 1e3,
+            "network_time_us": network_ns / 1e3,
+            "hidden_time_us": hidden_ns / 1e3,
+            "exact": exact,
+            of_bound: bound_ns / 1e3,
+            "peak_bytes": frontier.replayed[number].n_bytes if number in frontier.replayed else None,
+        }
+        for number, (mem_bytes, time_ns, compute_ns, network_ns, hidden_ns, bound_ns, exact) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        )
+    ]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": asked.recorded.name,
+        "cluster": asked.hardware.name,
+        "devices": frontier.mesh.n_devices,
+        "algorithm": asked.algorithm,
+        "objectives": list(frontier.objectives),
+        "space": space(frontier),
+        "optimizer": asked.optimizer,
+        "option": asked.option,
+        "seconds": sum(stages.values()) - stages["record"],
+        "seconds_by_stage": stages,
+        "exact": found.exact,
+        "gap": {"median": found.median_gap, "worst": found.worst_gap},
+        "eliminations": dict(found.eliminations),
+        "turning_point": found.turning_point(),
+        "chosen": plan.point,
+        "chosen_peak_bytes": None if plan.point is None else frontier.peak(plan.point).n_bytes,
+        "points": points,
+    }
+
+
+def plot(found: Plan | Curve, file: Path) -> None:
+    """Draw the frontier with the chosen plan marked, or the curve."""
+    if isinstance(found, Curve):
+        draw(found.plot, file)
+    else:
+        draw(lambda axes: _frontier_of(found).plot(axes=axes, chosen=found.point), file)
+
+
+def draw(plot: Callable[[Axes], object], file: Path) -> None:
+    """Write the picture that ``plot`` draws on the axes that it is given."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    plot(figure.subplots())
+    write_atomically(file, lambda partial: figure.savefig(partial, dpi=PICTURE_DPI), "picture")
+
+
+def _frontier_of(plan: Plan) -> ModelFrontier:
+    assert isinstance(plan.frontier, ModelFrontier), "a plan that was just found has its frontier"
+    return plan.frontier
+
+
+def _seconds_by_stage(asked: Asked, frontier: ModelFrontier) -> dict[str, float]:
+    return {**asked.recorded.seconds_by_stage, **frontier.seconds_by_stage}

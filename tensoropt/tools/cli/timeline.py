@@ -1,0 +1,85 @@
+"""``mpirun -n N tensoropt timeline MODEL --plan PLAN``: traces of some steps that a browser shows, one for each rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from ...common.errors import InputError
+from ...common.files import write_atomically
+from ...common.tensorflow_import import import_tensorflow
+from .check import add_plan_arguments
+from .search import number_of_devices
+
+if TYPE_CHECKING:
+    from ..timeline import RankTimeline, StepShares
+
+STEPS, FOLDER, ALL = 3, Path("timeline"), "all.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``tensoropt timeline``."""
+    parser.usage = "mpirun -n N tensoropt timeline MODEL --plan PLAN.json [--steps N] [--output FOLDER]"
+    add_plan_arguments(parser)
+    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are traced; default: {STEPS}")
+    parser.add_argument(
+        "--output", type=Path, default=FOLDER, metavar="FOLDER", help=f"where the traces go; default: {FOLDER}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``tensoropt timeline``; every rank runs it."""
+    steps = number_of_devices(arguments.steps, "--steps")
+    import_tensorflow()
+    from ...plan.plan import Plan
+    from ...runtime.local_hardware import prepared_processes
+    from ..offline import record_named
+    from ..timeline import shares, to_json, traced
+
+    plan = Plan.load(arguments.plan)
+    processes = prepared_processes()
+    # On all ranks, which end alike where it can't be made; ahead of the work.
+    _make(arguments.output)
+    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
+    if processes.rank == 0:
+        print(report(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
+        for rank in ranks:
+            _write(arguments.output / f"rank{rank.rank}.json", to_json([rank], plan, recorded.model))
+        _write(arguments.output / ALL, to_json(ranks, plan, recorded.model))
+        print(f"wrote {arguments.output / ALL} and one for each rank; open them in ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+def report(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
+    """Where the steps go, rank by rank, as a table."""
+    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that hidden ms", "neither ms")
+    rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
+    return tabulate(rows, titles, floatfmt=",.3f")
+
+
+def _make(folder: Path) -> None:
+    """Make sure that traces can be written.
+
+    Raises:
+        InputError: they can't.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"traces can't be saved in '{folder}': that is a file; give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"traces can't be saved in '{folder}': {error.strerror}; give another --output") from error
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, separators=(",", ":")) + "\n"), "trace")

@@ -1,0 +1,96 @@
+"""A plan made ready to run on made-up batches, with all that its collectives take written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from ..lowering.resharding.backends import CommunicatingBackend, TimedBackend
+from ..lowering.resharding.deliver import Collective
+from ..plan.find_frontier import Model
+from ..plan.plan import Plan
+from ..profiling.trace import MemoryEvent
+from ..runtime.collectives.timed import TimedCall, TimedCommunicator
+from ..runtime.engine import Engine, Feed, Fetch
+from ..runtime.execute import MPI, execute
+from ..runtime.ranks import Processes
+from ..runtime.synthetic_batch import WARM_STEPS, training_step
+
+
+@dataclass(frozen=True)
+class PlanTrial:
+    """Attributes:
+    processes: the ranks that take part.
+    chains: what runs collectives, by chain; see :mod:`..lowering.resharding.callbacks`.
+    step: runs one training step.
+    """
+
+    processes: Processes
+    engine: Engine
+    chains: tuple[TimedBackend, ...]
+    fetch: Fetch
+    feeds: dict[Feed, np.ndarray]
+
+    @classmethod
+    def of(cls, plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes) -> PlanTrial:
+        """Build a plan and run some steps, so that nothing is built or first touched later; every rank must call it.
+
+        Raises:
+            InputError: the plan is for another model, or for more devices than there are.
+        """
+        execution = execute(plan, model, initial_value, processes, MPI)
+        engine, backend = execution.engine, execution.engine.backend
+        assert isinstance(backend, CommunicatingBackend)
+        chains = [_timed(backend)] + ([] if backend.trailing is None else [_timed(backend.trailing)])
+        if backend.trailing is not None:
+            chains[0] = replace(chains[0], trailing=chains[1])
+        engine.backend = chains[0]
+        trial = cls(execution.processes, engine, tuple(chains), *training_step(model.graph))
+        for _ in range(WARM_STEPS):
+            trial.step()
+        trial.take_calls()
+        trial.take_memory()
+        trial.take_paths_s()
+        return trial
+
+    def step(self) -> None:
+        self.engine.run(self.fetch, self.feeds)
+
+    @property
+    def _communicators(self) -> list[TimedCommunicator]:
+        return [chain.communicator for chain in self.chains if isinstance(chain.communicator, TimedCommunicator)]
+
+    def take_calls(self) -> tuple[TimedCall, ...]:
+        """The collectives since they were last taken, chain by chain."""
+        return tuple(chain.from_iterable(communicator.take() for communicator in self._communicators))
+
+    def take_paths_s(self) -> float:
+        """What whole deliveries took since they were last taken, with what they copy."""
+        return sum(chain.take() for chain in self.chains)
+
+    def take_memory(self) -> tuple[MemoryEvent, ...]:
+        """What collectives received and gave back since it was last taken, where that is followed."""
+        return tuple(chain.from_iterable(communicator.take_memory() for communicator in self._communicators))
+
+    def follow_memory(self) -> None:
+        """Write down from now on what collectives receive."""
+        for communicator in self._communicators:
+            communicator.follows_memory = True
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What collectives keep from one step to the next."""
+        return sum(communicator.workspace_bytes for communicator in self._communicators)
+
+    @property
+    def log(self) -> tuple[Collective, ...]:
+        """The collectives of a step, in the order of :meth:`take_calls`."""
+        log = self.engine.function(self.fetch, tuple(self.feeds)).log
+        return tuple(sorted(log, key=lambda entry: entry.is_trailing)) if len(self.chains) > 1 else log
+
+
+def _timed(backend: CommunicatingBackend) -> TimedBackend:
+    return TimedBackend(backend.mesh, backend.rank, TimedCommunicator(backend.communicator), backend.waiting)

@@ -1,0 +1,203 @@
+"""Recording a model without a session: no ranks, no measurement, nothing that runs. What a laptop's search starts from.
+
+A model is ``zoo:NAME``, ``FILE.keras`` or ``FILE.py:FUNCTION``, a function without arguments that records with
+``tensoropt.*`` names (or TensorFlow's own) and returns its loss, or calls ``minimize`` itself and returns nothing, or
+returns a Keras model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from .. import zoo
+from ..common.dump import dump
+from ..common.errors import InputError, TensorOptError, short
+from ..frontend.importer import import_graph
+from ..frontend.initial_values import FirstValues
+from ..frontend.recording import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer, Recording
+from ..ir.graph import check
+from ..lowering.gradient_analysis import analyse
+from ..plan.find_frontier import Model
+from ..session.session import standing_in
+
+OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
+SEED = 0
+# Samples per step of a Keras model, which leaves that open.
+KERAS_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A model that was recorded without a session.
+
+    Attributes:
+        name: as it was asked for.
+        optimizers: of its training steps.
+        first_values: makes what gives each variable's first value by its name, should the model run.
+        seconds_by_stage: ``record``: until all is recorded; ``import``: until the model can be searched.
+    """
+
+    name: str
+    model: Model
+    optimizers: tuple[str, ...]
+    first_values: Callable[[], Callable[[str], np.ndarray]]
+    seconds_by_stage: dict[str, float] = field(default_factory=dict)
+
+
+class _Recorder:
+    """Stands in for a session while a model function runs."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def recording_for(self, what: str) -> Recording:
+        return self._recording
+
+    def __getattr__(self, name: str) -> Any:
+        raise InputError(f"a model function only records: {name} is for a script of its own, after tensoropt.init()")
+
+
+def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATCH) -> Recorded:
+    """Record ``zoo:NAME``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
+
+    Args:
+        batch_size: samples per step of a Keras model; the others say themselves.
+
+    Raises:
+        InputError: there is no such model, or it can't be recorded: the message says where it failed.
+    """
+    if name.endswith(".keras"):
+        if not Path(name).is_file():
+            raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
+        from .offline_keras import load_keras, record_keras
+
+        return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size)
+    where, separator, what = name.rpartition(":")
+    if not separator or not where or not what:
+        raise InputError(f"model {name!r}: expected zoo:NAME, FILE.py:FUNCTION or FILE.keras, such as zoo:vgg16")
+    if where == "zoo":
+        return record(zoo.find(what), name, optimizer)
+    path = Path(where)
+    if path.suffix != ".py" or not path.is_file():
+        problem = "isn't there" if path.suffix == ".py" else "isn't a Python file"
+        raise InputError(f"model {name!r}: file '{where}' {problem}; expected zoo:NAME or FILE.py:FUNCTION")
+    return record(lambda: _function_in(path, what)(), name, optimizer, path, batch_size)
+
+
+def record(
+    function: Callable[[], object],
+    name: str,
+    optimizer: str = "sgd",
+    file: Path | None = None,
+    batch_size: int = KERAS_BATCH,
+) -> Recorded:
+    """Record what a model function makes.
+
+    Args:
+        function: is called in a recording graph of its own.
+        name: of the model, for messages.
+        optimizer: of the training step, where the function returns a loss.
+        file: the function's, of which messages name the line.
+        batch_size: samples per step, where the function returns a Keras model.
+
+    Raises:
+        InputError: the function failed, or recorded nothing to train.
+    """
+    started = time.perf_counter()
+    recording = Recording(SEED)
+    try:
+        with standing_in(_Recorder(recording)):
+            result = function()
+        recording.close()
+    except BaseException as error:
+        with contextlib.suppress(InputError):
+            recording.close()
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise InputError(_failure(name, error, file)) from error
+    if isinstance(result, tf.keras.Model):
+        from .offline_keras import record_keras
+
+        # This one's variables belong to the recording.
+        return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
+    if not recording.steps:
+        _minimize(recording, result, name, optimizer)
+    recorded = time.perf_counter()
+    graph = import_graph(recording.graph, recording.steps)
+    if os.environ.get("TENSOROPT_CHECK") == "1":
+        check(graph)
+    model = Model(graph, analyse(graph))
+    dump("model", graph)
+    seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
+    optimizers = tuple(dict.fromkeys(str(step.optimizer) for step in recording.steps))
+    return Recorded(name, model, optimizers, lambda: FirstValues(recording.graph), seconds)
+
+
+def _minimize(recording: Recording, loss: object, name: str, optimizer: str) -> None:
+    """Record a training step for a function that returned its loss."""
+    if isinstance(loss, tf.Tensor) and recording.has(loss):
+        try:
+            with recording.graph.as_default(), standing_in(_Recorder(recording)):
+                OPTIMIZERS[optimizer]().minimize(loss)
+        except InputError as error:
+            raise InputError(f"model {name!r} can't be trained: {error}") from error
+        return
+    if loss is None and not recording.graph.get_operations():
+        raise InputError(
+            f"model {name!r} recorded nothing; the function must make its model with tensoropt.* names and return its loss"
+        )
+    raise InputError(
+        f"model {name!r} has no training step: its function returned {short(loss)}; expected its loss, a scalar that it "
+        "recorded, a Keras model, or a call of an optimizer's minimize(loss)"
+    )
+
+
+def _function_in(path: Path, name: str) -> Callable[[], object]:
+    """Run a file as a module and find a function in it."""
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    # As when Python runs the file: its neighbours can be imported, and its classes find their module.
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    specification.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == path.stem]
+        functions = [key for key in own if callable(vars(module)[key])]
+        near = difflib.get_close_matches(name, functions, n=3, cutoff=0.4) or functions
+        there = f"it has {', '.join(near)}" if near else "it defines no functions"
+        raise InputError(f"'{path}' has no function {name!r}; {there}")
+    return function
+
+
+def _failure(name: str, error: BaseException, file: Path | None) -> str:
+    """One sentence for what a model function raised, with the line of the user's file."""
+    place = ""
+    if file is not None:
+        if isinstance(error, SyntaxError) and error.filename is not None:
+            lines = [error.lineno]
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == str(file.resolve())]
+        place = f" ({file.name}:{lines[-1]})" if lines else ""
+    if isinstance(error, TensorOptError):
+        return f"model {name!r} can't be recorded{place}: {error}"
+    if isinstance(error, SystemExit):
+        return f"model {name!r} failed{place}: it ended Python by SystemExit({error.code!r})"
+    message = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+    told = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"model {name!r} failed{place}: {told}"

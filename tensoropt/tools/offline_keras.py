@@ -1,0 +1,88 @@
+"""A Keras model recorded for a search without ranks: the training step that it would have."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..common.dump import dump
+from ..common.errors import InputError
+from ..lowering.gradient_analysis import analyse
+from ..optimizers.keras_optimizer import KerasOptimizer, name_of
+from ..plan.find_frontier import Model
+from ..trainer.accepting import check_model
+from ..trainer.objective import Compilation, KerasObjective
+from ..trainer.programs import TRAIN, capture_program
+from ..trainer.signature import signature_of
+from .offline import Recorded
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(),
+    "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(),
+}
+# Of a model that says none: what a loss costs is next to nothing.
+LOSS = "mean_squared_error"
+
+
+def load_keras(file: Path, name: str) -> keras.Model:
+    """The model that ``model.save("FILE.keras")`` wrote.
+
+    Raises:
+        InputError: the file can't be loaded.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Keras warns of slots that an optimizer doesn't have yet; a search needs none.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            warnings.filterwarnings("ignore", "A total of")
+            return keras.models.load_model(file)
+    except Exception as error:  # custom layers fail in any way
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"model {name!r} can't be loaded: {reason}; expected a file that model.save wrote") from error
+
+
+def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, batch_size: int) -> Recorded:
+    """Record a Keras model with the loss, metrics and optimizer it was compiled with.
+
+    Args:
+        make: makes or loads it.
+        name: of the model, for messages.
+        optimizer: of a model that wasn't compiled (``sgd``, ``momentum``, ``adam``), which gets a mean squared error too.
+        batch_size: samples per step, over all devices.
+
+    Raises:
+        InputError: the model isn't built, or can't be captured.
+    """
+    started = time.perf_counter()
+    model = make()
+    check_model(model)
+    compilation, chosen = _compiled(model, optimizer)
+    signature = signature_of(model, compilation.loss, batch_size, None, False, None)
+    objective = KerasObjective(model, compilation)
+    captured = capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(chosen, variables))
+    recorded = time.perf_counter()
+    result = Model(captured.graph, analyse(captured.graph))
+    dump("model", captured.graph)
+    seconds = {"record": recorded - started, "import": time.perf_counter() - recorded}
+    variables = captured.capture.variables
+
+    def first_value(variable: str) -> np.ndarray:
+        return np.asarray(variables[variable].numpy())
+
+    return Recorded(name, result, (name_of(chosen),), lambda: first_value, seconds)
+
+
+def _compiled(model: keras.Model, optimizer: str) -> tuple[Compilation, Any]:
+    config = model.get_compile_config() if model.compiled else None
+    if not config or model.optimizer is None:
+        return Compilation(LOSS, None, None, None), OPTIMIZERS[optimizer]()
+    loss = getattr(model, "loss", None) or LOSS
+    given = {key: keras.saving.deserialize_keras_object(config.get(key)) for key in ("metrics", "weighted_metrics")}
+    return Compilation(loss, config.get("loss_weights"), **given), model.optimizer

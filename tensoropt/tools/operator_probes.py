@@ -1,0 +1,218 @@
+"""Rates of operators on this device: probes of every class at several sizes, timed as a plan would run them, and fitted.
+
+A probe is an operator of a recorded model, so that the timing, and what the work is filed under, are those of any model's
+operators. Sizes of a class span what layers have, from where the overhead counts to where only the rate does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, zip_longest
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..costs.operator_costs import DeliveryCosting, OperatorCosting
+from ..ir.graph import SOURCES
+from ..profiling.compute import Evicting, time_s
+from ..profiling.costs import CollectiveCosts, OperatorCosts
+from ..profiling.hardware import Hardware
+from ..profiling.operator_model import fit_all
+from ..profiling.store import Store
+from ..profiling.work import Measured, Work
+from ..rules.registry import rule_of
+from ..rules.rule import Config, interface
+from ..runtime.operator_timer import OperatorTimer, Trial
+from ..runtime.ranks import Processes
+from ..tuning.profile_guided import slowest_of
+from .offline import record
+
+DTYPES = ("float32", "float64")
+SIDES = (8, 16, 32, 64, 128, 256, 512, 1024)
+_IMAGES = (
+    (2, 8, 8, 8), (4, 8, 8, 32), (8, 16, 16, 16), (8, 16, 16, 64), (8, 32, 32, 32), (8, 14, 14, 128), (16, 32, 32, 64)
+)
+QUICK_SIDES = (32, 64, 128, 256, 384, 512)
+KEPT_EACH = 10
+"""So many probes are timed between two results that can be kept."""
+_UPDATES = 8
+"""Of as many variables in one function; called by itself an update of 256 numbers took 300 us, nearly all of it TensorFlow's
+and Python's way there, which a step doesn't go."""
+LEAST_US = 0.1
+"""No operator takes less; on a busy machine a function of small ones may have been measured as fast as one of nothing."""
+_UPDATE_REPEATS = 20
+_LOSS = "loss"
+
+Variable = Callable[..., Any]
+Update = Callable[[tf.Tensor], tf.Operation]
+Probes = Callable[[Variable, tuple[int, ...]], Iterator[Any]]
+
+
+def _products(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.matmul(variable(side, side), variable(side, side))
+    for side in sides[:-1]:
+        yield tf.matmul(variable(32, side), variable(side, 4 * side))
+        yield tf.matmul(variable(8, 32, side), variable(8, side, 32))
+
+
+def _convolutions(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for image in _IMAGES[: len(sides)]:
+        for extent in (1, 3):
+            yield tf.nn.conv2d(variable(*image), variable(extent, extent, image[-1], image[-1]), 1, "SAME")
+
+
+def _poolings(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for image in _IMAGES[: len(sides)]:
+        yield tf.nn.max_pool2d(variable(*image), 2, 2, "VALID")
+        yield tf.nn.avg_pool2d(variable(*image), 2, 2, "VALID")
+
+
+def _by_rows(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.reduce_sum(variable(side, side), axis=0)
+        yield tf.reduce_mean(variable(side, side), axis=1)
+        yield tf.nn.softmax(variable(side, side))
+        yield tf.transpose(variable(side, side))
+        yield tf.concat([variable(side, side), variable(side, side)], axis=1)
+
+
+def _elementwise(variable: Variable, sides: tuple[int, ...]) -> Iterator[Any]:
+    for side in sides:
+        yield tf.nn.relu(variable(side, side))
+        yield variable(side, side) + variable(side, side)
+        yield variable(side, side) * variable(side, side)
+        yield tf.tanh(variable(side, side))
+        yield tf.exp(variable(side, side))
+
+
+PROBES = (_products, _convolutions, _poolings, _by_rows, _elementwise)
+
+
+@dataclass
+class Calibration:
+    """Attributes:
+    hardware: this device, without rates of operators.
+    store: where what is timed is kept, too.
+    deadline: of ``clock``, after which no further probe begins; rank 0's counts.
+    progress: is told (probes done, probes).
+    """
+
+    processes: Processes
+    hardware: Hardware
+    store: Store
+    deadline: float
+    is_quick: bool
+    progress: Callable[[int, int], None] = lambda done, total: None
+    clock: Callable[[], float] = time.monotonic
+    timer: OperatorTimer = field(default_factory=OperatorTimer)
+
+    def rated(self) -> Iterator[Hardware]:
+        """The hardware with the rates of what has been timed so far, better and better; every rank must draw all of them."""
+        dtypes = DTYPES[:1] if self.is_quick else DTYPES
+        timed = [update for dtype in dtypes for update in self._updates(dtype)]
+        # By turns, so that a deadline leaves every class some of its sizes.
+        turns = zip_longest(*(self._probes(dtype) for dtype in dtypes))
+        probes = [probe for turn in turns for probe in turn if probe is not None]
+        for done, (trial, work) in enumerate(probes, start=1):
+            if self.processes.broadcast(self.clock() > self.deadline):
+                break
+            timed += self._timed(trial, work)
+            self.progress(done, len(probes))
+            if done % KEPT_EACH == 0:
+                yield replace(self.hardware, operators=fit_all(timed))
+        yield replace(self.hardware, operators=fit_all(timed))
+
+    def _timed(self, trial: Trial, work: Work) -> list[Measured]:
+        found = self.processes.gather(self.timer.time(trial))
+        whole = [each for each in found if each is not None]
+        if len(whole) < len(found):
+            return []
+        measured = slowest_of(work, whole)
+        self.store.add([measured])
+        return [measured]
+
+    def _probes(self, dtype: str) -> list[tuple[Trial, Work]]:
+        """Of all functions by turns, the large ones of each first: they tell the rates."""
+        sides = QUICK_SIDES if self.is_quick else SIDES
+        by_function = [reversed(list(self._probes_of(function, dtype, sides))) for function in PROBES]
+        return [probe for turn in zip_longest(*by_function) for probe in turn if probe is not None]
+
+    def _probes_of(self, function: Probes, dtype: str, sides: tuple[int, ...]) -> Iterator[tuple[Trial, Work]]:
+        model = record(lambda: _loss(function, dtype, sides), f"probes of {function.__name__}").model
+        mesh = self.hardware.mesh(1)
+        deliveries = DeliveryCosting(mesh, CollectiveCosts(self.hardware, mesh))
+        costing = OperatorCosting(model.graph, model.backward, OperatorCosts(self.hardware), deliveries)
+        for op in model.graph.step_operators:
+            if op.type in SOURCES or op.name.startswith(_LOSS):
+                continue
+            rule, config = rule_of(op), Config(mesh, ())
+            seen = interface(rule, config)
+            work = costing.work(op, rule, config, seen)
+            if work is not None and work.key:
+                yield Trial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
+
+    def _updates(self, dtype: str) -> list[Measured]:
+        """Updates of variables by momentum, of one slot."""
+        evict, found = Evicting(), []
+        for side in SIDES[2:]:
+            updates = [_update(side, dtype) for _ in range(_UPDATES)]
+            # Gradient and slot, each read and written, and the value: as a plan's costs count.
+            n_bytes = 5 * side * side * tf.as_dtype(dtype).size
+            device = self.hardware.device
+            least_us = max(LEAST_US, device.operator_overhead_us, n_bytes / device.memory_bytes_per_s * 1e6)
+            without, with_updates = (_gradients(side, dtype, each) for each in ([None] * _UPDATES, updates))
+            time_us = max(least_us, self._longer_s(evict, without, with_updates) / _UPDATES * 1e6)
+            found.append(Measured(Work("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
+        return found
+
+    def _longer_s(self, before: Callable[[], None], one: Callable[[], object], other: Callable[[], object]) -> float:
+        """By how much the other action takes longer, on the slowest rank, where each comes after something."""
+        self.processes.barrier()
+        times_s = np.empty((_UPDATE_REPEATS, 2))
+        for repeat, place in np.ndindex(*times_s.shape):
+            before()
+            times_s[repeat, place] = time_s((one, other)[place])
+        return self.processes.gather_max(float(np.median(np.diff(times_s[1:], axis=1))))
+
+
+def _gradients(side: int, dtype: str, updates: Sequence[Update | None]) -> Callable[[], object]:
+    """A function that makes a gradient for each update, one after the other, and uses it where there is one."""
+
+    def body(value: tf.Tensor) -> tf.Tensor:
+        done: list[tf.Operation] = []
+        for update in updates:
+            with tf.control_dependencies(done):
+                gradient = tf.fill((side, side), value)
+            done = [gradient.op if update is None else update(gradient)]
+        with tf.control_dependencies(done):
+            return tf.identity(value)
+
+    value = tf.constant(1.0, dtype)
+    function = tf.function(body, autograph=False).get_concrete_function(value)
+    return lambda: function(value).numpy()
+
+
+def _update(side: int, dtype: str) -> Update:
+    """Of a variable of its own."""
+    value, slot = (tf.Variable(tf.ones((side, side), dtype)) for _ in range(2))
+    rate = tf.constant(1e-3, dtype)
+    return lambda gradient: tf.raw_ops.ResourceApplyMomentum(
+        var=value.handle, accum=slot.handle, lr=rate, grad=gradient, momentum=rate
+    )
+
+
+def _loss(function: Probes, dtype: str, sides: tuple[int, ...]) -> Any:
+    """A loss of all probes of a function, so that gradients come to all their operands."""
+
+    def variable(*shape: int) -> Any:
+        return tf.compat.v1.get_variable(f"operand{next(numbers)}", shape, dtype)
+
+    numbers = count()
+    with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), use_resource=True):
+        results = list(function(variable, sides))
+    with tf.name_scope(_LOSS):
+        return tf.add_n([tf.reduce_sum(result) for result in results])

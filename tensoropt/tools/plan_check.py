@@ -1,0 +1,318 @@
+"""A plan run and held against what it predicted: step, compute, network, memory, and each operator and edge.
+
+Collectives: a rank that comes early to a collective waits in it for the others, so of each group's members the one that came
+last tells what the transfer took; of the groups, which work at the same time, the slowest counts. What the ranks spend in
+collectives beyond that is waiting. Copies before and after, to where the parts of a tensor belong, are network too; the
+engine's call, and deliveries without a collective, which TensorFlow's operators make, are compute. Operators: from
+TensorFlow's profiler, in one step after the timed ones. TensorFlow runs some operators as one (a convolution with its bias
+and activation): those are compared as one. Where collectives run beside compute its time is the profiler's too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..ir.graph import SOURCES, VARIABLE
+from ..lowering.resharding.deliver import Collective
+from ..plan.find_frontier import Model, costing_of
+from ..plan.plan import Plan
+from ..profiling.costs import CollectiveCosts
+from ..profiling.hardware import Hardware
+from ..profiling.trace import traced_step
+from ..program.replay import peak_of
+from ..reschedule.layout import axes_text
+from ..reschedule.mesh import Mesh
+from ..runtime.collectives.timed import TimedCall
+from ..runtime.engine import Engine
+from ..runtime.ranks import Processes
+from ..sharding.resharding import PlainCosts
+from .instrumented_run import PlanTrial
+from .trace_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as
+
+UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training step"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What something was predicted to take, and what it took; microseconds, or bytes of memory."""
+
+    name: str
+    predicted: float
+    measured: float
+    count: int = 1
+
+    @property
+    def off(self) -> float:
+        return abs(self.predicted - self.measured)
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured; None where nothing was measured."""
+        return self.predicted / self.measured - 1 if self.measured else None
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """Attributes:
+    steps_us: of each step, the slowest rank's.
+    waiting_us: what a rank spends waiting for others in a step, on average; no plan predicts it.
+    memory_bytes: the peak of each rank.
+    collectives: by kind, device partition and size.
+    operators, edges: by name; edges are named by the operator that they lead to.
+    """
+
+    step: Compared
+    steps_us: tuple[float, ...]
+    compute: Compared
+    network: Compared
+    waiting_us: float
+    memory: Compared
+    memory_bytes: tuple[int, ...]
+    collectives: tuple[Compared, ...]
+    operators: tuple[Compared, ...]
+    edges: tuple[Compared, ...]
+
+
+def check_plan(
+    plan: Plan,
+    model: Model,
+    initial_value: Callable[[str], np.ndarray],
+    processes: Processes,
+    steps: int,
+    hardware: Hardware,
+) -> PlanCheck:
+    """Run a plan on made-up batches and compare; every rank must call it, and those that take part get the same.
+
+    Args:
+        steps: that are timed, after a few that are not.
+        hardware: whose costs single collectives are held against.
+
+    Raises:
+        InputError: the plan is for another model, or for more devices than there are.
+    """
+    trial = PlanTrial.of(plan, model, initial_value, processes)
+    part = trial.processes
+    own_s, paths_s, calls = [], [], []
+    for _ in range(steps):
+        part.barrier()
+        started = time.perf_counter()
+        trial.step()
+        own_s.append(time.perf_counter() - started)
+        paths_s.append(trial.take_paths_s())
+        calls.append(trial.take_calls())
+    trial.follow_memory()
+    part.barrier()
+    trace = traced_step(trial.step, trial.take_memory)
+    state_bytes = _state_bytes(trial.engine)
+    rank = _Rank(own_s, paths_s, calls, trace.operators_us, trace.peak_bytes + state_bytes + trial.workspace_bytes)
+    return _compared(plan, model, part.gather(rank), trial.log, hardware)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What one rank saw; ``paths_s`` is what deliveries took in each step, with their collectives and copies."""
+
+    steps_s: list[float]
+    paths_s: list[float]
+    calls: list[tuple[TimedCall, ...]]
+    operators_us: dict[str, float]
+    peak_bytes: int
+
+    @property
+    def calls_s(self) -> np.ndarray:
+        """[steps, calls]"""
+        return np.array([[call.seconds for call in step] for step in self.calls]).reshape(len(self.calls), -1)
+
+    @property
+    def copies_s(self) -> np.ndarray:
+        """[steps]: of deliveries, outside of their collectives."""
+        return np.array(self.paths_s) - self.calls_s.sum(axis=1)
+
+
+def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
+    model = model.in_slices(plan.micro_batches)
+    view = model.view(plan.strategy)
+    costing = costing_of(model, hardware, plan.mesh)
+    return peak_of(view, model.backward, costing, plan.router(PlainCosts())).n_bytes
+
+
+def _state_bytes(engine: Engine) -> int:
+    (rank,) = engine.backend.ranks
+    return sum(
+        math.prod(entry.layout.local_shape(entry.shape, rank)) * tf.as_dtype(entry.dtype).size for entry in engine.state()
+    )
+
+
+def _compared(
+    plan: Plan, model: Model, ranks: Sequence[_Rank], log: Sequence[Collective], hardware: Hardware
+) -> PlanCheck:
+    steps_us = np.max([rank.steps_s for rank in ranks], axis=0) * 1e6
+    transfers_us = transfers_s(plan.mesh, [call.axes for call in ranks[0].calls[0]], [r.calls_s for r in ranks]) * 1e6
+    copies_us = np.max([rank.copies_s for rank in ranks], axis=0) * 1e6
+    network_us = float(np.median(transfers_us.sum(axis=1) + copies_us))
+    in_paths_us = float(np.median([rank.paths_s for rank in ranks])) * 1e6
+    compute_us = max(_compute_us(rank, model, plan.hidden_time_us > 0) for rank in ranks)
+    in_graph_us = _in_graph_us(plan, hardware, transfers_us.shape[1])
+    memory = [rank.peak_bytes for rank in ranks]
+    each_us = np.median(transfers_us, axis=0)
+    return PlanCheck(
+        Compared("step", plan.time_us, float(np.median(steps_us))),
+        tuple(steps_us.tolist()),
+        Compared("compute", plan.compute_time_us + in_graph_us, compute_us),
+        Compared("network", plan.network_time_us - in_graph_us, network_us),
+        max(0.0, in_paths_us - network_us),
+        Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
+        tuple(memory),
+        _collectives(plan.mesh, ranks, each_us, hardware),
+        _operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
+        _edges(plan, model, log, each_us),
+    )
+
+
+def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
+    """What a step takes outside of deliveries; where these run beside operators, what the profiler saw those take."""
+    if not overlaps:
+        return float(statistics.median(np.subtract(rank.steps_s, rank.paths_s))) * 1e6
+    group_of = ran_as(model, rank.operators_us)
+    return sum(time_us for name, time_us in rank.operators_us.items() if _group_of_event(name, group_of) is not None)
+
+
+def _in_graph_us(plan: Plan, hardware: Hardware, n_collectives: int) -> float:
+    """What a plan counts as network and isn't seen there: deliveries by TensorFlow's operators, and calls of collectives.
+
+    Args:
+        n_collectives: that a step has; fewer than the plan's deliveries where small sums travel together.
+    """
+    local_us = sum(delivery.time_us for delivery in plan.deliveries if not delivery.n_collectives)
+    return local_us + n_collectives * hardware.collective_call_us
+
+
+def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: Sequence[np.ndarray]) -> np.ndarray:
+    """What each call took without waiting, [steps, calls], from what it took on each rank.
+
+    Args:
+        seconds: by rank, [steps, calls].
+    """
+    result = np.zeros_like(seconds[0])
+    for call, axes in enumerate(axes_of_calls):
+        others = tuple(axis for axis in mesh.axes if axis not in axes)
+        groups: dict[int, list[np.ndarray]] = {}
+        for rank, of_rank in enumerate(seconds):
+            groups.setdefault(mesh.index_along(others, rank), []).append(of_rank[:, call])
+        result[:, call] = np.max([np.min(members, axis=0) for members in groups.values()], axis=0)
+    return result
+
+
+def _collectives(
+    mesh: Mesh, ranks: Sequence[_Rank], each_us: np.ndarray, hardware: Hardware
+) -> tuple[Compared, ...]:
+    found: dict[tuple[str, tuple[int, ...], int], list[float]] = {}
+    for number, call in enumerate(ranks[0].calls[0]):
+        n_bytes = max(rank.calls[0][number].n_bytes for rank in ranks)
+        found.setdefault((call.kind, call.axes, n_bytes), []).append(float(each_us[number]))
+    costs = CollectiveCosts(hardware, mesh)
+    beside_us = hardware.collective_call_us + hardware.collective_path_us
+    return tuple(
+        Compared(
+            f"{kind}({axes_text(axes)}) of {n_bytes:,} bytes",
+            len(times_us) * max(0.0, costs.time_ns(kind, mesh, axes, n_bytes) / 1e3 - beside_us),
+            sum(times_us),
+            len(times_us),
+        )
+        for (kind, axes, n_bytes), times_us in sorted(found.items())
+    )
+
+
+def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndarray) -> tuple[Compared, ...]:
+    """By the operator that a delivery leads to; none where collectives can't be told apart.
+
+    Of a collective for several, each has the share of its elements.
+    """
+    if len(log) != len(each_us):
+        return ()
+    computing = {op.name for op in model.graph.operators.values() if op.type not in SOURCES}
+
+    def called(name: str) -> str:
+        return name if name in computing else STEP
+
+    predicted: dict[str, float] = {}
+    for delivery in plan.deliveries:
+        if delivery.n_collectives:
+            name = called(delivery.takers[0])
+            predicted[name] = predicted.get(name, 0.0) + delivery.time_us
+    measured: dict[str, list[float]] = {}
+    for entry, time_us in zip(log, each_us.tolist(), strict=True):
+        sizes = [math.prod(shape) for _, shape in entry.parts]
+        for (operator, _), size in zip(entry.parts, sizes, strict=True):
+            measured.setdefault(called(operator), []).append(time_us * size / max(1, sum(sizes)))
+    return tuple(
+        Compared(name, predicted.get(name, 0.0), sum(measured.get(name, ())), len(measured.get(name, ())))
+        for name in dict.fromkeys([*predicted, *measured])
+    )
+
+
+def _slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in by_rank for name in each)
+    return {name: max(each.get(name, 0.0) for each in by_rank) for name in names}
+
+
+def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tuple[Compared, ...]:
+    """Every operator of the training steps, forward and backward; those that TensorFlow ran as one, as one."""
+    planned = {op.name: op for op in plan.operators}
+    group_of = ran_as(model, traced_us)
+    predicted: dict[str, float] = {}
+    members: dict[str, list[str]] = {}
+    for op in model.graph.step_operators:
+        if op.name in planned and planned[op.name].time_us:
+            group = UPDATES if op.type == VARIABLE else group_of.get(op.name, op.name)
+            predicted[group] = predicted.get(group, 0.0) + planned[op.name].time_us
+            members.setdefault(group, []).append(op.name)
+    measured: dict[str, float] = {}
+    for name, time_us in traced_us.items():
+        of_event = _group_of_event(name, group_of)
+        if of_event is not None:
+            measured[of_event] = measured.get(of_event, 0.0) + time_us
+    return tuple(
+        Compared(
+            group if group in (UPDATES, OTHERS) else " + ".join(members.get(group, [group])),
+            predicted.get(group, 0.0),
+            measured.get(group, 0.0),
+        )
+        for group in dict.fromkeys([*predicted, *measured])
+    )
+
+
+def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
+    """None of what isn't compute: callbacks of collectives."""
+    operator, way = TracedName.of(name, group_of)
+    if way == CALL:
+        return None
+    return group_of[operator] if way in (FORWARD, BACKWARD) else UPDATES if way == UPDATE else OTHERS
+
+
+def to_json(check: PlanCheck) -> dict[str, Any]:
+    """The comparison as a value, for files."""
+
+    def row(each: Compared) -> dict[str, Any]:
+        return {"name": each.name, "predicted": each.predicted, "measured": each.measured, "count": each.count}
+
+    return {
+        "format": "tensoropt/check",
+        "version": 1,
+        "step_us": {**row(check.step), "steps": list(check.steps_us)},
+        "compute_us": row(check.compute),
+        "network_us": row(check.network),
+        "waiting_us": check.waiting_us,
+        "memory_bytes": {**row(check.memory), "ranks": list(check.memory_bytes)},
+        "collectives_us": [row(each) for each in check.collectives],
+        "operators_us": [row(each) for each in check.operators],
+        "edges_us": [row(each) for each in check.edges],
+    }

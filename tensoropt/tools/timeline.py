@@ -1,0 +1,223 @@
+"""Where a step goes, on each rank: a trace of operators and collectives that a browser shows, and what it comes to.
+
+The file is Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each rank, in it
+a row of steps, one of collectives, one for each thread that ran operators, and a curve of allocated memory. Ranks of one
+machine share a clock; clocks of several machines are shown as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..lowering.resharding.deliver import Collective
+from ..plan.find_frontier import Model
+from ..plan.plan import Plan
+from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
+from ..runtime.ranks import Processes
+from .instrumented_run import PlanTrial
+from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
+
+_STEPS_ROW, _COLLECTIVES_ROW, _TRAILING_ROW, _FIRST_THREAD = 1, 2, 3, 4
+Intervals = npt.NDArray[np.int64]
+"""[n, 2], in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveEvent:
+    """One collective of one rank; ``collective`` is None where the calls of a step can't be told apart."""
+
+    collective: Collective | None
+    kind: str
+    n_bytes: int
+    start_ns: int
+    duration_ns: int
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """What one rank did, by the system's clock.
+
+    Attributes:
+        steps: [n, 2] nanoseconds, when each began and ended.
+        has_two_chains: whether what only updates wait for has a chain of its own.
+    """
+
+    rank: int
+    host: str
+    steps: Intervals
+    operators: tuple[OperatorEvent, ...]
+    collectives: tuple[CollectiveEvent, ...]
+    memory: tuple[MemoryEvent, ...]
+    has_two_chains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepShares:
+    """Where a rank's step goes, in microseconds, on average.
+
+    Attributes:
+        operators: while at least one computes.
+        collectives: while the rank is in one.
+        hidden: of that, while an operator computes as well.
+        neither: the rest of the step.
+    """
+
+    step: float
+    operators: float
+    collectives: float
+    hidden: float
+    neither: float
+
+
+def traced(
+    plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, n_steps: int
+) -> list[RankTimeline]:
+    """Run a plan on made-up batches and trace some steps; every rank must call it and gets all that take part.
+
+    Raises:
+        InputError: the plan is for another model, or for more devices than there are.
+    """
+    trial = PlanTrial.of(plan, model, initial_value, processes)
+    part, steps, calls = trial.processes, [], []
+
+    def run() -> None:
+        for _ in range(n_steps):
+            part.barrier()
+            started_ns = time.time_ns()
+            trial.step()
+            steps.append((started_ns, time.time_ns()))
+            calls.append(trial.take_calls())
+
+    trial.follow_memory()
+    to_system_ns = time.time_ns() - round(time.perf_counter() * 1e9)
+    trace = traced_step(run, trial.take_memory)
+    log = trial.log
+    events = tuple(
+        CollectiveEvent(
+            log[number] if len(log) == len(step) else None,
+            call.kind,
+            call.n_bytes,
+            to_system_ns + round(call.started_s * 1e9),
+            round(call.seconds * 1e9),
+        )
+        for step in calls
+        for number, call in enumerate(step)
+    )
+    host = part.hosts[part.rank]
+    own = RankTimeline(
+        part.rank, host, np.array(steps), trace.operators, events, trace.memory, len(trial.chains) > 1
+    )
+    return part.gather(own)
+
+
+def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
+    """What a rank's steps come to.
+
+    Args:
+        operators: the names of the model's, by which calls of collectives are told from operators.
+    """
+    names = frozenset(operators)
+    computing = _intervals(
+        (event.start_ps // 1000, event.duration_ps // 1000)
+        for event in rank.operators
+        if TracedName.of(event.name, names).way != CALL
+    )
+    communicating = _intervals((event.start_ns, event.duration_ns) for event in rank.collectives)
+    step, operators_ns, collectives_ns, any_ns = (
+        covered(each) for each in (rank.steps, computing, communicating, np.concatenate([computing, communicating]))
+    )
+    hidden_ns = operators_ns + collectives_ns - any_ns
+    each = (step, operators_ns, collectives_ns, hidden_ns, max(0, step - any_ns))
+    return StepShares(*(total / len(rank.steps) / 1e3 for total in each))
+
+
+def _intervals(events: Iterable[tuple[int, int]]) -> Intervals:
+    found = np.array(list(events), np.int64).reshape(-1, 2)
+    return np.stack([found[:, 0], found.sum(axis=1)], axis=1)
+
+
+def covered(intervals: Intervals) -> int:
+    """How long at least one of the intervals lasts."""
+    if not len(intervals):
+        return 0
+    start, end = intervals[np.argsort(intervals[:, 0])].T
+    reached = np.maximum.accumulate(end)
+    # What of each interval lies beyond all that began before it.
+    before = np.concatenate([[start[0]], reached[:-1]])
+    return int(np.maximum(0, end - np.maximum(start, before)).sum())
+
+
+def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
+    """The trace as a value; microseconds since the first step of these ranks began."""
+    planned = {op.name: op for op in plan.operators}
+    members: dict[str, list[str]] = {}
+    for name, group in ran_as(model, {event.name for rank in ranks for event in rank.operators}).items():
+        members.setdefault(group, []).append(name)
+    start_ns = min(int(rank.steps[0, 0]) for rank in ranks)
+    events: list[dict[str, Any]] = []
+    for rank in ranks:
+        row = _Rows(rank.rank, start_ns, events)
+        row.named("process", f"rank {rank.rank} on {rank.host}", 0)
+        row.named("thread", "steps", _STEPS_ROW)
+        row.named("thread", "collectives", _COLLECTIVES_ROW)
+        if rank.has_two_chains:
+            row.named("thread", "collectives that only updates wait for", _TRAILING_ROW)
+        for number, (start, end) in enumerate(rank.steps.tolist()):
+            row.add(_STEPS_ROW, f"step {number + 1}", "step", start, end - start)
+        for collective in rank.collectives:
+            entry = collective.collective
+            told: dict[str, Any] = {"bytes": collective.n_bytes}
+            if entry is not None:
+                told |= {"device partition": entry.axes, "dtype": entry.dtype, "shape": list(entry.shape)}
+                told |= {"operator": entry.operator}
+            name = collective.kind if entry is None else f"{entry.kind}({entry.axes}) for {entry.operator}"
+            trails = entry is not None and entry.is_trailing and rank.has_two_chains
+            place = _TRAILING_ROW if trails else _COLLECTIVES_ROW
+            row.add(place, name, "collective", collective.start_ns, collective.duration_ns, told)
+        threads = {thread: number for number, thread in enumerate(sorted({event.thread for event in rank.operators}))}
+        for thread in threads.values():
+            row.named("thread", f"operators, thread {thread + 1}", _FIRST_THREAD + thread)
+        for event in rank.operators:
+            operator, way = TracedName.of(event.name, planned)
+            told = {"type": event.type, "TensorFlow's name": event.name}
+            name = f"{operator} (backward)" if way == BACKWARD else operator
+            if way == FORWARD and operator in members:
+                # What TensorFlow ran as one is called by all its names, in program order.
+                name = " + ".join(reversed(members[operator]))
+            if operator in planned:
+                told |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
+            place = _FIRST_THREAD + threads[event.thread]
+            row.add(place, name, way, event.start_ps / 1e3, event.duration_ps / 1e3, told)
+        for time_ps, n_bytes in allocated(rank.memory):
+            row.count("allocated in the steps", time_ps / 1e3, n_bytes)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Adds one rank's events to a list."""
+
+    rank: int
+    start_ns: int
+    events: list[dict[str, Any]]
+
+    def named(self, what: str, name: str, row: int) -> None:
+        for kind, value in (("name", {"name": name}), ("sort_index", {"sort_index": row or self.rank})):
+            self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{what}_{kind}", "args": value})
+
+    def add(
+        self, row: int, name: str, category: str, start_ns: float, duration_ns: float, told: dict[str, Any] | None = None
+    ) -> None:
+        event = {"ph": "X", "pid": self.rank, "tid": row, "name": name, "cat": category}
+        times = {"ts": (start_ns - self.start_ns) / 1e3, "dur": duration_ns / 1e3}
+        self.events.append({**event, **times, "args": told or {}})
+
+    def count(self, name: str, time_ns: float, n_bytes: int) -> None:
+        event = {"ph": "C", "pid": self.rank, "name": name, "ts": (time_ns - self.start_ns) / 1e3}
+        self.events.append({**event, "args": {"bytes": n_bytes}})

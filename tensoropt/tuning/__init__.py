@@ -1,0 +1,1 @@
+"""Choices made by measuring operators and whole steps."""

@@ -1,0 +1,129 @@
+"""Whether data parallelism is faster here than the plan that was found, by steps that both take in turn.
+
+Predictions are a few percent off, and where data parallelism is nearly as fast as the best that was found, a few percent is
+what decides: no plan should be slower than what people would have without a search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..plan.explain import IN_TURN
+from ..plan.find_frontier import Model, ModelFrontier, find_baseline
+from ..plan.plan import Plan
+from ..profiling.memory import available_memory_bytes
+from ..profiling.store import Store
+from ..runtime.ranks import Processes
+from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
+
+RIVAL = 1.25
+"""Data parallelism that is predicted to take more than this many times as long as the plan isn't tried."""
+LEAST_TURNS, MOST_TURNS = 3, 8
+"""Where not even the least are within the budget, none is taken."""
+SHARE = 0.5
+"""Of the budget for measurements, on top of it: what all steps may take."""
+OnFirstRank = Callable[[Callable[[], Any]], Any]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Attributes:
+    first_values: gives each plan what gives its variables' first values.
+    collectives: by which plans run.
+    limit_bytes: per device; None without a limit.
+    told: what a plan's ``assumed`` tells of how much of it was measured; asked on rank 0.
+    """
+
+    processes: Processes
+    model: Model
+    first_values: Callable[[], FirstValue]
+    collectives: str
+    limit_bytes: int | None
+    budget_s: float
+    store: Store
+    told: Callable[[Plan], Mapping[str, Any]]
+    progress: Callable[[str, int, int], None] | None = None
+
+    def winner(self, plan: Plan, on_first_rank: OnFirstRank) -> Plan:
+        """The plan, or data parallelism where that was faster; every rank must call it.
+
+        Args:
+            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+        """
+        key = f"{self.collectives} {runs_as(plan)}"
+        known: tuple[float, float] | None = on_first_rank(lambda: self.store.step_s.get(key))
+        if known is not None and known[0] <= known[1]:
+            return _told(plan, *known, "plan")
+        room_bytes = -self.processes.gather_max(-available_memory_bytes(self.processes.local_size))
+        rival: Plan | None = on_first_rank(lambda: self._rival(plan, room_bytes))
+        if rival is None:
+            return plan
+        plan_s, rival_s = self._measured(plan, rival) if known is None else known
+        if known is None and self.processes.rank == 0:
+            self.store.add_step_s(key, plan_s, rival_s)
+        if plan_s <= rival_s:
+            return _told(plan, plan_s, rival_s, "plan")
+        return _told(rival, plan_s, rival_s, "data parallelism")
+
+    def _measured(self, *plans: Plan) -> list[float]:
+        shown = None
+        if self.progress is not None and self.processes.rank == 0:
+            progress = self.progress
+
+            def shown(done: int, total: int) -> None:
+                progress("steps in turn", done, total)
+
+        seconds = seconds_in_turn(
+            plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), shown
+        )
+        medians: list[float] = np.median(seconds, axis=0).tolist()
+        return medians
+
+    def _n_turns(self, *plans: Plan) -> int:
+        """As many as the budget allows; fewer than ``LEAST_TURNS`` where that is too few."""
+        possible = (n for n in range(MOST_TURNS, 0, -1) if self._seconds(n, *plans) <= SHARE * self.budget_s)
+        return next(possible, 0)
+
+    def _seconds(self, n_turns: int, *plans: Plan) -> float:
+        return steps_of(n_turns) * sum(plan.time_us for plan in plans) / 1e6
+
+    def _rival(self, plan: Plan, room_bytes: float) -> Plan | None:
+        """Data parallelism, where it may be faster and can stand beside the plan."""
+        frontier = plan.frontier
+        assert isinstance(frontier, ModelFrontier)
+        found = find_baseline(frontier, "data-parallel")
+        if found.points[0].time_us > RIVAL * plan.time_us:
+            return None
+        rival = replace(found, assumed=plan.assumed).plan(0, plan.option)
+        needed_bytes = found.needed_bytes(0)
+        fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
+        both_bytes = needed_bytes + (plan.peak_bytes or plan.memory_bytes)
+        fits = fits and both_bytes <= min(room_bytes, frontier.hardware.device.memory_bytes)
+        if runs_as(rival) == runs_as(plan) or not fits:
+            return None
+        if self._n_turns(plan, rival) < LEAST_TURNS:
+            return None
+        rival = replace(rival, frontier=frontier, frontier_text=frontier.table(None, with_peaks=False), point=None)
+        return replace(rival, assumed={**rival.assumed, "operators": self.told(rival)})
+
+
+def _told(chosen: Plan, plan_s: float, rival_s: float, name: str) -> Plan:
+    told = {"plan_us": plan_s * 1e6, "data_parallel_us": rival_s * 1e6, "chosen": name}
+    return replace(chosen, assumed={**chosen.assumed, IN_TURN: told})
+
+
+def runs_as(plan: Plan) -> str:
+    """A digest of what a plan runs as, whatever it is predicted to cost."""
+    operators = [(op.name, str(op.config), op.is_recomputed) for op in plan.operators]
+    deliveries = [
+        {name: value for name, value in delivery.to_json().items() if name not in ("time_us", "again_us")}
+        for delivery in plan.deliveries
+    ]
+    text = json.dumps([plan.model_digest, str(plan.mesh), plan.micro_batches, operators, deliveries], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

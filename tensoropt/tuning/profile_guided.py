@@ -1,0 +1,323 @@
+"""Searching by measured operators, within a budget: only what can change the answer is measured.
+
+A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
+largest before, and those of data parallelism, than which no plan should be slower; then those of all other points of the
+frontier; then it is searched again. It ends when all operators of the frontier have been measured (those of other strategies
+can't make the answer slower than it is predicted to be), or when the budget is spent. What is chosen by predictions is
+mostly what is predicted too fast: so if the plan's operators couldn't all be measured, a last search is cautious about those
+that weren't. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of its
+compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run, and
+the slowest counts. Last, the plan and data parallelism take steps in turn, where these are near each other: see
+:mod:`.baseline_trial`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..common.errors import InputError
+from ..plan.find_frontier import Model, ModelFrontier
+from ..plan.options import Request, find
+from ..plan.plan import Plan
+from ..profiling.cache import cache_folder
+from ..profiling.compute import TensorFlowEngine
+from ..profiling.store import FILE, Store
+from ..profiling.work import Known, Measured, Work
+from ..rules.registry import rule_of
+from ..rules.rule import Config, interface
+from ..runtime.execute import MPI
+from ..runtime.operator_timer import OperatorTimer, Timed, Trial
+from ..runtime.ranks import Processes
+from ..search.baselines import data_parallel
+from ..search.baselines.task import Task
+from ..search.problem.choices import ACCUMULATE
+from ..sharding.strategy import Strategy
+from .baseline_trial import Contest
+from .interleaved_timing import FirstValue
+
+Search = Callable[[Known], Plan]
+NEGLIGIBLE = 0.01
+"""Of the plan's compute time: the smallest operators up to this much of it are never measured."""
+_Wanted = list[tuple[str, Config, float]]
+"""(operator, config, predicted microseconds)."""
+
+
+def environment(processes: Processes) -> str:
+    """What measurements of operators depend on beside the operators."""
+    engine = TensorFlowEngine()
+    return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once"
+
+
+@dataclass
+class MeasuredSearch:
+    """Attributes:
+    search: of rank 0, by the operators that were measured.
+    budget_s: what measuring may take; searches and the first measurement aside.
+    progress: is told (stage, done, total) on rank 0.
+    """
+
+    processes: Processes
+    model: Model
+    search: Search
+    budget_s: float
+    store: Store
+    timer: OperatorTimer = field(default_factory=OperatorTimer)
+    clock: Callable[[], float] = time.monotonic
+    progress: Callable[[str, int, int], None] | None = None
+    _failed: set[str] = field(default_factory=set)
+    _works: dict[tuple[str, Config], Work] = field(default_factory=dict)
+
+    def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
+        """The plan; every rank must call it.
+
+        Args:
+            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+        """
+        started, has_measured = self.clock(), False
+        found: list[Plan] = []
+
+        def is_spent() -> bool:
+            return self.clock() - started > self.budget_s
+
+        def next_round() -> _Wanted:
+            found[:] = [self.search(Known(self.store.measured))]
+            wanted = self._wanted(found[0], is_first=not has_measured)
+            if not (has_measured and is_spent()):
+                return wanted
+            if self._of_plan(found[0]):
+                found[:] = [self.search(Known(self.store.measured, is_cautious=True))]
+            return []
+
+        def result() -> Plan:
+            return replace(found[0], assumed={**found[0].assumed, "operators": self.told(found[0])})
+
+        while wanted := on_first_rank(next_round):
+            self._measure_all(wanted, is_spent)
+            has_measured = True
+        plan: Plan = on_first_rank(result)
+        return plan
+
+    def measure(self, frontier: ModelFrontier | None, strategies: Iterable[Strategy]) -> None:
+        """Measure all operators of some strategies, whatever the budget; every rank must call it.
+
+        Args:
+            frontier: whose costs they are, on rank 0; what others give doesn't matter.
+        """
+        wanted: _Wanted = []
+        if frontier is not None and self.processes.rank == 0:
+            in_step = [op.name for op in self.model.graph.step_operators if op.updates is None]
+            pairs = dict.fromkeys((name, strategy.configs[name]) for strategy in strategies for name in in_step)
+            wanted = self._unmeasured(frontier, pairs)
+        self._measure_all(self.processes.broadcast(wanted), lambda: False)
+
+    def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
+        """One after the other, until the budget is spent by rank 0's clock; but one at least."""
+        for number, (name, config, predicted_us) in enumerate(wanted):
+            if self.processes.broadcast(number > 0 and is_spent()):
+                break
+            self._measure(name, config, predicted_us)
+            if self.progress is not None and self.processes.rank == 0:
+                self.progress("operators", number + 1, len(wanted))
+
+    def _measure(self, name: str, config: Config, predicted_us: float) -> None:
+        graph = self.model.graph
+        trial = Trial.of(graph.operators[name], config, graph, self.model.backward, predicted_us)
+        timed = self.processes.gather(self.timer.time(trial))
+        if self.processes.rank == 0:
+            work = self._works[name, config]
+            if any(each is None for each in timed):
+                self._failed.add(work.key)
+            else:
+                self.store.add([slowest_of(work, [each for each in timed if each is not None])])
+
+    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
+        """What to measure next, of the plan first, then of the frontier; of each the largest first.
+
+        Args:
+            is_first: whether data parallelism comes behind the plan, which should never be slower.
+        """
+        frontier = plan.frontier
+        assert isinstance(frontier, ModelFrontier)
+        least_us = _least_worth_us(frontier, self._pairs(plan))
+        of_plan = self._of_plan(plan)
+        if is_first:
+            known = {work.key for work in self._works.values()}
+            others = self._unmeasured(frontier, _of_data_parallelism(frontier), least_us)
+            of_plan += [each for each in others if self._works[each[:2]].key not in known]
+        if of_plan:
+            return of_plan
+        pairs = dict.fromkeys(
+            pair for states in frontier.found.strategies for pair in frontier.built.strategy(states).configs.items()
+        )
+        return self._unmeasured(frontier, pairs, least_us)
+
+    def _of_plan(self, plan: Plan) -> _Wanted:
+        """What is still to be measured of a plan."""
+        frontier, pairs = plan.frontier, self._pairs(plan)
+        assert isinstance(frontier, ModelFrontier)
+        return self._unmeasured(frontier, pairs, _least_worth_us(frontier, pairs))
+
+    def _pairs(self, plan: Plan) -> list[tuple[str, Config]]:
+        configs = plan.strategy.configs
+        return [(op.name, configs[op.name]) for op in self.model.graph.step_operators if op.name in configs]
+
+    def _unmeasured(
+        self, frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]], least_us: float = 0.0
+    ) -> _Wanted:
+        wanted: dict[str, tuple[str, Config, float]] = {}
+        for name, config in pairs:
+            work = _work(frontier, name, config)
+            if work is None or not work.key or work.key in self._failed:
+                continue
+            if work.key not in wanted and work.key not in self.store.measured:
+                predicted_us = frontier.costing.compute.time_ns(work) / 1e3
+                if predicted_us >= least_us:
+                    wanted[work.key] = (name, config, predicted_us)
+                    self._works[name, config] = work
+        return sorted(wanted.values(), key=lambda each: -each[2])
+
+    def told(self, plan: Plan) -> dict[str, Any]:
+        """How much of a plan's compute time was measured."""
+        frontier = plan.frontier
+        assert isinstance(frontier, ModelFrontier)
+        measured_ns = total_ns = n_measured = n_predicted = 0
+        for op in self.model.graph.step_operators:
+            work = _work(frontier, op.name, plan.strategy.configs[op.name]) if op.updates is None else None
+            if work is None:
+                continue
+            time_ns = frontier.costing.compute.time_ns(work)
+            is_measured = work.key in self.store.measured
+            n_measured, n_predicted = n_measured + is_measured, n_predicted + (not is_measured)
+            measured_ns, total_ns = measured_ns + time_ns * is_measured, total_ns + time_ns
+        return {
+            "measured": n_measured,
+            "predicted": n_predicted,
+            "measured_time_percent": round(100 * measured_ns / total_ns, 1) if total_ns else 100.0,
+            "environment": self.store.environment,
+        }
+
+
+def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
+    """What of data parallelism is in the space that is searched; what is forced may keep it out."""
+    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    return [
+        (op.name, batch[op.name])
+        for node, states in frontier.built.nodes
+        for op, possible in zip(node.operators, states.configs, strict=True)
+        if op.name in batch and batch[op.name] in possible
+    ]
+
+
+def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:
+    """What an operator must be predicted to take for it to be measured: those of the plan below come to next to nothing."""
+    works = (_work(frontier, name, config) for name, config in pairs)
+    times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in works if work is not None)
+    small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
+    return times_us[int(small.sum())] if times_us else 0.0
+
+
+def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
+    """The work of an operator; None where it has none that could be timed by itself."""
+    op = frontier.model.graph.operators[name]
+    rule = rule_of(op)
+    return frontier.costing.work(op, rule, config, interface(rule, config))
+
+
+def slowest_of(work: Work, timed: list[Timed]) -> Measured:
+    """What the slowest rank took."""
+    slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
+    return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
+
+
+def parse_budget(given: float | int | str) -> float:
+    """Seconds, as a number or as text such as ``60s`` or ``2min``.
+
+    Raises:
+        InputError: it is neither, or not above 0.
+    """
+    text = str(given).strip().lower()
+    for suffix, scale in (("min", 60.0), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("", 1.0)):
+        if text.endswith(suffix):
+            try:
+                seconds = float(text.removesuffix(suffix)) * scale
+            except ValueError:
+                continue
+            if 0 < seconds < float("inf"):
+                return seconds
+    raise InputError(f"a budget for profiling is a time above 0 such as '60s' or '2min', got {given!r}")
+
+
+def opened_store(processes: Processes) -> Store:
+    """The store of this machine's measurements; on rank 0 the file, on others nothing but a place to keep them."""
+    folder = cache_folder()
+    path = folder / FILE if folder is not None and processes.rank == 0 else None
+    return Store(path, environment(processes))
+
+
+def find_measured(
+    option: str,
+    request: Request,
+    parallelism: int | Sequence[int] | None,
+    budget: float | int | str,
+    processes: Processes,
+    on_first_rank: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
+    first_values: Callable[[], FirstValue] | None = None,
+    collectives: str = MPI,
+) -> Plan:
+    """A plan by measured operators; every rank must call it. What was measured is kept, whatever ends the search.
+
+    Args:
+        budget: see :func:`parse_budget`.
+        first_values: gives what gives variables' first values, so that plans can be run; None to run none.
+        collectives: by which they run.
+
+    Raises:
+        InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
+            here.
+    """
+    budget_s = parse_budget(budget)
+    if option == "profiling":
+        raise InputError(
+            "option 'profiling' compares parallelisms and measures none of their operators; leave the profiling budget"
+        )
+    if request.micro_batches is not None and request.micro_batches > 1:
+        raise InputError(
+            f"operators are measured at the whole batch, got micro_batches={request.micro_batches}; leave the "
+            "profiling budget"
+        )
+    request = replace(request, without=request.without | {ACCUMULATE})
+    here, there = TensorFlowEngine().device_name(), request.hardware.device.name
+    if here != there:
+        raise InputError(
+            f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
+            "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
+        )
+
+    def search(known: Known) -> Plan:
+        plan = find(option, replace(request, known=known), parallelism)
+        assert isinstance(plan, Plan)
+        return plan
+
+    with closing(opened_store(processes)) as store:
+        searching = MeasuredSearch(processes, request.model, search, budget_s, store, progress=request.progress)
+        plan = searching.find(on_first_rank)
+        if first_values is None or request.force or not plan.parallelism == processes.size > 1:
+            return plan
+        contest = Contest(
+            processes,
+            request.model,
+            first_values,
+            collectives,
+            request.limit_bytes,
+            budget_s,
+            store,
+            searching.told,
+            request.progress,
+        )
+        return contest.winner(plan, on_first_rank)

@@ -1,0 +1,1 @@
+"""What tests in several folders share."""

@@ -1,0 +1,212 @@
+"""Random strategies and paths, running them, and what must hold of every run.
+
+Everything random follows from a seed alone, so that all ranks of a run draw the same, and a failure can be run again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from helpers import zoo
+from tensoropt.ir.graph import Graph, Tensor
+from tensoropt.lowering.resharding.deliver import Backend, Collective
+from tensoropt.plan.build import charges
+from tensoropt.reschedule.layout import Layout, Shape, axes_text
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import Path, StepCosts, cheapest_path
+from tensoropt.reschedule.simulate import gather
+from tensoropt.reschedule.steps import legal_steps
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, configs
+from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.sharding.consumers import copies, demand_of, takers_of
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
+
+LONGEST_DETOUR = 3
+EXACT = 1e-10
+
+
+class Link:
+    """Costs under which no collective is free and bytes matter, so that paths take several steps."""
+
+    def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
+        return n_bytes // 100 if kind == "local" else 1000 + n_bytes
+
+
+def random_strategy(
+    model: zoo.Recorded,
+    mesh: Mesh,
+    seed: int,
+    prefers: Callable[[Config], bool] | None = None,
+    share_remade: float = 0.0,
+    share_recomputed: float = 0.0,
+) -> StrategyView:
+    """A random config for every operator; for every tensor with several takers a random one of their demands, or none.
+
+    Args:
+        prefers: narrows the choice wherever an operator has such a config.
+        share_remade: of the copies those, on average, that are made again in the backward pass.
+        share_recomputed: the same of operators that are computed again there.
+    """
+    rng = random.Random(seed)
+    chosen = {}
+    for name, op in model.graph.operators.items():
+        possible = configs(rule_of(op), mesh)
+        chosen[name] = rng.choice([config for config in possible if prefers and prefers(config)] or possible)
+    view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    shared = {}
+    for name, takers in takers_of(model.graph).items():
+        if len(takers) > 1:
+            tensor = model.graph.tensors[name]
+            demand = rng.choice([None, *copies([demand_of(view, tensor, taker) for taker in takers])])
+            if demand is not None:
+                shared[name] = demand
+    remade = set()
+    for name, takers in takers_of(model.graph).items() if share_remade else ():
+        each = dict.fromkeys(Copy(name, taker.name) for taker in takers)
+        remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
+    recomputed = {name for name in chosen if share_recomputed and rng.random() < share_recomputed}
+    strategy = Strategy(mesh, chosen, shared, frozenset(remade), frozenset(recomputed))
+    return model.model.view(strategy)
+
+
+def slides(config: Config) -> bool:
+    """Whether a config splits a dimension along which windows slide, in an operator that has such."""
+    return bool({"h", "w"}.intersection(config.assignment))
+
+
+def detours(seed: int) -> Callable[[Layout, Layout, Shape, int, StepCosts], Path]:
+    """A choice of paths that walks a few random legal steps before it takes the cheapest way.
+
+    A path becomes partial on the way only if one of its ends is, as everywhere.
+    """
+
+    def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, costs: StepCosts) -> Path:
+        # From the text of the ends, since ranks need not ask for paths in the same order.
+        rng = random.Random(f"{seed} {source} {target} {shape}")
+        at, walked = source, []
+        for _ in range(rng.randint(0, LONGEST_DETOUR)):
+            possible = [s for s in legal_steps(at, shape) if source.partial or target.partial or not s.target.partial]
+            if possible:
+                walked.append(rng.choice(possible))
+                at = walked[-1].target
+        rest = cheapest_path(at, target, shape, item_bytes, costs)
+        return Path(source, target, (*walked, *rest.steps), shape)
+
+    return choose
+
+
+def random_router(seed: int) -> Router:
+    """Every second seed takes detours, and sums each gradient by itself."""
+    return Router(Link(), detours(seed), in_buckets=False) if seed % 2 else Router(Link())
+
+
+def feeds_of(graph: Graph, batch: Mapping[str, np.ndarray]) -> dict[Feed, np.ndarray]:
+    return {Feed(graph.tensors[name], False): value for name, value in batch.items()}
+
+
+def training_fetch(model: zoo.Recorded) -> Fetch:
+    return Fetch(((model.graph.tensors[model.loss], False),), ("train",))
+
+
+def engine_of(
+    model: zoo.Recorded, view: StrategyView, router: Router, backend: Backend, in_order: bool = False
+) -> Engine:
+    return Engine(view, router, backend, lambda name: model.first_values[name], in_order=in_order)
+
+
+def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
+    """Three steps: on every rank of this process the losses are those of one device.
+
+    Raises:
+        AssertionError: they aren't, or the collectives that were executed aren't those that the strategy is charged for.
+    """
+    fetch = training_fetch(model)
+    for step, batch in enumerate(model.batches):
+        (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
+        _assert_all_close(losses, model.reference.losses[step], tolerance, f"the loss of step {step}")
+    assert_collectives_are_charged(engine, model)
+
+
+def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
+    """After the steps, the metrics are those of one device."""
+    first = feeds_of(model.graph, model.batches[0])
+    wanted = tuple((_tensor(model, name), False) for name in model.metrics)
+    for name, values, expected in zip(
+        model.metrics, engine.run(Fetch(wanted), first), model.reference.metrics, strict=True
+    ):
+        _assert_all_close(values, expected, tolerance, f"metric {name}")
+
+
+def _tensor(model: zoo.Recorded, name: str) -> Tensor:
+    """What a recorded name means, which may be another tensor's."""
+    tensor = model.graph.resolve(name)
+    assert tensor is not None
+    return tensor
+
+
+def _assert_all_close(values: Sequence[np.ndarray], expected: np.ndarray, tolerance: float, what: str) -> None:
+    for value in values:
+        assert value.tobytes() == values[0].tobytes(), f"{what} has other bits on another rank"
+    assert_close(values[0], expected, tolerance, what)
+
+
+def assert_variables(
+    model: zoo.Recorded, view: StrategyView, pieces: Mapping[str, Sequence[np.ndarray]], tolerance: float = EXACT
+) -> None:
+    """All variables, moving averages included, are those of one device; replicas are equal to the bit.
+
+    Args:
+        pieces: by variable, each rank's piece.
+
+    Raises:
+        AssertionError: a variable is not.
+        ValueError: replicas differ, or a piece has the wrong shape.
+    """
+    for op in model.graph.variables:
+        whole = gather(pieces[op.name], view.layout(op.result), op.result.shape)
+        assert_close(whole, model.reference.variables[op.name], tolerance, f"variable {op.name}")
+
+
+def pieces_here(engine: Engine) -> dict[str, list[np.ndarray]]:
+    """By variable, the pieces of the ranks of this process."""
+    return {name: [variable.numpy() for variable in variables] for name, variables in engine.variables.items()}
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
+    """No element differs by more than ``tolerance`` times the tensor's largest magnitude; whole numbers not at all."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape and got.dtype == expected.dtype, f"{what} is {got.dtype}{list(got.shape)}"
+    if expected.dtype.kind != "f":
+        assert np.array_equal(got, expected), f"{what}: {got} is not {expected}"
+        return
+    off, allowed = float(np.max(np.abs(got - expected))), tolerance * float(np.max(np.abs(expected)))
+    assert off <= allowed, f"{what} is off by {off:.3g}, allowed are {allowed:.3g}"
+
+
+def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
+    return Counter((entry.kind, entry.axes, shape) for entry in log for _, shape in entry.parts)
+
+
+def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape]]:
+    """The collectives of all deliveries that a strategy is charged for."""
+    counts: Counter[tuple[str, str, Shape]] = Counter()
+    for charge in charges(view):
+        route = router.route(charge.delivery)
+        for path in (route.forward, route.backward, route.forward if charge.is_remade else None):
+            for step in path.steps if path is not None else ():
+                if step.communicates:
+                    counts[step.kind, axes_text(step.group_axes), path.shape] += charge.n_runs
+    return counts
+
+
+def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
+    """As multisets of (kind, axes, shape), exactly. Fetching the loss adds nothing: the step has it whole anyway."""
+    log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
+    done, paid = executed(log), charged(engine.sliced or engine.view, engine.router)
+    assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

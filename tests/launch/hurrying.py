@@ -1,8 +1,0 @@
-"""Waits that are over sooner than a user's, from here on: ranks take their time to start where many tests run."""
-
-from tensoropt import failures
-
-
-def hurry(timeout_s: float) -> None:
-    """To be called by all ranks, once errors are handled together."""
-    failures._installed.watch.timeout_s = timeout_s

@@ -1,0 +1,75 @@
+"""Where gradients go and what they read, operator by operator, against TensorFlow's gradients of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import pytest
+import tensorflow as tf
+from helpers import zoo
+
+from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.frontend.tracing.capture import Capture
+from tensoropt.ir.graph import Graph
+from tensoropt.lowering.gradient_analysis import analyse, traced
+from tensoropt.optimizers.classic import Classic
+from tensoropt.tools import offline
+
+MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.broadcasting, zoo.fourier)
+RECORDED = {function.__name__: function for function in MODELS}
+FROM_ZOO = ("transformer", "rnn", "wide_resnet", "inception_v3")
+
+
+def convolutional() -> keras.Model:
+    """Custom gradients (silu), batch normalisation, dropout, pooling, grouped and depthwise convolutions."""
+    x = inputs = keras.Input((9, 9, 4))
+    x = keras.layers.Conv2D(8, 3, groups=2, activation="silu")(x)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.DepthwiseConv2D(3, padding="same", activation="gelu")(x)
+    x = keras.layers.Concatenate()([keras.layers.MaxPooling2D(2)(x), keras.layers.AveragePooling2D(2)(x)])
+    x = keras.layers.Dropout(0.3)(keras.layers.Flatten()(x))
+    return keras.Model(inputs, keras.layers.Dense(5)(x))
+
+
+def recurrent() -> keras.Model:
+    """Loops, an embedding, attention with a mask."""
+    words = keras.Input((7,), dtype="int32")
+    x = keras.layers.Embedding(11, 6, mask_zero=True)(words)
+    x = keras.layers.LSTM(6, return_sequences=True)(x)
+    x = keras.layers.MultiHeadAttention(2, 3)(x, x)
+    x = keras.layers.GRU(5)(keras.layers.LayerNormalization()(x))
+    return keras.Model(words, keras.layers.Dense(5)(x))
+
+
+def captured(make: Callable[[], keras.Model]) -> Graph:
+    model, capture = make(), Capture()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    (given,) = model.inputs
+    signature = [tf.TensorSpec([4, *given.shape[1:]], given.dtype), tf.TensorSpec([4], tf.int64)]
+    program = capture.add(lambda x, y: loss(y, model(x, training=True)), signature)
+    with capture.graph.as_default():
+        train = tf.no_op("train")
+    names = tuple(capture.name(variable.value) or "" for variable in model.trainable_variables)
+    step = RecordedStep(train, program.results, names, Classic("sgd", (("learning_rate", 0.1),)))
+    return import_graph(capture.graph, [step], capture.lines, program.writes)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_models(name: str) -> None:
+    graph = zoo.record(RECORDED[name], "sgd").graph
+    assert analyse(graph) == traced(graph)
+
+
+@pytest.mark.parametrize("name", FROM_ZOO)
+def test_models_of_the_zoo(name: str) -> None:
+    graph = offline.record_named(f"zoo:{name}").model.graph
+    assert analyse(graph) == traced(graph)
+
+
+@pytest.mark.parametrize("make", [convolutional, recurrent])
+def test_keras_models(make: Callable[[], keras.Model]) -> None:
+    graph = captured(make)
+    found = analyse(graph)
+    assert found == traced(graph)
+    assert found.gradients and found.kept_operands and found.kept_results

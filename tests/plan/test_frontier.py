@@ -1,0 +1,426 @@
+"""Frontiers that are asked, saved, loaded and asked again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from session.models import begin, built, losses, network
+
+import tensoropt
+from tensoropt.ft.lower_bound import LowerBound
+from tensoropt.plan.build import plan_of
+from tensoropt.plan.compress import kept
+from tensoropt.plan.frontier_file import SavedFrontier, _checksum, _chosen, _runs
+
+matplotlib.use("Agg")
+
+
+def two_layers():
+    network()
+
+
+def with_metrics_and_adam():
+    model = network(trained=False)
+    tensoropt.AdamOptimizer(0.1).minimize(model.loss)
+    hits = tensoropt.equal(tensoropt.argmax(model.logits, 1), model.y)
+    tensoropt.reduce_mean(tensoropt.cast(hits, tensoropt.float32), name="accuracy")
+    tensoropt.reduce_max(tensoropt.square(model.w), name="largest")
+
+
+def shared_many_times():
+    """A mask with several takers, a tensor taken twice by one operator, a variable that is used again."""
+    x = tensoropt.placeholder(tensoropt.float32, [8, 4, 4], name="x")
+    mask = tensoropt.placeholder(tensoropt.float32, [8, 1, 4], name="mask")
+    w = tensoropt.get_variable("w", [4, 4])
+    for _ in range(3):
+        scores = tensoropt.nn.softmax(tensoropt.matmul(x, x, transpose_b=True) + mask)
+        x = x + tensoropt.matmul(scores, tensoropt.einsum("nsd,de->nse", x, w))
+    loss = tensoropt.reduce_mean(x * x) + tensoropt.reduce_mean(tensoropt.square(w))
+    tensoropt.MomentumOptimizer(0.1).minimize(loss)
+
+
+def normalised():
+    x = tensoropt.placeholder(tensoropt.float32, [8, 4, 4, 2], name="x")
+    h = tensoropt.nn.conv2d(x, tensoropt.get_variable("k", [3, 3, 2, 4]), 1, "SAME")
+    ones = tensoropt.ones_initializer()
+    scale, shift = (tensoropt.get_variable(name, [4], initializer=ones) for name in ("scale", "shift"))
+    h, _, _ = tensoropt.compat.v1.nn.fused_batch_norm(h, scale, shift)
+    tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_mean(tensoropt.nn.relu(h)))
+
+
+def frontier_of(record, hardware: str = "v100-1x4", **options):
+    begin(hardware)
+    record()
+    return tensoropt.find_strategy(**options).frontier
+
+
+@pytest.fixture(scope="module")
+def found():
+    return frontier_of(two_layers)
+
+
+@pytest.fixture(scope="module")
+def whole(found, tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("frontier") / "frontier.json"
+    found.save(file)
+    return file
+
+
+@pytest.fixture
+def file(whole, tmp_path) -> Path:
+    copy = tmp_path / "frontier.json"
+    copy.write_bytes(whole.read_bytes())
+    return copy
+
+
+def same(plan, other) -> bool:
+    return json.dumps(plan.to_json()) == json.dumps(other.to_json())
+
+
+def changed(file: Path, change, checked: bool = True) -> Path:
+    """Change the file's value; with a checksum that fits the change, so that the parts have to tell."""
+    value = json.loads(file.read_text())
+    change(value)
+    if checked:
+        del value["checksum"]
+        value["checksum"] = _checksum(value)
+    file.write_text(json.dumps(value))
+    return file
+
+
+@pytest.mark.parametrize("options", [{}, {"option": "mini_parallelism", "parallelism": [2, 4]}, {"cluster": "v100-2x3"}])
+@pytest.mark.parametrize("record", [two_layers, with_metrics_and_adam, shared_many_times, normalised])
+def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, tmp_path):
+    searched = frontier_of(record, **options)
+    searched.save(tmp_path / "frontier.json")
+    loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
+    assert len(loaded) == len(searched)
+    for point in range(len(searched)):
+        plan = plan_of(searched, point, "point", dict(searched.assumed))
+        assert same(loaded.plan(point), plan) and loaded.plan(point).point == point
+        assert loaded.plan(point).deliveries == plan.deliveries
+    assert repr(loaded) == repr(searched)
+
+
+@pytest.mark.parametrize("record", [with_metrics_and_adam, shared_many_times])
+def test_points_may_differ_in_any_single_choice(record):
+    """Other than along a frontier, where configs and shared copies change together."""
+    searched = frontier_of(record)
+    rng = np.random.default_rng(0)
+    n_states = [len(node.mem_bytes) for node in searched.built.problem.nodes]
+    states, rows = searched.found.strategies[0].copy(), []
+    for _ in range(3 * len(n_states)):
+        node = rng.integers(len(n_states))
+        states[node] = rng.integers(n_states[node])
+        rows.append(states.copy())
+    costs = np.arange(len(rows)) + 1
+    drawn = dataclasses.replace(searched.found, mem_bytes=costs, time_ns=costs[::-1], strategies=np.array(rows), bound=None)
+    frontier = dataclasses.replace(searched, found=drawn)
+    parts = kept(frontier)
+    for point in range(len(rows)):
+        assert same(parts.plan(point), frontier.plan(point))
+
+
+def test_forced_splits_are_kept(tmp_path):
+    searched = frontier_of(two_layers, force={"MatMul": {"n": 2}})
+    searched.save(tmp_path / "frontier.json")
+    for plan in map(tensoropt.load_frontier(tmp_path / "frontier.json").plan, range(len(searched))):
+        assert plan.strategy.configs["MatMul"].degree("n") == 2
+
+
+def test_a_plan_is_what_its_frontier_gives(found):
+    begin()
+    network()
+    for option, limit in (("mini_time", None), ("mini_time", found.peak_bytes(2))):
+        assert same(tensoropt.find_strategy(option, memory=limit or "16GB"), found.at(limit))
+
+
+def test_points_are_listed(found, whole):
+    for frontier in (found, tensoropt.load_frontier(whole)):
+        assert len(frontier) == len(frontier.points) == len(list(frontier)) > 3
+        for number, point in enumerate(frontier):
+            plan = frontier.plan(number)
+            assert (point.memory_bytes, point.time_us) == (plan.memory_bytes, plan.time_us)
+            assert point.compute_time_us == plan.compute_time_us and point.exact
+            assert point.network_time_us == pytest.approx(sum(delivery.time_us for delivery in plan.deliveries))
+            assert point.compute_time_us == pytest.approx(sum(op.time_us for op in plan.operators))
+
+
+def test_questions_are_answered_by_plans(found, whole):
+    for frontier in (found, tensoropt.load_frontier(whole)):
+        last = len(frontier) - 1
+        turning = frontier.found.turning_point()
+        assert 0 < turning < last
+        asked = (frontier.fastest(), frontier.smallest(), frontier.turning_point(), frontier.at(), frontier.plan(-1))
+        assert [plan.point for plan in asked] == [last, 0, turning, last, last]
+        assert [plan.option for plan in asked] == ["mini_time", "smallest", "turning_point", "mini_time", "point"]
+        assert all(plan.frontier is frontier for plan in asked)
+        for wrong in (last + 1, -last - 2, 0.5, "turning", None):
+            said = f"the frontier has no point {wrong!r}; its {last + 1} points are numbered from 0"
+            with pytest.raises(tensoropt.InputError, match=re.escape(said)):
+                frontier.plan(wrong)
+
+
+def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
+    for frontier in (found, tensoropt.load_frontier(whole)):
+        at_once = [found.peak(point).n_bytes for point in range(len(found))]
+        assert [frontier.peak_bytes(point) for point in range(len(frontier))] == at_once
+        for limit in {*at_once, *(n_bytes - 1 for n_bytes in at_once)} - {min(at_once) - 1}:
+            fitting = [point for point, n_bytes in enumerate(at_once) if n_bytes <= limit]
+            assert frontier.at(memory=limit).point == max(fitting)
+        least = min(at_once)
+        with pytest.raises(tensoropt.InputError, match=rf"the least on 4 devices is {least:,} bytes .* memory={least} or"):
+            frontier.at(memory=least - 1)
+        assert frontier.at("8GB").point == len(frontier) - 1
+        with pytest.raises(tensoropt.InputError, match="isn't an amount of memory"):
+            frontier.at("much")
+
+
+def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole, monkeypatch):
+    expected = losses(built(parallelism=1))
+    monkeypatch.setattr("tensoropt.plan.request.find_frontier", lambda *args: pytest.fail("searched"))
+    frontier = tensoropt.load_frontier(whole)
+    for plan in (frontier.at(frontier.peak_bytes(1)), frontier.turning_point()):
+        begin()
+        model = network()
+        tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+        assert plan.parallelism == 4
+        np.testing.assert_allclose(losses(model), expected, rtol=1e-5)
+
+
+def test_a_file_without_peaks_is_asked_by_memory(found, file):
+    """As files of earlier versions are."""
+    changed(file, lambda value: [point.pop("peak_bytes") for point in value["points"]])
+    frontier = tensoropt.load_frontier(file)
+    assert frontier.peak_bytes(0) is None
+    for number, point in enumerate(found):
+        assert frontier.at(point.memory_bytes).point == number
+    with pytest.raises(tensoropt.InputError, match=rf"memory={found.points[0].memory_bytes} or more"):
+        frontier.at(found.points[0].memory_bytes - 1)
+
+
+def test_of_many_points_a_file_keeps_some_peaks_and_answers_with_these_points(found, whole, monkeypatch):
+    monkeypatch.setattr("tensoropt.plan.compress.MOST_PEAKS", 4)
+    asked_before = dataclasses.replace(found)
+    asked_before.peak(1)
+    some = kept(asked_before)
+    last = len(found) - 1
+    known = sorted({0, 1, round(last / 3), round(2 * last / 3), last})
+    assert [point for point in range(len(found)) if some.peak_bytes(point) is not None] == known
+    for limit in [found.peak(point).n_bytes for point in known]:
+        assert some.at(limit).point == max(point for point in known if found.peak(point).n_bytes <= limit)
+    told = [found.table().splitlines()[2 + point] in some.table().splitlines() for point in range(len(found))]
+    assert told == [point in known for point in range(len(found))]
+
+
+def test_a_plan_of_a_loaded_frontier_is_saved_and_held_against_the_model(whole, tmp_path):
+    plan = tensoropt.load_frontier(whole).smallest()
+    plan.save(tmp_path / "plan.json")
+    assert same(tensoropt.load_plan(tmp_path / "plan.json"), plan)
+    begin()
+    network(hidden=11)
+    with pytest.raises(tensoropt.InputError, match="the plan was made for another model"):
+        tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+
+
+def test_a_frontier_that_is_not_exact_keeps_its_bound(found, tmp_path):
+    bound = LowerBound(found.found.mem_bytes[:2], found.found.time_ns[1:3], "a test")
+    inexact = dataclasses.replace(found, found=dataclasses.replace(found.found, bound=bound))
+    inexact.save(tmp_path / "frontier.json")
+    loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
+    assert loaded.found.certificate == inexact.found.certificate
+    assert [point.exact for point in loaded] == [point.exact for point in inexact]
+    assert not loaded.plan(0).exact and same(loaded.plan(0), inexact.plan(0))
+
+
+def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
+    tensoropt.load_frontier(whole).save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == whole.read_bytes()
+    value = json.loads(whole.read_text())
+    assert (value["format"], value["version"]) == ("tensoropt/frontier", 1)
+
+
+def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):
+    told = []
+    (tmp_path / "frontier.json").write_text("old")
+    found.save(tmp_path / "frontier.json", lambda *progress: told.append(progress))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["frontier.json"]
+    for kind in ("plans", "peaks"):
+        done = [(done, total) for stage, done, total in told if stage == kind]
+        assert done == [(i, len(done)) for i in range(len(done))] and done
+    assert {stage for stage, _, _ in told} == {"plans", "peaks"}
+    with pytest.raises(tensoropt.InputError, match=r"frontier can't be saved as '/no/such/f.json': No such file"):
+        found.save("/no/such/f.json")
+
+
+def test_loading_and_asking_needs_no_tensorflow(whole, tmp_path):
+    code = (
+        "import sys, tensoropt\n"
+        f"frontier = tensoropt.load_frontier({str(whole)!r})\n"
+        f"frontier.turning_point().save({str(tmp_path / 'plan.json')!r})\n"
+        "print(frontier)\n"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "turning point" in ended.stdout and (tmp_path / "plan.json").is_file()
+
+
+def test_printed_it_is_the_table_with_the_turning_point_marked(found):
+    text = repr(found)
+    (turning,) = [line for line in text.splitlines() if line.endswith("turning point")]
+    assert int(turning.split()[0]) == found.found.turning_point() + 1
+    assert text.startswith(found.summary()) and text.endswith(found.table())
+
+
+def test_it_is_drawn(found, whole, tmp_path):
+    for number, frontier in enumerate((found, tensoropt.load_frontier(whole))):
+        picture = tmp_path / f"frontier{number}.png"
+        axes = frontier.plot(picture)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        np.testing.assert_allclose(axes.lines[0].get_xdata(), [point.memory_bytes / 1e6 for point in frontier])
+        np.testing.assert_allclose(axes.lines[2].get_ydata(), [point.compute_time_us / 1e3 for point in frontier])
+        assert axes.get_title() == "4 devices of v100-1x4"
+    assert matplotlib.pyplot.get_fignums() == []
+    given_axes = matplotlib.pyplot.subplots()[1]
+    assert found.plot(axes=given_axes, chosen=1) is given_axes
+    assert [text.get_text() for text in given_axes.get_legend().get_texts()][-1] == "chosen"
+    assert found.plot() is not given_axes
+    matplotlib.pyplot.close("all")
+    with pytest.raises(tensoropt.InputError, match=r"picture '.*frontier.what' can't be drawn: Format 'what'"):
+        found.plot(tmp_path / "frontier.what")
+    assert not list(tmp_path.glob("*what"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not whole JSON"),
+        ("\x80", "is not whole JSON"),
+        ("[" * 100_000, "is not whole JSON"),
+        ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
+        ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
+        ('{"format": "tensoropt/frontier", "version": 2}', "has version 2, expected 1"),
+        ('{"format": "tensoropt/frontier", "version": 1}', "is damaged (KeyError: 'checksum')"),
+    ],
+)
+def test_files_that_are_no_frontiers(tmp_path, text, said):
+    file = tmp_path / "frontier.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(tensoropt.InputError, match=re.escape(said)):
+        tensoropt.load_frontier(file)
+    with pytest.raises(tensoropt.InputError, match=r"frontier '/no/such.json' can't be read: No such file"):
+        tensoropt.load_frontier("/no/such.json")
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(file):
+    text = file.read_text()
+    for length in range(0, len(text) - 2, 499):
+        file.write_text(text[:length])
+        with pytest.raises(tensoropt.InputError, match="is not whole JSON"):
+            tensoropt.load_frontier(file)
+
+
+def test_any_key_that_is_missing_is_noticed(whole, file):
+    value = json.loads(whole.read_text())
+    for key in value:
+        changed(file, lambda value, key=key: value.pop(key), checked=False)
+        with pytest.raises(tensoropt.InputError):
+            tensoropt.load_frontier(file)
+        file.write_bytes(whole.read_bytes())
+    for part in ("operators", "deliveries", "points"):
+        for key in value[part][0]:
+            changed(file, lambda value, part=part, key=key: value[part][0].pop(key), checked=False)
+            with pytest.raises(tensoropt.InputError, match=r"is damaged|was changed since it was saved"):
+                tensoropt.load_frontier(file)
+            file.write_bytes(whole.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value["points"][1].update(memory_bytes=value["points"][1]["memory_bytes"] + 1),
+        lambda value: value["points"][1].update(compute_time_us=0.5),
+        lambda value: value["points"][1].update(exact=False),
+        lambda value: value["operators"][0]["choices"][0].update(memory_bytes=1),
+        lambda value: value["operators"][0]["choices"][0].update(config="-"),
+        lambda value: value["deliveries"][0]["pool"][0].update(time_us=0.001),
+        lambda value: value.update(model_digest="0123456789abcdef"),
+        lambda value: value["assumed"].update(tensorflow="1.0"),
+        lambda value: value.update(checksum="0123456789abcdef"),
+    ],
+)
+def test_what_was_changed_by_hand_is_noticed(file, change):
+    before = json.loads(file.read_text())
+    changed(file, change, checked=False)
+    assert json.loads(file.read_text()) != before
+    with pytest.raises(tensoropt.InputError, match=r"was changed since it was saved: its checksum is '[0-9a-f]{16}', its"):
+        tensoropt.load_frontier(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
+        (lambda value: value["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
+        (lambda value: value["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
+        (lambda value: value["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
+        (lambda value: value["columns"].__setitem__(0, "a"), "ValueError"),
+        (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
+        (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
+        (lambda value: value["operators"][0].update(column="0"), "TypeError"),
+        (lambda value: value["deliveries"][0].update(choices=[]), "a point takes choice"),
+        (lambda value: value["deliveries"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
+        (lambda value: value["points"].reverse(), "strictly ascending memory"),
+        (lambda value: value["points"][0].update(memory_bytes=1.5), "must be integers"),
+        (lambda value: value["points"][0].update(memory_bytes="1"), "must be integers"),
+        (lambda value: value["points"][0].update(memory_bytes=2**80), "must be integers"),
+        (lambda value: value.update(points=[]), "must be integers"),
+        (lambda value: value.update(mesh=[{"name": "device", "count": 0}]), "ValueError"),
+        (lambda value: value.update(bound=3), "TypeError"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_named(file, change, said):
+    with pytest.raises(tensoropt.InputError, match=rf"frontier '.*' is damaged \(.*{re.escape(said)}"):
+        tensoropt.load_frontier(changed(file, change))
+
+
+def test_a_config_that_makes_no_sense_is_noticed_when_its_plan_is_asked_for(file):
+    loaded = tensoropt.load_frontier(
+        changed(file, lambda value: [op.update(choices=[{**op["choices"][0], "config": "n:Z"}] * 99)
+                                     for op in value["operators"]])
+    )  # fmt: skip
+    with pytest.raises(tensoropt.InputError, match=r"point 0 of the frontier is damaged \(IndexError"):
+        loaded.plan(0)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60))
+def test_runs_tell_every_choice(choices):
+    column = np.array(choices, np.int32)
+    text = _runs(column)
+    np.testing.assert_array_equal(_chosen(text, len(choices)), column)
+    assert all(a.split("x")[0] != b.split("x")[0] for a, b in zip(text.split(), text.split()[1:], strict=False))
+
+
+def test_the_file_has_what_points_share_once(found, whole):
+    value = json.loads(whole.read_text())
+    for operator in value["operators"]:
+        texts = [json.dumps(choice) for choice in operator["choices"]]
+        assert len(set(texts)) == len(texts)
+    for part in value["deliveries"]:
+        texts = [json.dumps(row) for row in part["pool"]]
+        assert len(set(texts)) == len(texts) and len(set(map(tuple, part["choices"]))) == len(part["choices"])
+    assert len(set(value["columns"])) == len(value["columns"])
+    plans = sum(len(json.dumps(plan.to_json())) for plan in map(found.plan, range(len(found))))
+    assert len(whole.read_text()) < plans / 4
+    assert isinstance(tensoropt.load_frontier(whole), SavedFrontier)

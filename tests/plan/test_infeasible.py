@@ -1,0 +1,262 @@
+"""A memory limit below the least: what the message names, and each way out held against a search for what it advises."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.common.memory_units import memory_text
+from tensoropt.plan import infeasible as ways_out
+from tensoropt.plan import request as requests
+from tensoropt.plan.batch_size import batch_that_fits
+from tensoropt.plan.find_frontier import Model, ModelFrontier
+from tensoropt.plan.options import mini_parallelism, mini_time, profiling
+from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers, searched
+from tensoropt.profiling.hardware import named
+from tensoropt.runtime.memory_check import least_held_bytes
+from tensoropt.tools.offline import record
+
+HARDWARE = named("v100-1x4")
+
+
+def perceptron(batch: int = 64, hidden: int = 64) -> Model:
+    def layers() -> object:
+        value = tensoropt.placeholder(tensoropt.float32, [batch, 32], name="x")
+        for i in range(3):
+            weights = tensoropt.get_variable(f"w{i}", [value.shape[1], hidden])
+            value = tensoropt.nn.relu(tensoropt.matmul(value, weights))
+        return tensoropt.reduce_mean(tensoropt.square(value))
+
+    return record(layers, "perceptron").model
+
+
+def least(frontier: ModelFrontier) -> int:
+    return min(frontier.peak(point).n_bytes for point in range(len(frontier)))
+
+
+def request(model: Model, **asked: object) -> Request:
+    """With the batch in whole, where nothing else is asked: so that what fits is on one frontier."""
+    return Request(**{"model": model, "hardware": HARDWARE, "limit_bytes": None, "micro_batches": 1, **asked})
+
+
+@pytest.fixture(autouse=True)
+def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said doesn't depend on how busy the machine is."""
+    monkeypatch.setattr(ways_out, "LEAST_S", 600.0)
+
+
+def said(asked: Request, parallelism: int, limit: int) -> str:
+    with pytest.raises(InputError) as error:
+        mini_time(Request(**{**vars(asked), "limit_bytes": limit}), parallelism)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return perceptron()
+
+
+def test_the_least_is_named_and_is_enough(model: Model) -> None:
+    needed = least(searched(request(model), 2))
+    text = said(request(model), 2, needed - 1)
+    assert text.startswith(f"no plan fits {needed - 1:,} bytes ({memory_text(needed - 1)}) per device: the least on 2 ")
+    assert f"devices is {needed:,} bytes" in text and text.endswith(f"memory={needed} or more")
+    assert searched(request(model), 2).fastest_within(needed) is not None
+
+
+def test_the_operator_that_most_is_for_is_named_with_its_line() -> None:
+    def large(batch: int, wide: bool) -> Model:
+        def made() -> object:
+            x = tensoropt.placeholder(tensoropt.float32, [batch, 8], name="x")
+            table = tensoropt.get_variable("table", [8, 4096 if wide else 8])  # the variable
+            result = tensoropt.nn.relu(tensoropt.matmul(x, table))
+            return tensoropt.reduce_mean(result)
+
+        return record(made, "large").model
+
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the variable"))
+    text = said(request(large(4, True)), 1, 1000)
+    assert re.search(rf"[\d.]+ kB of it for Variable 'table' \(.*test_limits.py:{line}\)", text), text
+    text = said(request(large(4096, False)), 1, 1000)
+    of_samples = rf"kB of it for (MatMul|Relu|Placeholder) '\w+' \(.*test_limits.py:({line - 1}|{line + 1})\)"
+    assert re.search(of_samples, text), text
+
+
+def test_more_devices_are_the_fewest_on_which_it_fits(model: Model) -> None:
+    needs = {count: least(searched(request(model), count)) for count in (2, 3, 4)}
+    limit = min(needs[2], needs[3]) - 1
+    fewest = min(count for count, needed in needs.items() if needed <= limit)
+    assert f"{fewest} devices (at least {memory_text(needs[fewest])})" in said(request(model), 2, limit)
+    beyond = min(needs.values()) - 1
+    text = said(request(model), 2, beyond)
+    (count, told) = re.search(r"(\d+) devices \(at least ([^)]*)\)", text).groups()
+    larger = named(f"v100-1x{count}")
+    needed = least(searched(request(model, hardware=larger), int(count)))
+    assert int(count) > 4 and needed <= beyond and told == memory_text(needed)
+    assert least(searched(request(model, hardware=named(f"v100-1x{int(count) // 2}")), int(count) // 2)) > beyond
+
+
+def test_devices_that_cannot_hold_their_share_of_the_parameters_are_not_searched(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: asked.append(count) or frontiers(request, count))
+    said(request(model, space="compact"), 1, least_held_bytes(model.graph, 8))
+    assert asked[0] == 8 and set(asked) <= {8, 16, 1}
+    asked.clear()
+    assert "use memory=" in said(request(model, space="compact"), 1, 10)
+    assert not set(asked) - {1}
+
+
+def test_micro_batches_that_were_left_out_are_advised(model: Model) -> None:
+    open_ = request(model, micro_batches=None)
+    without = request(model, micro_batches=None, without=frozenset(["accumulate"]))
+    needed = least(searched(without, 1))
+    plan = mini_time(Request(**{**vars(open_), "limit_bytes": needed - 1}), 1)
+    assert plan.micro_batches > 1 and plan.peak_bytes is not None and plan.peak_bytes < needed
+    assert "a search without leaving out 'accumulate' (at least " in said(without, 1, needed - 1)
+
+
+@pytest.mark.parametrize(("batch", "hidden", "share"), [(64, 64, 0.9), (512, 16, 0.7), (512, 16, 0.4)])
+def test_a_batch_that_is_advised_fits_and_one_that_is_much_larger_does_not(batch: int, hidden: int, share: float) -> None:
+    model = perceptron(batch, hidden)
+    limit = int(least(searched(request(model), 2)) * share)
+    text = said(request(model), 2, limit)
+    advised = int(re.search(rf"a batch of about (\d+) instead of {batch} \(an estimate\)", text)[1])
+    assert 1 <= advised < batch and advised % 2 == 0
+    assert least(searched(request(perceptron(advised, hidden)), 2)) <= limit
+    larger = min(batch, round(1.3 * advised) + 2)
+    assert least(searched(request(perceptron(larger, hidden)), 2)) > limit
+
+
+def test_the_batch_of_a_plan_is_the_largest_that_fits(model: Model) -> None:
+    """With all samples a plan takes its peak; with one fewer where a byte is missing, and so on."""
+    frontier = searched(request(model), 2)
+    peak = frontier.peak(0).n_bytes
+    known = [batch_that_fits(frontier, 0, 64, limit) for limit in (peak - 1, peak * 3 // 4, peak // 2, 1)]
+    assert known == sorted(known, reverse=True) and 56 <= known[0] < 64 and known[-1] == 0
+
+
+def gathered() -> Model:
+    """Layers whose parameters lie split and are gathered, where that is forced."""
+
+    def layers() -> object:
+        value = tensoropt.placeholder(tensoropt.float32, [8, 64], name="x")
+        for i in range(4):
+            value = tensoropt.tanh(tensoropt.matmul(value, tensoropt.get_variable(f"w{i}", [64, 64])))
+        return tensoropt.reduce_sum(value)
+
+    return record(layers, "gathered").model
+
+
+def test_a_choice_that_was_switched_off_is_advised_with_its_least() -> None:
+    forced = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Tanh": {"d0": 2}, "Placeholder": {"d0": 2}}
+    chosen = request(gathered(), force=forced)
+    without = request(chosen.model, force=forced, without=frozenset(["reuse"]))
+    needs = least(searched(chosen, 2)), least(searched(without, 2))
+    assert needs[0] < needs[1]
+    assert f"a search without leaving out 'reuse' (at least {memory_text(needs[0])})" in said(without, 2, needs[1] - 1)
+    assert "leaving out" not in said(without, 2, needs[0] - 1)
+
+
+def test_the_compact_space_is_advised_where_its_frontier_has_a_plan_that_fits() -> None:
+    model = perceptron(512, 16)
+    needs = {space: least(searched(request(model, space=space), 4)) for space in ("full", "compact")}
+    assert needs["compact"] < needs["full"]
+    told = f"tensoropt search --space compact (at least {memory_text(needs['compact'])})"
+    assert told in said(request(model, space="full"), 4, needs["full"] - 1)
+    assert "--space" not in said(request(model, space="full"), 4, needs["compact"] - 1)
+
+
+def test_another_algorithm_is_advised_where_a_baseline_does_not_fit(model: Model) -> None:
+    asked = request(model, algorithm="data-parallel")
+    needed = least(searched(request(model), 4))
+    text = said(asked, 4, least(searched(asked, 4)) - 1)
+    assert f"algorithm 'ft-ldp' (at least {memory_text(needed)})" in text
+
+
+def test_what_force_costs_is_told() -> None:
+    model = perceptron(hidden=256)
+    forced = request(model, force={"Variable": {"d0": 1, "d1": 1}})
+    free, whole = least(searched(request(model), 4)), least(searched(forced, 4))
+    assert free < whole
+    assert f"a search without force= (at least {memory_text(free)})" in said(forced, 4, whole - 1)
+
+
+def test_looking_for_ways_out_ends_in_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time nothing is searched any more, and what might do is told as that; what takes no search is told as ever."""
+    needed = least(searched(request(model), 4))
+    monkeypatch.setattr(ways_out, "LEAST_S", -600.0)
+    monkeypatch.setattr(ways_out, "OF_SEARCH", 0.0)
+    searches: list[int] = []
+    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: searches.append(count) or frontiers(request, count))
+    text = said(request(model, without=frozenset(["reuse"])), 4, 3 * needed // 4)
+    assert not searches
+    assert re.search(r"the least on 4 devices that was found in time is .*; use a batch of about \d+ .*, perhaps a", text)
+    assert re.search(
+        r"perhaps a search without leaving out 'reuse' or .*8 devices \(there wasn't the time to look\), or memory=", text
+    )
+
+
+def open_request(model: Model, **asked: object) -> Request:
+    return request(model, micro_batches=None, **asked)
+
+
+def test_below_what_devices_hold_at_least_only_what_is_said_takes_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No micro-batches are searched but for what the message says of them; no peak is asked for before."""
+    held, asked = least_held_bytes(model.graph, 4), []
+    whole = searched(request(model), 4)
+    assert all(held <= whole.peak(point).n_bytes for point in range(len(whole)))
+    monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
+    assert best is None and len(tried) == 1 and not tried[0].replayed and asked == [None]
+    asked.clear()
+    text = said(open_request(model), 4, 1000)
+    assert asked == [None, 16, 64]
+    needs = {n: least(searched(request(model, micro_batches=n, budget=requests.ONCE), 4)) for n in (16, 64)}
+    n = min(needs, key=lambda each: needs[each])
+    assert needs[n] < least(whole)
+    told = f"{needs[n]:,} bytes ({memory_text(needs[n])}) per device in {n} micro-batches, "
+    assert f"the least on 4 devices is {told}" in text
+    assert f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}; use " in text
+
+
+def test_where_nothing_fits_the_smallest_slices_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
+    best, tried = fastest_that_fits(open_request(model, limit_bytes=least_held_bytes(model.graph, 4)), 4)
+    assert best is None and asked == [None, 16, 64]
+    needed = min(least(frontier) for frontier in tried)
+    assert needed < least(tried[0])
+    assert f"is {needed:,} bytes" in said(open_request(model), 4, needed - 1)
+    plan = mini_time(open_request(model, limit_bytes=needed), 4)
+    assert plan.peak_bytes is not None and plan.peak_bytes <= needed and plan.micro_batches > 1
+
+
+def test_a_curve_has_the_least_where_nothing_fits(model: Model) -> None:
+    (point,) = profiling(open_request(model, limit_bytes=1000), [4]).points
+    text = said(open_request(model, budget=OF_CURVE), 4, 1000)
+    assert not point.fits and f"is {point.memory_bytes:,} bytes" in text
+
+
+def test_progress_says_what_is_looked_for(model: Model) -> None:
+    told = []
+    asked = request(model, progress=lambda stage, done, total: told.append(stage), without=frozenset(["reuse"]))
+    said(asked, 4, least(searched(request(model), 4)) - 1)
+    assert {"costs", "search", "peaks"} <= set(told)
+    assert any(stage.startswith("8 devices, ") for stage in told)
+
+
+def test_mini_parallelism_names_the_least_of_all(model: Model) -> None:
+    needs = {count: least(searched(request(model), count)) for count in (1, 2)}
+    fewest, needed = min(needs.items(), key=lambda each: each[1])
+    with pytest.raises(InputError, match=f"the least on {fewest} device.* is {needed:,} bytes"):
+        mini_parallelism(request(model, limit_bytes=needed - 1), [1, 2])

@@ -1,0 +1,76 @@
+"""A rank that runs strategies of a model, and holds the peaks that were foretold against what it took.
+
+``random``: random strategies of a recurrent network, that make nothing again. ``frontier MODEL``: what a frontier of all
+choices chooses, at equal distances.
+"""
+
+import os
+import sys
+
+os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tensoropt import zoo
+from tensoropt.ft import Budget, Frontier
+from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
+from tensoropt.plan.plan import Plan
+from tensoropt.profiling.hardware import named
+from tensoropt.runtime.local_hardware import prepared_processes
+from tensoropt.tools.offline import record
+from tensoropt.tools.plan_check import check_plan
+
+N_PLANS = 4
+
+
+def random_plans(frontier: ModelFrontier) -> Iterator[Plan]:
+    """Half of the operators as at some point of the frontier, the others by any config."""
+    rng, problem = np.random.default_rng(0), frontier.built.problem
+    for _ in range(N_PLANS):
+        states = frontier.found.strategies[rng.integers(len(frontier.found))].copy()
+        for node in np.flatnonzero(rng.random(len(states)) < 0.5):
+            states[node] = rng.integers(problem.nodes[node].n_states)
+        for edge in problem.edges:
+            # The choices about a copy depend on how its source is left.
+            possible = np.flatnonzero(edge.time_ns[states[edge.source]] < INFEASIBLE)
+            if states[edge.target] not in possible:
+                states[edge.target] = rng.choice(possible)
+        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
+        yield replace(frontier, found=Frontier(mem_bytes, time_ns, states[None], {}, "random")).plan(0)
+
+
+def points(frontier: ModelFrontier) -> Iterator[Plan]:
+    """From the least memory to the least time."""
+    return (frontier.plan(int(point)) for point in np.linspace(0, len(frontier) - 1, N_PLANS))
+
+
+# Tensors of 256 KiB and more: the profiler sees all of them.
+MODELS = {
+    "rnn": lambda: zoo.rnn(batch=256, steps=3, layers=1, hidden=1024, vocabulary=2048),
+    "wide_resnet": lambda: zoo.wide_resnet(batch=32, image=32, depth=10, widening=4),
+    "transformer": lambda: zoo.transformer(batch=32, length=64, layers=1, width=256, heads=4, vocabulary=2048),
+    "vgg16": lambda: zoo.vgg16(
+        batch=64, image=32, widths=(32, 64, 128, 256, 256), hidden=(1024, 1024), classes=100
+    ),
+}
+kind, name = sys.argv[1:]
+processes = prepared_processes()
+hardware = named(f"v100-1x{processes.size}")
+recorded = record(MODELS[name], name, "momentum")
+plans = []
+if processes.rank == 0:
+    without = ["reuse", "remat"] if kind == "random" else []
+    frontier = find_frontier(recorded.model, hardware, processes.size, without=without, budget=Budget(seconds=4.0))
+    found = random_plans(frontier) if kind == "random" else points(frontier)
+    plans = [plan.to_json() for plan in found]
+for number, value in enumerate(processes.broadcast(plans)):
+    plan = Plan.from_json(value)
+    check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
+    if processes.rank == 0:
+        is_again = any(op.is_recomputed for op in plan.operators)
+        told = f"plan {number}: {check.memory.predicted:.0f} of {check.memory.measured:.0f}"
+        print(told + " computed again" * is_again, flush=True)

@@ -1,0 +1,55 @@
+"""Training that goes on from a checkpoint under another plan gives one device's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import zoo
+from helpers.strategies import (
+    EXACT,
+    assert_close,
+    assert_variables,
+    engine_of,
+    feeds_of,
+    pieces_here,
+    random_router,
+    random_strategy,
+    training_fetch,
+)
+from runtime.checkpoint.states import ALONE
+
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.runtime.checkpoint import restore, save
+from tensoropt.runtime.engine import Engine
+
+
+def engine(model: zoo.Recorded, mesh: Mesh, seed: int) -> Engine:
+    return engine_of(model, random_strategy(model, mesh, seed), random_router(seed), EmulatedBackend(mesh))
+
+
+def train(of: Engine, model: zoo.Recorded, steps: range) -> None:
+    for step in steps:
+        (losses,) = of.run(training_fetch(model), feeds_of(model.graph, model.batches[step]))
+        for loss in losses:
+            assert_close(loss, model.reference.losses[step], EXACT, f"the loss of step {step}")
+
+
+@pytest.mark.parametrize(
+    ("function", "optimizer", "seed"), [(zoo.mlp, "adam", 1), (zoo.cnn, "momentum", 2), (zoo.attention, "adam", 4)]
+)
+def test_training_goes_on_under_another_plan(
+    tmp_path: Path, function: Callable[[], zoo.Built], optimizer: str, seed: int
+) -> None:
+    """A step on each of three meshes, through two checkpoints; then losses and all variables are those of one device."""
+    model = zoo.record(function, optimizer)
+    for step, mesh in enumerate([Mesh.of(4), Mesh.of(2, 3), Mesh.of(1)]):
+        made = engine(model, mesh, seed + 10 * step)
+        ranks = made.backend.ranks
+        if step:
+            assert restore(tmp_path, made.state(), ranks, ALONE).content == {"step": step}
+        train(made, model, range(step, step + 1))
+        save(tmp_path / "ckpt", made.state(), ranks, ALONE, {"step": step + 1}, number=step)
+    assert_variables(model, made.view, pieces_here(made))

@@ -1,0 +1,295 @@
+"""What each rank does in ``test_collectives.py``: every kind of step between real processes against the simulation.
+
+``mpirun -n 4 python -m mpi4py tests/runtime/collectives/collectives_worker.py time`` prints times instead, beside MPI's own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+
+import ml_dtypes
+import numpy as np
+from mpi4py import MPI
+
+from tensoropt.common.watchdog import Waiting
+from tensoropt.costs import collective_workspace as workspace
+from tensoropt.costs.collective_workspace import workspace_bytes
+from tensoropt.reschedule import execute
+from tensoropt.reschedule.execute import rank_step, run_path
+from tensoropt.reschedule.layout import Layout
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import all_layouts, all_pairs
+from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce, simulate_step
+from tensoropt.reschedule.steps import KINDS, legal_steps
+from tensoropt.runtime.collectives import mpi
+from tensoropt.runtime.collectives.mpi import MpiCommunicator
+from tensoropt.runtime.collectives.timed import TimedCommunicator
+
+COMM = MPI.COMM_WORLD
+RANK = COMM.rank
+DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.complex64]
+
+
+class BytesOnly:
+    """Costs that make paths prefer few bytes, so that they take several steps."""
+
+    def time_ns(self, kind, mesh, axes, n_bytes):
+        return n_bytes if kind == "local" else 100 + 10 * n_bytes
+
+
+def all_subsets(mesh):
+    return [axes for count in range(1, len(mesh.sizes) + 1) for axes in combinations(mesh.axes, count)]
+
+
+def assert_same(got, expected, what):
+    assert got.dtype == expected.dtype and got.shape == expected.shape, what
+    assert got.tobytes() == expected.tobytes(), f"{what}: rank {RANK} got {got}, expected {expected}"
+    assert got.flags.c_contiguous and (got.size == 0 or got.ctypes.data % 64 == 0), f"{what}: not an aligned buffer"
+
+
+def check_every_step(mesh, communicator, shape):
+    """Random real numbers: sums depend on their order, which must be the simulation's."""
+    seen = set()
+    for layout in all_layouts(mesh, shape):
+        values = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+        pieces = scatter(values, layout, np.random.default_rng(2))
+        for step in legal_steps(layout, shape):
+            seen.add(step.kind)
+            got = rank_step(step, shape, RANK).run(pieces[RANK], communicator)
+            assert not np.shares_memory(got, pieces[RANK]), step
+            assert_same(got, simulate_step(step, shape, pieces)[RANK], f"{layout} {step} {shape}")
+    expected = set(KINDS) - (set() if len(shape) > 1 or len(mesh.sizes) > 1 else {"all_to_all"})
+    assert seen == expected, seen
+
+
+def check_workspace(mesh, shape):
+    """What a communicator keeps is what is foretold, but for blocks and chunks that are smaller on this rank."""
+    communicator, foretold, item_bytes = MpiCommunicator(COMM, mesh), Counter(), 4
+    communicator.prepare(all_subsets(mesh))
+    for layout in all_layouts(mesh, shape):
+        pieces = scatter(np.ones(shape, np.float32), layout)
+        for step in legal_steps(layout, shape):
+            seen = rank_step(step, shape, RANK)
+            seen.run(pieces[RANK], communicator)
+            if step.communicates:
+                for name, n_bytes in workspace_bytes(seen, item_bytes).items():
+                    foretold[name] = max(foretold[name], n_bytes)
+            spare = foretold.total() - communicator.workspace_bytes
+            # Slabs of tiles that are not alike needn't be the largest in the same round.
+            allowed = item_bytes * COMM.size * (1 if seen.n_rounds(item_bytes) == 1 else 4 * math.prod(shape[1:]))
+            assert 0 <= spare <= allowed, (step, foretold, communicator.workspace_bytes)
+    assert foretold.total() > 0
+    communicator.free()
+
+
+def check_random_paths(mesh, communicator, shape, count):
+    pairs = all_pairs(mesh, shape, 4, BytesOnly())
+    chooser = random.Random(3)
+    for number in range(count):
+        i, j = chooser.randrange(len(pairs.layouts)), chooser.randrange(len(pairs.layouts))
+        if i == j:
+            continue
+        path = pairs.path(i, j)
+        dtype = DTYPES[number % len(DTYPES)]
+        values = np.random.default_rng(number).integers(0, 9, shape).astype(dtype)
+        pieces = scatter(values, path.source)
+        got = run_path(path, RANK, pieces[RANK], communicator)
+        assert_same(got, simulate(path, pieces)[RANK], f"{path} {shape} {np.dtype(dtype)}")
+
+
+def check_booleans(mesh, communicator):
+    shape = (5, 7)
+    pairs = all_pairs(mesh, shape, 1, BytesOnly(), all_layouts(mesh, shape, partial=False))
+    values = np.random.default_rng(4).integers(0, 2, shape).astype(bool)
+    for i in range(len(pairs.layouts)):
+        path = pairs.path(i, (i * 5 + 1) % len(pairs.layouts))
+        if path.steps:
+            got = run_path(path, RANK, scatter(values, path.source)[RANK], communicator)
+            assert_same(got, scatter(values, path.target)[RANK], path)
+
+
+def check_all_reduce(mesh, communicator):
+    """All three algorithms (halves, gather, chunks), every dtype and operation; scalars and empty arrays."""
+    for shape in [(), (0,), (1,), (3, 5), (70001,)]:
+        for dtype in DTYPES:
+            rng = np.random.default_rng(5)
+            pieces = [np.array(abs(rng.normal(size=shape)) * 20, dtype) for _ in range(mesh.n_devices)]
+            for axes in all_subsets(mesh):
+                for op in ("sum", "max", "min"):
+                    got = communicator.all_reduce(axes, pieces[RANK], op)
+                    assert_same(got, simulate_all_reduce(pieces, mesh, axes, op)[RANK], (shape, dtype, axes, op))
+
+
+def check_direct_calls(mesh, communicator):
+    """Pieces that do not follow each other in memory, without a buffer to receive into."""
+    sends = [np.full(RANK + 1, 10 * RANK + member) for member in range(COMM.size)]
+    shapes = [(member + 1,) for member in range(COMM.size)]
+    for member, piece in enumerate(communicator.all_to_all(mesh.axes, sends, shapes)):
+        assert piece.tolist() == [10 * member + RANK] * (member + 1)
+    for member, piece in enumerate(communicator.all_gather(mesh.axes, sends[0], shapes)):
+        assert piece.tolist() == [10 * member] * (member + 1)
+    summed = communicator.reduce_scatter(
+        mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,)
+    )
+    assert summed.tolist() == [sum(range(COMM.size))] * (RANK + 1)
+
+
+def check_errors(mesh, communicator):
+    expect("no group was formed for axes 'a'", lambda: MpiCommunicator(COMM, mesh).all_reduce((0,), np.ones(2)))
+    expect("the ranks prepare different groups", lambda: MpiCommunicator(COMM, mesh).prepare([(0,)] if RANK else []))
+    expect("start that many", lambda: MpiCommunicator(COMM, Mesh.of(5)))
+    expect("expected 4 of float64", lambda: communicator.all_gather((0,), np.ones(2), [(2,), (2,)], np.ones(3)))
+    layout = Layout.replicated(mesh, 1)
+    step = next(step for step in legal_steps(layout, (4,)) if step.kind == "keep")
+    expect("expected (4,)", lambda: rank_step(step, (4,), RANK).run(np.ones(3), communicator))
+
+
+def expect(message: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"no error, expected: {message}")
+
+
+def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
+    # So that halves travel in several parts, of which the last is smaller.
+    mpi.PART_BYTES = 1 << 11
+    begun = []
+    communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps, gives_way)
+    communicator.prepare(all_subsets(mesh))
+    communicator.prepare(reversed(all_subsets(mesh)))
+    for shape in [(7,), (5, 7), (3, 4, 6), (4, 8)]:
+        check_every_step(mesh, communicator, shape)
+        check_workspace(mesh, shape)
+        check_random_paths(mesh, communicator, shape, 80)
+    check_workspace(mesh, (90001,))
+    check_booleans(mesh, communicator)
+    check_all_reduce(mesh, communicator)
+    check_direct_calls(mesh, communicator)
+    check_errors(mesh, communicator)
+    assert len(begun) > 100 and len(set(COMM.allgather(len(begun)))) == 1
+    communicator.free()
+
+
+def check_calls(mesh: Mesh, communicator: MpiCommunicator, shape: tuple[int, ...]) -> None:
+    """However many rounds a step takes, it is one call of as many bytes as in one round."""
+    layout = Layout(mesh, (*[()] * (len(shape) - 1), mesh.axes))
+    (local,) = scatter(np.ones(shape, np.float32), layout)[RANK : RANK + 1]
+    for step in legal_steps(layout, shape):
+        timed = TimedCommunicator(communicator)
+        result = rank_step(step, shape, RANK).run(local, timed)
+        moved = {"all_gather": result.nbytes, "all_to_all": local.nbytes, "all_reduce": local.nbytes}
+        assert [call.n_bytes for call in timed.take()] == ([moved[step.kind]] if step.communicates else []), step
+
+
+def check_rounds(mesh: Mesh, gives_way: bool) -> None:
+    """In rounds of a few bytes each what comes out is the same, and what is kept between collectives is little."""
+    whole = execute.ROUND_BYTES
+    communicator = MpiCommunicator(COMM, mesh, gives_way=gives_way)
+    communicator.prepare(all_subsets(mesh))
+    for round_bytes, shapes in ((32, [(7,), (3, 4, 6)]), (1 << 12, [(6, 700), (9001,)])):
+        execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = round_bytes
+        for shape in shapes:
+            check_every_step(mesh, communicator, shape)
+            check_calls(mesh, communicator, shape)
+            if not gives_way:
+                check_workspace(mesh, shape)
+    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = 1 << 16
+    check_all_reduce(mesh, communicator)
+    execute.ROUND_BYTES = mpi.ROUND_BYTES = workspace.ROUND_BYTES = whole
+    communicator.free()
+
+
+def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
+    """Two threads of each rank, each with its own order of small sums and large ones; pauses differ from rank to rank."""
+    mpi.PART_BYTES = 1 << 12
+    chains = [MpiCommunicator(COMM, mesh, naps=True), MpiCommunicator(COMM, mesh, gives_way=True)]
+    for communicator in chains:
+        communicator.prepare(all_subsets(mesh))
+    waiting = [Waiting(), Waiting()]
+    at_once = []
+
+    def run(chain: int) -> None:
+        drawn, own = random.Random(chain), random.Random(f"{chain} {RANK}")
+        for number in range(n_rounds):
+            axes, size = drawn.choice(all_subsets(mesh)), drawn.choice([1, 100, 3001, 40_001])
+            pieces = [np.random.default_rng([chain, number, rank]).normal(size=size) for rank in range(COMM.size)]
+            time.sleep(own.choice([0, 0, 1e-4, 1e-3, 1e-2]))
+            waiting[chain].begin("all_reduce")
+            at_once.append(all(each.is_under_way for each in waiting))
+            got = chains[chain].all_reduce(axes, pieces[RANK])
+            waiting[chain].end()
+            assert_same(got, simulate_all_reduce(pieces, mesh, axes)[RANK], f"chain {chain}, round {number}")
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(run, chain) for chain in range(2)]:
+            done.result()
+    assert sum(at_once) > n_rounds // 10, "the chains were hardly ever busy at once"
+    for communicator in chains:
+        communicator.free()
+
+
+def print_times() -> None:
+    mesh = Mesh.of(COMM.size)
+    communicator = MpiCommunicator(COMM, mesh)
+    communicator.prepare([mesh.axes])
+    if RANK == 0:
+        print(
+            f"microseconds, medians, {COMM.size} ranks\n"
+            f"{'KiB':>6} {'all-reduce':>12} {'MPI':>8} {'reduce-scatter':>16} {'MPI':>8}"
+        )
+    for n_kib in (1, 16, 64, 256, 1024, 4096, 16384):
+        times = times_us(communicator, mesh, n_kib)
+        if RANK == 0:
+            print(f"{n_kib:6d} {times[0]:12.0f} {times[1]:8.0f} {times[2]:16.0f} {times[3]:8.0f}", flush=True)
+
+
+def times_us(communicator: MpiCommunicator, mesh: Mesh, n_kib: int) -> list[float]:
+    """All-reduce, MPI's, reduce-scatter, MPI's."""
+    array = np.ones(n_kib * 256 // COMM.size * COMM.size, np.float32)
+    chunks = list(np.split(array, COMM.size))
+    whole, chunk = np.empty_like(array), np.empty_like(chunks[0])
+    calls: list[Callable[[], object]] = [
+        lambda: communicator.all_reduce(mesh.axes, array),
+        lambda: COMM.Allreduce(array, whole),
+        lambda: communicator.reduce_scatter(mesh.axes, chunks, chunks[0].shape, array),
+        lambda: COMM.Reduce_scatter_block(array, chunk),
+    ]
+    return [median_us(call, 40 if n_kib <= 1024 else 10) for call in calls]
+
+
+def median_us(call: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        COMM.Barrier()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["time"]:
+        print_times()
+    else:
+        for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
+            for naps in (False, True):
+                check(mesh, naps)
+            check(mesh, True, gives_way=True)
+            for gives_way in (False, True):
+                check_rounds(mesh, gives_way)
+            check_two_chains(mesh, 300)
+        # Only rank 0's word, after all ranks are through.
+        COMM.Barrier()
+        if RANK == 0:
+            print(f"all collectives agree on {COMM.size} ranks")

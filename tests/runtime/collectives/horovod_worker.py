@@ -1,0 +1,165 @@
+"""What each rank does in ``test_horovod.py``: every kind of step by Horovod's operators against the simulation."""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import combinations
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+from mpi4py import MPI
+
+from tensoropt.lowering.resharding.callbacks import Errand
+from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
+from tensoropt.reschedule.layout import Layout, Shape
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import Path, all_layouts, all_pairs
+from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce
+from tensoropt.reschedule.steps import COMMUNICATING, legal_steps
+from tensoropt.runtime.collectives.horovod import HorovodCollectives
+
+COMM = MPI.COMM_WORLD
+RANK = COMM.rank
+SUMMED = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.uint32, np.complex64]
+MOVED = [*SUMMED, np.bool_, np.int8, np.uint64, np.complex128]
+
+
+class BytesOnly:
+    """Costs that make paths prefer few bytes, so that they take several steps."""
+
+    def time_ns(self, kind, mesh, axes, n_bytes):
+        return n_bytes if kind == "local" else 100 + 10 * n_bytes
+
+
+def agree(text: str) -> None:
+    assert len(set(COMM.allgather(text))) == 1, text
+
+
+def check_paths(backend: GraphBackend, cases: list[tuple[Path, list[np.ndarray]]], reduction: str = "sum") -> None:
+    """All in one graph; ``cases`` are paths with the pieces of all ranks."""
+    carrier = backend.carrier()
+
+    def body(*pieces: tf.Tensor) -> list[tf.Tensor]:
+        given = zip(cases, pieces, strict=True)
+        return [carrier.carry(path, [piece], Errand("a/test", "", reduction))[0] for (path, _), piece in given]
+
+    # Extents are unknown, as those of uneven blocks are.
+    signature = [tf.TensorSpec([None] * pieces[0].ndim, pieces[0].dtype) for _, pieces in cases]
+    function = tf.function(body, input_signature=signature, autograph=False)
+    results = function(*(tf.constant(pieces[RANK], pieces[RANK].dtype) for _, pieces in cases))
+    for (path, pieces), result in zip(cases, results, strict=True):
+        if reduction == "max":
+            expected = simulate_all_reduce(pieces, backend.mesh, path.steps[0].axes, "max")[RANK]
+        else:
+            expected = simulate(path, pieces)[RANK]
+        got = result.numpy()
+        assert got.dtype == expected.dtype and got.shape == expected.shape, f"{path} {got.dtype}"
+        assert got.tobytes() == expected.tobytes(), f"{path}: rank {RANK} got {got}, expected {expected}"
+
+
+def pieces_of(path: Path, seed: int, dtype: type) -> list[np.ndarray]:
+    """Small whole numbers, whose sums are exact in any order."""
+    values = np.random.default_rng(seed).integers(0, 4, path.shape).astype(dtype)
+    return scatter(values, path.source)
+
+
+def check_every_step(backend: GraphBackend, shape: Shape) -> set[str]:
+    cases = []
+    for layout in all_layouts(backend.mesh, shape):
+        for step in legal_steps(layout, shape):
+            if step.communicates:
+                path = Path(layout, step.target, (step,), shape)
+                cases.append((path, pieces_of(path, len(cases), np.float32)))
+    check_paths(backend, cases)
+    return {path.steps[0].kind for path, _ in cases}
+
+
+def check_random_paths(backend: GraphBackend, shape: Shape, count: int) -> None:
+    pairs, chooser, cases = all_pairs(backend.mesh, shape, 4, BytesOnly()), random.Random(3), []
+    while len(cases) < count:
+        i, j = chooser.randrange(len(pairs.layouts)), chooser.randrange(len(pairs.layouts))
+        path = pairs.path(i, j)
+        if path.communicates:
+            sums = path.source.partial or path.target.partial
+            dtype = (SUMMED if sums else MOVED)[len(cases) % len(SUMMED if sums else MOVED)]
+            cases.append((path, pieces_of(path, len(cases), dtype)))
+    check_paths(backend, cases)
+
+
+def check_halos(backend: GraphBackend) -> None:
+    """Windows that reach into one or several other blocks, blocks of one, filled ends, both ways."""
+    mesh, cases = backend.mesh, []
+    for window in [Window(3, 1, 1, 1, 9, 9), Window(5, 1, 1, 2, 5, 5), Window(3, 2, 1, 0, 11, 5), Window(2, 2, 1, 0, 8, 4)]:
+        shape = (2, window.extent, 3)
+        for axes in subsets(mesh):
+            if mesh.size_of(axes) > window.most_blocks:
+                continue
+            layout = Layout(mesh, ((), axes, ()))
+            for fill in (ZERO, LOWEST):
+                step = HaloStep("halo", layout, (None, window, None), fill)
+                for each in (step, step.backward()):
+                    if not each.communicates:
+                        continue
+                    path = Path(layout, layout, (each,), shape)
+                    rng = np.random.default_rng(len(cases))
+                    pieces = [rng.integers(0, 9, extents_before(each, shape, rank)).astype(np.float64)
+                              for rank in range(mesh.n_devices)]
+                    cases.append((path, pieces))
+    assert len(cases) > 3
+    check_paths(backend, cases)
+
+
+def extents_before(step: HaloStep, shape: Shape, rank: int) -> Shape:
+    bounds = step.layout.bounds(shape, rank) if step.kind == "halo" else step.frame(shape, rank)
+    return tuple(end - start for start, end in bounds)
+
+
+def check_order_of_sums(backend: GraphBackend) -> None:
+    """Real numbers, whose sums hang on their order: it is the simulation's, so that replicas of other groups agree."""
+    cases = []
+    for axes in subsets(backend.mesh):
+        layout = Layout(backend.mesh, ((), ()), axes)
+        for step in legal_steps(layout, (3, 7)):
+            if step.communicates:
+                values = [np.random.default_rng(rank).normal(size=(3, 7)) for rank in range(backend.mesh.n_devices)]
+                cases.append((Path(layout, step.target, (step,), (3, 7)), values))
+    assert {path.steps[0].kind for path, _ in cases} == {"all_reduce", "reduce_scatter"}
+    check_paths(backend, cases)
+
+
+def check_maxima(backend: GraphBackend) -> None:
+    cases = []
+    for axes in subsets(backend.mesh):
+        layout = Layout(backend.mesh, ((), ()), axes)
+        (step,) = [each for each in legal_steps(layout, (3, 5)) if each.kind == "all_reduce" and each.axes == axes]
+        pieces = [np.random.default_rng(rank).normal(size=(3, 5)) for rank in range(backend.mesh.n_devices)]
+        cases.append((Path(layout, step.target, (step,), (3, 5)), pieces))
+    check_paths(backend, cases, "max")
+
+
+def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
+    return [axes for n in range(1, len(mesh.sizes) + 1) for axes in combinations(mesh.axes, n)]
+
+
+def main() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
+        backend = GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))
+        kinds = set()
+        for shape in [(7,), (5, 7), (4, 8)]:
+            kinds |= check_every_step(backend, shape)
+        assert kinds == set(COMMUNICATING), kinds
+        for shape in [(5, 7), (3, 4, 6)]:
+            check_random_paths(backend, shape, 40)
+        check_halos(backend)
+        check_order_of_sums(backend)
+        check_maxima(backend)
+    if RANK == 0:
+        print(f"every step on {COMM.size} ranks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

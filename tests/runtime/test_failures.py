@@ -1,0 +1,354 @@
+"""However a rank ends, all ranks end, within 30 seconds, with the right exit codes and a sentence said once."""
+
+import re
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from helpers.mpirun import child_environment, run_command, run_ranks
+
+from tensoropt.common.watchdog import TRAILING, URGENT, Answer, Report, Waited, verdict
+from tensoropt.runtime import error_handling as failures
+from tensoropt.runtime.watching import Progress
+
+WORKER = Path(__file__).with_name("worker.py")
+LATE = Path(__file__).with_name("late_rank.py")
+LATE_CHAINS = Path(__file__).with_name("late_chains.py")
+LATE_CALLS = Path(__file__).with_name("late_calls.py")
+RECORDED = Path(__file__).with_name("recorded.py")
+LIMIT_S = 30.0
+
+
+def codes_of_ranks(folder: Path, n_ranks: int) -> list[int]:
+    """The exit codes; that of a rank which was killed together with its recorder is -SIGKILL."""
+    codes = []
+    for rank in range(n_ranks):
+        record = (folder / str(rank)).read_text()
+        if record.startswith("pid "):
+            deadline = time.monotonic() + 5
+            while Path("/proc", record[4:]).exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not Path("/proc", record[4:]).exists(), f"rank {rank} outlived mpirun"
+            codes.append(-signal.SIGKILL)
+        else:
+            codes.append(int(record))
+    return codes
+
+
+def run_recorded(folder: Path, n_ranks: int, *args: str):
+    result = run_ranks(n_ranks, RECORDED, folder, WORKER, *args, timeout=LIMIT_S)
+    return result, codes_of_ranks(folder, n_ranks)
+
+
+def test_all_end_normally(tmp_path):
+    result, codes = run_recorded(tmp_path, 3, "slow", "all")
+    assert result.returncode == 0, result.stderr
+    assert codes == [0] * 3
+    assert result.stdout.count("done") == 3
+
+
+def test_an_error_of_all_is_said_once_by_rank_0(tmp_path):
+    result, codes = run_recorded(tmp_path, 3, "input", "all")
+    assert result.returncode == 2
+    # mpirun may kill those that are a moment behind the first: never with 0.
+    assert 0 not in codes and 2 in codes
+    assert result.stderr.count("tensoropt: the batch must divide: got 7.") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_errors_that_differ_are_each_said_with_their_rank(tmp_path):
+    result, codes = run_recorded(tmp_path, 2, "numbered", "all")
+    assert result.returncode == 2
+    assert 0 not in codes
+    for rank in range(2):
+        assert result.stderr.count(f"tensoropt: rank {rank}: rank-dependent: got {rank}.") == 1
+
+
+def test_a_traceback_that_all_share_is_printed_once():
+    result = run_ranks(3, WORKER, "value", "all", timeout=LIMIT_S)
+    assert result.returncode == 1
+    assert result.stderr.count("ValueError: boom") == 1
+    assert result.stderr.count("Traceback") == 1
+
+
+def test_debug_shows_the_trace():
+    result = run_ranks(2, WORKER, "input", "all", timeout=LIMIT_S, env={"TENSOROPT_DEBUG": "1"})
+    assert result.returncode == 2
+    assert result.stderr.count("Traceback") == 1
+
+
+ENDED_BY_MPIRUN = "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to end, or a rank was killed or has crashed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("input", 2, "tensoropt: rank 1: the batch must divide: got 7."),
+        ("value", 1, r"tensoropt: rank 1: ValueError: boom \(at worker.py:\d+\)"),
+        ("own-error", 1, r"tensoropt: rank 1: MyError: not today \(at worker.py:\d+\)"),
+        ("leave", 3, r"tensoropt: rank 1: os._exit\(3\) at worker.py:\d+ ends this process at once, and with it all ranks"),
+        ("terminate", 143, r"rank 1: ended by SIGTERM, from another process, while it was in the user's code at worker.py"),
+        ("exit", 3, "rank 1 ended with exit code 3 before the others"),
+        ("raise-exit", 1, "waits in a collective for rank 1, which has ended"),
+        ("stop", 1, "waits in a collective for rank 1, which has ended"),
+        ("kill", 137, "Exit code:    137"),
+        ("interrupt", 130, r"tensoropt: rank 1: KeyboardInterrupt \(at worker.py:\d+\)"),
+    ],
+)
+def test_one_rank_ends_while_the_others_wait_in_a_collective(tmp_path, kind, code, said):
+    result, codes = run_recorded(tmp_path, 3, kind, "1")
+    assert result.returncode == code, result.stderr
+    assert 0 not in codes, codes
+    assert len(re.findall(said, result.stderr.replace("\0", ""))) == 1, result.stderr
+    # mpirun's own lines apart, nobody else says anything.
+    own_lines = re.findall("tensoropt: (.*)", result.stderr)
+    if kind == "kill":  # as far as mpirun leaves the others the time
+        assert own_lines in ([], [ENDED_BY_MPIRUN])
+    else:
+        assert len(own_lines) == 1, result.stderr
+
+
+def test_a_rank_that_mpirun_sees_killed_ends_the_others():
+    result = run_ranks(3, WORKER, "kill", "1", timeout=LIMIT_S)
+    assert result.returncode == 137
+    assert "signal 9 (Killed)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
+        ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+"),
+    ],
+)
+def test_a_collective_that_waits_too_long_says_who_is_missing(does, said):
+    # The rank that sleeps would do so for longer.
+    result = run_ranks(3, LATE, does, "0", timeout=2 * LIMIT_S)
+    assert result.returncode == 1
+    assert "done" not in result.stdout and "Traceback" not in result.stderr
+    begins = r"tensoropt: rank 0 has waited for \d+ s in \w+\(a\) of float32\[[\d, ]+\] for \w+, in run at late_rank.py:32"
+    [sentence] = re.findall(begins + ": (.*)", result.stderr)
+    # Rank 2 has no work: it isn't waited for.
+    assert re.match(f"{said}. All", sentence) and "TENSOROPT_TIMEOUT=SECONDS" in sentence and "rank 2" not in sentence
+
+
+def test_one_fetch_more_is_named_with_both_lines():
+    """Each rank has begun as many collectives; whichever is the first to speak names both."""
+    result = run_ranks(3, LATE, "fetch", "0", timeout=2 * LIMIT_S)
+    assert result.returncode == 1
+    step = r"\w+\(a\) of float32\[[\d, ]+\] for \w+, in run at late_rank.py:32"
+    fetch = r"the comparison of what is about to run, in run at late_rank.py:30"
+    by_rank_0 = rf"rank 0 has waited for \d+ s in {step}: rank 1 is in {fetch}\. All"
+    by_rank_1 = rf"rank 1 has waited for \d+ s in {fetch}: rank 0 is in {step}\. All"
+    assert len(re.findall(f"tensoropt: (?:{by_rank_0}|{by_rank_1})", result.stderr)) == 1, result.stderr
+
+
+def test_of_two_chains_the_one_is_named_that_waits():
+    """Each rank has begun as many collectives as the other, but not of the same chain."""
+    result = run_ranks(2, LATE_CHAINS, timeout=2 * LIMIT_S)
+    assert result.returncode == 1
+    assert "done" not in result.stdout and "Traceback" not in result.stderr
+    [(rank, sentence)] = re.findall(r"tensoropt: rank (\d) has waited for \d+ s in (.*)\. All", result.stderr)
+    own, others = ("activations", "gradients")[:: -1 if rank == "1" else 1]
+    missing = f"rank {1 - int(rank)} hasn't come to it and has been in the {others}' sum, in "
+    assert re.match(f"the {own}' sum, in all_reduce at late_chains.py:\\d+: {missing}", sentence), sentence
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        # Its search lasted for twice the timeout before, which is no reason to end.
+        ("save", r"rank 0 has waited for \d+ s in gather, in save at F:50: rank 1 hasn't answered for \d+ s; it was last"),
+        ("evaluate", "ranks 0 and 1 make different calls: rank 0 is in evaluate at F:53, rank 1 in fit at F:54; all ranks"),
+        (
+            "data",
+            r"rank 1 has waited for \d+ s in a batch that rank 0 hands out, in fit at F:56: rank 0 hasn't come to it and "
+            r"has been in the user's code at F:64, called by fit at F:56 for \d+ s",
+        ),
+    ],
+)
+def test_a_trainer_that_a_rank_keeps_waiting_names_it(tmp_path, case, said):
+    result = run_ranks(2, LATE_CALLS, case, tmp_path / "ckpt", timeout=3 * LIMIT_S)
+    assert result.returncode == (2 if case == "evaluate" else 1), result.stderr
+    assert result.stdout.count("searched") == 2 and "done" not in result.stdout
+    assert len(re.findall("tensoropt: " + said.replace("F:", "late_calls.py:"), result.stderr)) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("stop-first", r"for all ranks to start MPI \(in current_processes at worker.py:\d+\): rank 1 hasn't come"),
+        ("search", r"in a plan, in gather at worker.py:93: rank 1 hasn't answered for \d+ s; it was last known in search"),
+    ],
+)
+def test_a_rank_that_is_stopped_before_any_step_is_named(kind, said):
+    result = run_ranks(3, WORKER, kind, "all", timeout=LIMIT_S, env={"TENSOROPT_TIMEOUT": "3"})
+    assert result.returncode == 1
+    assert len(re.findall(r"tensoropt: rank [02] has waited for \d+ s " + said, result.stderr)) == 1, result.stderr
+
+
+def test_what_isn_t_spent_in_collectives_doesn_t_count(tmp_path):
+    # Each rank is outside of collectives for longer than it may be inside of one.
+    result = run_ranks(2, LATE, "nothing", "2.5", timeout=2 * LIMIT_S)
+    assert result.returncode == 0 and result.stdout.count("done") == 2, result.stderr
+
+
+def test_a_timeout_that_is_no_time_is_refused():
+    for given in ("soon", "0", "nan"):
+        result = run_ranks(2, WORKER, "slow", "all", timeout=LIMIT_S, env={"TENSOROPT_TIMEOUT": given})
+        assert result.returncode == 2
+        assert result.stderr.count("TENSOROPT_TIMEOUT is how many seconds a rank waits for others") == 1
+
+
+OWN = Answer((7, 3), ("all_reduce(a)", ""), call="run at train.py:5")
+CHAINED = Answer((7, 3), ("all_reduce(a)", "all_reduce(b)"))
+
+
+def of(*begun: int, what=("", ""), idle_s=9.0, **named) -> Report:
+    return Report(Answer(begun, what, idle_s=idle_s, where="in the user's code at train.py:9", **named))
+
+
+CASES = {
+    # Of another call by as many collectives, which is not to be taken for the connection.
+    "others": (of(7, 3, what=("a gather", ""), call="fit at b.py:2"), "rank 1 is in a gather, in fit at b.py:2. All"),
+    "call": (of(7, 3, what=OWN.what, call="fit at b.py:2"), "rank 1 is in all_reduce(a), in fit at b.py:2. All"),
+    "line": (of(7, 3, what=OWN.what, call="run at b.py:2"), "all ranks have come to it, so the connection between them"),
+    "late": (of(6, 3), "rank 1 hasn't come to it and has been in the user's code at train.py:9 for 9 s. All"),
+    "early": (of(6, 3, what=("slice(b)", "")), "rank 1 hasn't come to it and has been in slice(b) for 9 s. All"),
+    "at work": (of(6, 3, idle_s=1), None),
+    "has just come": (of(7, 3, what=OWN.what, call=OWN.call, idle_s=1), None),
+    "not asked yet": (Report(None), None),
+    "silent": (Report(None, silent_s=9), "rank 1 hasn't answered for 9 s. All"),
+    "stopped": (Report(of(6, 3).answer, silent_s=9), "rank 1 hasn't answered for 9 s; it was last known in the user's code"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_ends_a_wait(case):
+    report, said = CASES[case]
+    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: report}, 5.0)
+    if said is None:
+        assert found is None
+    else:
+        assert found.startswith(f"rank 0 has waited for 12 s in all_reduce(a), in run at train.py:5: {said}"), found
+
+
+def test_a_rank_that_waits_itself_is_not_to_blame_for_one_at_work():
+    """Rank 1 waits for rank 2, which is in a search, as rank 0 does; once rank 2 is late, both are named."""
+    waits, works = of(6, 3, what=("a gather", "")), of(5, 3, idle_s=1)
+    assert verdict(Waited(0, URGENT, 12.3, OWN), {1: waits, 2: works}, 5.0) is None
+    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: waits, 2: of(5, 3)}, 5.0)
+    assert "rank 1 hasn't come to it and has been in a gather" in found
+    assert "rank 2 hasn't come to it and has been in the user's code" in found
+
+
+def test_a_rank_without_work_is_none_that_is_missing():
+    without = Report(Answer((2, 0), ("", ""), is_at_work=False))
+    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: of(6, 3), 2: without}, 5.0)
+    assert ": rank 1 hasn't come to it" in found and "rank 2" not in found
+
+
+def test_who_is_missing_is_told_by_chain():
+    """A rank that has begun as many collectives, but others, hasn't come; it may be in two."""
+    reports = {1: of(6, 4, what=("slice(c)", "all_reduce(d)"))}
+    found = verdict(Waited(0, URGENT, 12.3, CHAINED), reports, 5.0)
+    assert ": rank 1 hasn't come to it and has been in slice(c) and in all_reduce(d) for 9 s. All" in found
+    assert "rank 1 is in slice(c) and in all_reduce(d). All" in verdict(Waited(0, TRAILING, 12.3, CHAINED), reports, 5.0)
+
+
+def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():
+    """By a thread that is, in turn, in code of ours that computes, in such that stands still, and in the user's."""
+    goes, done = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not goes.wait(0):
+            sum(range(10000))
+        done.wait()
+
+    def users() -> None:
+        while not done.wait(0):
+            sum(range(10000))
+
+    code = compute.__code__.replace(co_filename=failures.__file__)
+    ours = types.FunctionType(code, {}, "compute", None, compute.__closure__)
+    for function, is_moving in ((ours, [True, False]), (users, [False])):
+        thread = threading.Thread(target=function)
+        thread.start()
+        progress = Progress(thread)
+        for moves in is_moving:
+            progress.look((0,), None)
+            before_s = progress.look((0,), None)
+            time.sleep(0.3)
+            assert (progress.look((0,), None) < 0.3 + before_s) == moves, (function, moves)
+            goes.set()
+            time.sleep(0.1)
+        assert progress.look((1,), None) == 0  # a collective was begun
+        assert thread.is_alive()
+        done.set()
+        thread.join()
+        done.clear()
+
+
+def test_all_exit_with_a_code(tmp_path):
+    result, codes = run_recorded(tmp_path, 2, "exit", "all")
+    assert result.returncode == 3
+    assert 0 not in codes and 3 in codes
+
+
+def test_a_caught_exit_is_no_failure(tmp_path):
+    result, codes = run_recorded(tmp_path, 2, "caught-exit", "all")
+    assert result.returncode == 0, result.stderr
+    assert codes == [0, 0]
+    assert result.stdout.count("went on") == 2
+
+
+def test_a_leftover_rank_waits_asleep_and_exits_0(tmp_path):
+    result, codes = run_recorded(tmp_path, 3, "leftover", "all")
+    assert codes == [0] * 3, result.stderr
+    assert result.stdout.count("worked") == 2
+    (cpu_s,) = re.findall(r"leftover cpu ([\d.]+)", result.stdout)
+    assert float(cpu_s) < 0.4  # of 4 s waited
+
+
+def test_a_leftover_rank_fails_with_those_at_work(tmp_path):
+    result, codes = run_recorded(tmp_path, 3, "leftover-input", "all")
+    assert result.returncode in (1, 2)
+    assert 0 not in codes
+    assert result.stderr.count("tensoropt: the batch must divide: got 7.") == 1
+
+
+def test_alone_there_is_no_mpi():
+    script = (
+        "import sys\n"
+        "from tensoropt.runtime.ranks import current_processes, install_error_handling\n"
+        "from tensoropt.common.errors import InputError\n"
+        "p = current_processes(); install_error_handling(p)\n"
+        "p.barrier(); p.wait_for_others()\n"
+        "print(p.rank, p.size, p.alone, p.machines, p.broadcast('x'), p.gather_max(2.5), 'mpi4py' in sys.modules)\n"
+        "raise InputError('wrong.')\n"
+    )
+    result = run_command([sys.executable, "-c", script], timeout=LIMIT_S, env=no_launcher())
+    assert result.stdout.split() == ["0", "1", "True", "1", "x", "2.5", "False"]
+    assert result.returncode == 2
+    assert result.stderr.strip() == "tensoropt: wrong."
+
+
+def test_the_mpirun_of_another_mpi_is_named():
+    """Its processes each see an MPI job of their own, of one rank."""
+    script = "from tensoropt.runtime.ranks import current_processes; current_processes()"
+    for rank in (0, 1):
+        env = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
+        result = run_command([sys.executable, "-c", script], timeout=LIMIT_S, env=env)
+        assert result.returncode == 1
+        assert ("mpirun belongs to another MPI" in result.stderr) == (rank == 0)
+        assert "Traceback" not in result.stderr
+
+
+def no_launcher() -> dict[str, str]:
+    assert not any(name.endswith("COMM_WORLD_RANK") for name in child_environment())
+    return {}

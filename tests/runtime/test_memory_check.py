@@ -1,0 +1,82 @@
+"""Whether a process has room for a plan is asked before anything is made; what the plan keeps is counted exactly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from session.models import begin, network
+
+import tensoropt
+from tensoropt.common.errors import OutOfMemoryError
+from tensoropt.runtime.error_handling import _out_of_memory
+from tensoropt.runtime.memory_check import check_room, state_bytes
+
+LIMITED = """
+import resource
+from tensoropt.common.errors import OutOfMemoryError
+from tensoropt.runtime.memory_check import check_room
+free = 300 * 2**20
+taken = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (taken + free, taken + free))
+check_room(free // 2, 1)
+try:
+    check_room(2 * free, 1)
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+def test_a_limited_process_says_no_and_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("out of memory: the plan needs 629 MB of this process, which is more than it can get")
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    check_room(1000, 1)
+    for n_bytes in (1 << 50, 1 << 61):
+        with pytest.raises(OutOfMemoryError, match="find a plan that needs less per device") as error:
+            check_room(n_bytes, 1)
+        assert error.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        tensoropt.GradientDescentOptimizer(0.1),
+        tensoropt.MomentumOptimizer(0.1, 0.9),
+        tensoropt.AdamOptimizer(0.1),
+    ],
+)
+@pytest.mark.parametrize("force", [{}, {"Variable": {"d0": 2}}, {"Variable": {"d0": 1, "d1": 1}}])
+def test_parameters_and_slots_are_those_of_the_rank_with_most(optimizer, force) -> None:
+    """Counted at the variables that are made. Adam's powers of its decays, two numbers, are no slots."""
+    begin()
+    model = network(trained=False)
+    optimizer.minimize(model.loss)
+    plan = tensoropt.find_strategy(force=force)
+    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+    engine = tensoropt.session.session.current_session().engine
+    by_rank = [0] * plan.parallelism
+    for entry in engine.state():
+        for rank, variable in enumerate(entry.variables):
+            by_rank[rank] += variable.numpy().nbytes if entry.shape else 0
+    assert state_bytes(engine.view) == max(by_rank)
+
+
+def test_a_plan_that_needs_more_than_there_is_isn_t_begun(monkeypatch) -> None:
+    begin()
+    network()
+    plan = tensoropt.find_strategy()
+    monkeypatch.setattr("tensoropt.runtime.memory_check.available_memory_bytes", lambda local_ranks: 100)
+    with pytest.raises(OutOfMemoryError, match="out of memory: the plan needs"):
+        tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+
+
+def test_what_tensorflow_could_not_get_is_told_in_a_sentence() -> None:
+    error = ValueError("Graph execution error:\n\nOOM when allocating tensor with shape[4,4]\n\t [[node]]\nmore")
+    told = _out_of_memory(error)
+    assert told.startswith("out of memory: OOM when allocating tensor with shape[4,4]; find a plan") and "\n" not in told
+    assert _out_of_memory(MemoryError()).startswith("out of memory; find a plan")

@@ -1,0 +1,105 @@
+"""Which ranks there are, and on which machines."""
+
+from pathlib import Path
+
+import pytest
+from helpers.mpirun import run_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.common.errors import InputError, describe
+from tensoropt.runtime import ranks as processes
+from tensoropt.runtime.ranks import launched_as, machine_shape
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@given(st.integers(1, 5), st.integers(1, 9))
+def test_equal_machines_are_a_shape(machines, devices):
+    hosts = [f"host{machine}" for machine in range(machines) for _ in range(devices)]
+    assert machine_shape(hosts) == (machines, devices)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5).filter(lambda counts: len(set(counts)) > 1))
+def test_unequal_machines_are_refused_with_neighbours_that_work(counts):
+    hosts = [f"host{machine}" for machine, count in enumerate(counts) for _ in range(count)]
+    with pytest.raises(InputError) as raised:
+        machine_shape(hosts)
+    message = str(raised.value)
+    below = int(message.split("Start ")[1].split()[0])
+    possible = [m * d for d in range(1, 10) for m in range(1, sum(c >= d for c in counts) + 1)]
+    assert below == max(possible)
+    assert all(f"{count} on host{machine}" in message for machine, count in enumerate(counts))
+
+
+def test_the_neighbours_are_named_in_words():
+    with pytest.raises(InputError, match=r"8 on a, 3 on b.*Start 8 \(one machine of 8\) or 12 \(2 machines of 6\)\.$"):
+        machine_shape(["a"] * 8 + ["b"] * 3)
+    with pytest.raises(InputError, match=r"Start 3 \(one machine of 3\) or place 4 as 2 machines of 2\.$"):
+        machine_shape(["a"] * 3 + ["b"])
+
+
+def test_ranks_must_be_ordered_by_host():
+    with pytest.raises(InputError, match="ordered by host: got the hosts a, b, a, b"):
+        machine_shape(["a", "b", "a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_NPROCS": "4"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, (1, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"PMIX_RANK": "3"}, (3, None)),
+    ],
+)
+def test_a_launcher_is_seen_in_the_environment(environ, expected):
+    assert launched_as(environ) == expected
+
+
+@pytest.mark.parametrize(("n_ranks", "bare"), [(1, False), (2, True), (5, False)])
+def test_ranks_see_each_other(n_ranks, bare):
+    result = run_ranks(n_ranks, WORKER, "collectives", "all", bare=bare, timeout=60)
+    assert result.returncode == 0, result.stderr
+    everyone = list(range(n_ranks))
+    assert sorted(result.stdout.splitlines()) == [
+        f"rank {rank} of {n_ranks}: 5 {everyone} {(n_ranks - 1) / 2} 1x{n_ranks}" for rank in everyone
+    ]
+
+
+def test_describe_puts_its_parts_in_order():
+    assert describe("a") == "a."
+    assert (
+        describe("the axis is unknown", got=3, expected="0 to 2", where="model.py:7", advice="name one.")
+        == "the axis is unknown: got 3, expected 0 to 2, at model.py:7. Name one."
+    )
+
+
+@pytest.mark.parametrize(
+    ("launched", "cores", "expected"),
+    [
+        ({}, 1, {}),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, {}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "3"}),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "2"},
+            1,
+            {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"},
+        ),
+    ],
+)
+def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
+    """Its share of the cores; over a link three operators at once, of which two may wait."""
+    monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
+    environ = launched | ({"OMPI_COMM_WORLD_RANK": "0"} if launched else {})
+    processes.limit_threads(environ)
+    assert {name: value for name, value in environ.items() if name.startswith("TF_")} == expected
+
+
+@pytest.mark.parametrize(("hosts", "cores", "naps"), [(("a", "a"), 1, False), (("a", "b"), 1, True), (("a", "b"), 2, False)])
+def test_ranks_nap_over_a_link(monkeypatch, hosts, cores, naps):
+    monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
+    assert processes.Processes(0, 2, hosts).naps == naps

@@ -1,0 +1,27 @@
+"""How many callbacks TensorFlow's pool runs at once is tried out, not believed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from helpers.mpirun import child_environment
+
+PROGRAM = """
+import os, sys
+if sys.argv[1] == "early":
+    import tensorflow as tf
+    tf.zeros([]) + 1  # the runtime starts with what it finds
+os.environ["TF_NUM_INTEROP_THREADS"] = "3"
+from tensoropt.runtime.thread_pool import runs_at_once
+print(runs_at_once(3), runs_at_once(4))
+"""
+
+
+@pytest.mark.parametrize(("started", "told"), [("early", "False False"), ("late", "True False")])
+def test_what_the_environment_says_after_the_runtime_has_started_is_not_believed(started: str, told: str) -> None:
+    environment = {**child_environment(), "TF_NUM_INTEROP_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, started]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == told, done.stderr

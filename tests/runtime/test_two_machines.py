@@ -1,0 +1,36 @@
+"""Two machines on one: where they can be made ranks see two hosts, where not a sentence says why."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from helpers.mpirun import ROOT, run_command
+
+SCRIPT = ROOT / "tests" / "benchmarks" / "two_machines.sh"
+LACKS = "network namespaces|there is no (ip|tc|unshare|taskset);|there are no veth|each machine needs a core|tc can't limit"
+RANK = Path(__file__).with_name("two_machines_rank.py")
+
+
+def namespaces() -> str:
+    try:
+        return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return ""
+
+
+def test_ranks_on_two_machines_talk_to_each_other():
+    before = namespaces()
+    done = run_command([str(SCRIPT), "100mbit", str(RANK)], timeout=60)
+    if done.returncode == 2:
+        # What a machine may lack; nothing that the script does wrong.
+        assert re.match(rf"two_machines\.sh: ({LACKS})", done.stderr.splitlines()[-1]), done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["machine0", "machine1", "2", "3"]
+    assert namespaces() == before
+
+
+def test_what_the_script_refuses():
+    done = run_command([str(SCRIPT), "1gbit"], timeout=20)
+    assert done.returncode == 2
+    assert done.stderr == "two_machines.sh: no script; say what to run: two_machines.sh [RATE] SCRIPT [ARGUMENT ...]\n"

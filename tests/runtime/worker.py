@@ -1,0 +1,128 @@
+"""A rank for the tests of launching: does what its first argument says, on the rank that the second names."""
+
+import os
+import signal
+import sys
+import time
+from unittest.mock import patch
+
+import numpy as np
+
+from tensoropt.common.errors import InputError
+from tensoropt.runtime import error_handling as failures
+from tensoropt.runtime import objects_between_ranks
+from tensoropt.runtime.ranks import Processes, current_processes, install_error_handling
+
+
+class MyError(Exception):
+    """A user's."""
+
+
+def fault(kind: str) -> None:
+    if kind == "input":
+        raise InputError("the batch must divide: got 7.")
+    if kind == "value":
+        raise ValueError("boom")
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "exit-text":
+        sys.exit("text")
+    if kind == "raise-exit":
+        raise SystemExit(3)
+    if kind == "stop":
+        sys.exit(0)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "leave":
+        os._exit(3)
+    if kind == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    if kind == "own-error":
+        raise MyError("not today")
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+
+
+def check_long_values(processes: Processes) -> None:
+    """Values of different lengths, in many rounds, are whole, and the receiver's own to change."""
+    with patch.object(objects_between_ranks, "ROUND_BYTES", 1000):
+        own = np.arange(100 * (processes.rank + 1))
+        for found in (processes.gather(own), processes.collect(own, processes.size - 1)):
+            assert found is not None or processes.rank != processes.size - 1
+            for rank, value in enumerate(found or []):
+                assert value.tolist() == list(range(100 * (rank + 1))) and value.flags.writeable
+        assert processes.broadcast(own).tolist() == list(range(100))
+
+
+def search() -> None:
+    """Computes for longer than the timeout, and is stopped then."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        sum(range(10000))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# As if it were TensorOpt's own.
+search.__code__ = search.__code__.replace(co_filename=failures.__file__)
+
+
+def main() -> None:
+    kind, who = sys.argv[1], sys.argv[2]
+    failures.AGREEMENT_S, failures.WATCH_INTERVAL_S = 3.0, 0.5  # sooner than a user's, to be quick
+    if kind == "stop-first" and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    processes = current_processes()
+    install_error_handling(processes)
+    processes.barrier()
+    if kind == "collectives":
+        check_long_values(processes)
+        print(
+            f"rank {processes.rank} of {processes.size}: {processes.broadcast(processes.rank + 5)} "
+            f"{processes.gather(processes.rank)} {processes.gather_max(processes.rank / 2)} "
+            f"{processes.machines}x{processes.devices_per_machine}"
+        )
+    elif kind == "wait":
+        print("up", flush=True)
+        if processes.rank == 0:
+            processes.gather(None)
+        time.sleep(60)
+    elif kind == "search":
+        if processes.rank == 1:
+            search()
+        processes.broadcast(None, "a plan")
+        processes.gather(None, "a plan")
+    elif kind == "leftover":
+        if processes.rank == processes.size - 1:
+            before = time.process_time()
+            processes.wait_for_others()
+            print(f"leftover cpu {time.process_time() - before:.3f}")
+            sys.exit(0)
+        time.sleep(4)
+        print("worked")
+    elif kind == "leftover-input":
+        if processes.rank == processes.size - 1:
+            processes.wait_for_others()
+            sys.exit(0)
+        fault("input")
+    elif kind == "caught-exit":
+        try:
+            fault("exit")
+        except SystemExit:
+            processes.barrier()
+        if processes.rank == 0:
+            time.sleep(4)  # longer than ranks wait for each other after a failure
+        print("went on")
+    elif kind == "slow":
+        if processes.rank == 0:
+            time.sleep(4)
+        print("done")
+    elif kind == "numbered":
+        raise InputError(f"rank-dependent: got {processes.rank}.")
+    else:
+        if who == "all" or processes.rank == int(who):
+            fault(kind)
+        processes.barrier()
+
+
+main()

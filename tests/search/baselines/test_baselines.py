@@ -1,0 +1,172 @@
+"""What holds of all baselines: costs that add up, none below the frontier, plans that run with one device's numbers."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import zoo
+from helpers.strategies import engine_of, train_and_check
+
+from tensoropt.common.errors import InputError
+from tensoropt.costs.operator_costs import piece_bytes
+from tensoropt.ft import InfeasibleError, search
+from tensoropt.ft.weighted.weighted_search import WeightedSearch
+from tensoropt.ir.graph import Operator, Tensor
+from tensoropt.ir.views import viewed_operand
+from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import charges
+from tensoropt.plan.compare import Comparison
+from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.profiling.hardware import named
+from tensoropt.reschedule.layout import Layout, is_view
+from tensoropt.search.baselines import BASELINES, search_baseline
+from tensoropt.sharding.consumers import Taker, demand_of, takers_of
+from tensoropt.sharding.resharding import PlainCosts, Router
+from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
+
+from .models import frontier_of, model_of, strategies_of, task_of
+
+MODELS = ("lenet5", "vgg16", "wide_resnet", "rnn")
+SPACES = ("full", "compact")
+
+
+def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, int]:
+    """Memory and time by operators and charges, without a Problem."""
+    costing, model = found.costing, found.model
+    view = model.view(strategy)
+    router, takers = Router(costing.deliveries.steps), takers_of(model.graph)
+    mem = time_ns = 0
+    for op in view.graph.step_operators:
+        if op.updates is None:
+            seen = view.interfaces[op.name]
+            rule, config = view.rules[op.name], strategy.configs[op.name]
+            mem += costing.mem_bytes(op, rule, config, seen)
+            time_ns += costing.compute_time_ns(op, rule, config, seen)
+            mem += sum(kept_for_takers(found, view, op, tensor, takers.get(tensor.name, [])) for tensor in op.outputs)
+    return mem, time_ns + sum(charge.time_ns(router) for charge in charges(view))
+
+
+def kept_for_takers(
+    found: ModelFrontier, view: StrategyView, op: Operator, tensor: Tensor, takers: list[Taker]
+) -> int:
+    """The bytes that are kept of a tensor since gradients of those who take it read it."""
+    costing = found.costing
+    is_paid = tensor.name in costing.left or op.type in ("Variable", "Const") or viewed_operand(op, tensor.name) is not None
+    left, shared = view.layout(tensor), view.strategy.shared.get(tensor.name)
+    readers = [taker for taker in takers if costing.reads(taker)]
+    node_of = {each.name: i for i, (node, _) in enumerate(found.built.nodes) for each in node.operators}
+    together = len({node_of.get(taker.name, taker.name) for taker in takers}) == 1
+
+    def of_copy(source: Layout, target: Layout, of_source: int) -> int:
+        return of_source if source == target or is_view(source, target) else piece_bytes(tensor, target)
+
+    def is_remade(taker: Taker) -> bool:
+        return view.is_remade(view.graph.operators[taker.name], taker.position)
+
+    piece = 0 if is_paid else piece_bytes(tensor, left)
+    wanted = {taker: demand_of(view, tensor, taker).layout for taker in readers}
+    if not readers:
+        return 0
+    if shared is None:
+        if len(takers) > 1:
+            return piece + sum(of_copy(left, wanted[taker], 0) for taker in readers)
+        return piece if is_remade(readers[0]) else of_copy(left, wanted[readers[0]], piece)
+    if Copy(tensor.name) in view.strategy.remade:
+        return piece + sum(0 if is_remade(taker) else of_copy(shared.layout, wanted[taker], 0) for taker in readers)
+    lies_there = [shared.layout == wanted[taker] or is_view(shared.layout, wanted[taker]) for taker in readers]
+    if not together and not any(lies_there):
+        return sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)
+    if len(readers) == 1 and not is_paid and not together:
+        return of_copy(shared.layout, wanted[readers[0]], piece_bytes(tensor, shared.layout))
+    of_takers = sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)
+    return of_copy(left, shared.layout, piece) + of_takers
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", (*MODELS, "transformer"))
+@pytest.mark.parametrize("algorithm", BASELINES)
+def test_points_cost_what_their_strategies_are_charged(algorithm, name, space):
+    found = find_frontier(model_of(name), named("v100-1x4"), 4, algorithm=algorithm, space=space)
+    points = sorted({0, len(found) // 2, len(found) - 1})
+    for point in points:
+        states = found.found.strategies[point]
+        cost = int(found.found.mem_bytes[point]), int(found.found.time_ns[point])
+        assert found.built.problem.cost(states.tolist()) == cost
+        assert cost_from_scratch(found, found.built.strategy(states)) == cost
+    assert found.found.algorithm == algorithm
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", (*MODELS, "transformer"))
+def test_points_with_copies_made_again_cost_what_their_strategies_are_charged(name, space):
+    found = find_frontier(model_of(name), named("v100-1x4"), 4, space=space, without=["remat"])
+    n_remade = 0
+    for point in range(0, len(found), max(1, len(found) // 5)):
+        states = found.found.strategies[point]
+        strategy = found.built.strategy(states)
+        n_remade += len(strategy.remade)
+        cost = int(found.found.mem_bytes[point]), int(found.found.time_ns[point])
+        assert cost_from_scratch(found, strategy) == cost
+    assert n_remade
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", MODELS)
+def test_no_baseline_is_below_the_frontier_of_a_space_that_has_it(name, space):
+    frontier = frontier_of(name, space)
+    assert frontier.found.exact
+    n_in_space = 0
+    for algorithm in BASELINES:
+        found = find_baseline(frontier, algorithm)
+        below = Comparison(frontier, {}).is_below(found)
+        for is_below, configs in zip(below, strategies_of(found), strict=True):
+            try:
+                search(frontier.built.allowing(lambda op, config, c=configs: c[op.name] == config).problem)
+            except InfeasibleError:
+                assert space == "compact"
+                continue
+            n_in_space += 1
+            assert not is_below, f"{algorithm} is below the frontier"
+    assert n_in_space >= 4
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", MODELS)
+def test_optcnn_finds_the_fastest_point_of_the_frontier(name, space):
+    frontier = frontier_of(name, space)
+    found = find_baseline(frontier, "optcnn").found
+    assert found.exact and len(found) == 1
+    assert found.time_ns[0] == frontier.found.time_ns[-1]
+
+
+def test_optcnn_of_a_transformer_is_what_variable_elimination_alone_finds():
+    for space in SPACES:
+        found = find_frontier(model_of("transformer"), named("v100-1x2"), 2, algorithm="optcnn", space=space)
+        least = WeightedSearch(found.built.problem).least((0, 1))
+        assert found.found.exact and least.exact
+        assert found.found.time_ns[0] == least.time_ns
+
+
+@pytest.mark.parametrize("algorithm", BASELINES)
+@pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn])
+def test_plans_run_with_one_devices_numbers(function, algorithm):
+    model = zoo.record(function, "adam")
+    found = find_frontier(model.model, named("v100-1x4"), 4, algorithm=algorithm)
+    for point in {0, len(found) - 1}:
+        plan = found.plan(point)
+        view = StrategyView(model.graph, plan.strategy, model.model.backward.gradients)
+        train_and_check(engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh)), model)
+
+
+@pytest.mark.parametrize("algorithm", BASELINES)
+def test_one_device_has_one_strategy(algorithm):
+    found = find_frontier(model_of("lenet5"), named("v100-1x4"), 1, algorithm=algorithm)
+    one = find_frontier(model_of("lenet5"), named("v100-1x4"), 1)
+    assert found.found.mem_bytes.tolist() == one.found.mem_bytes.tolist()
+    assert found.found.time_ns.tolist() == one.found.time_ns.tolist()
+
+
+def test_wrong_use_is_refused():
+    with pytest.raises(ValueError, match="unknown baseline 'alpa'; choose one of data-parallel, one-weird-trick, "):
+        search_baseline(task_of(frontier_of("lenet5", "full")), "alpa")
+    with pytest.raises(InputError, match="'tofu' decides by itself what is split; leave force="):
+        find_frontier(model_of("lenet5"), named("v100-1x4"), 4, {"MatMul": {"n": 2}}, "tofu")

@@ -1,0 +1,196 @@
+"""What a Problem says runs beside compute, held against a strategy's own deliveries; and what a search makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from zoo.small import SMALL
+
+import tensoropt
+from tensoropt import zoo
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.ft import Budget
+from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.ir.graph import VARIABLE
+from tensoropt.plan.build import charges
+from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_baseline, find_frontier
+from tensoropt.profiling.hardware import named
+from tensoropt.search.problem.builder import ProblemBuilder
+from tensoropt.search.problem.config_space import COMPACT, FULL
+from tensoropt.sharding.consumers import takers_of
+from tensoropt.sharding.resharding import Router
+from tensoropt.sharding.strategy import StrategyView
+from tensoropt.tools.offline import record
+
+EXPOSED = 0.3
+HARDWARE = replace(named("v100-2x2"), exposed_share=EXPOSED)
+MODELS = ("lenet5", "rnn", "transformer", "wide_resnet")
+
+
+@cache
+def model_of(name: str) -> Model:
+    return record(lambda: zoo.find(name)(**SMALL[name]), name, "sgd").model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_trails_is_the_way_back_to_variables(name: str) -> None:
+    """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their deliveries."""
+    model, mesh = model_of(name), HARDWARE.mesh()
+    costing = costing_of(model, HARDWARE, mesh)
+    built = ProblemBuilder(model.graph, model.backward, costing, mesh, FULL).build()
+    rng = np.random.default_rng(0)
+    hidden = []
+    for _ in range(6):
+        states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
+        view = StrategyView(model.graph, built.strategy(states), model.backward.gradients)
+        expected = _hidden_ns(view, costing)
+        (found,) = built.hidden_ns(states[None])
+        assert found == expected
+        hidden.append(expected)
+    assert max(hidden) > 0
+
+
+def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
+    """A device that goes through the backward pass and a link that serves gradients in order, operator by operator."""
+    graph, router = view.graph, Router(costing.deliveries.steps)
+    program = {op_name: i for i, op_name in enumerate(graph.operators)}
+    last_use = {
+        tensor: min([program[t.name] for t in those if not (t.is_step or t.is_update)], default=0)
+        for tensor, those in takers_of(graph).items()
+    }
+    compute_ns, sent_ns = {}, {}
+    for op in graph.step_operators:
+        if op.updates is None and op.type != VARIABLE:
+            rule, config = view.rules[op.name], view.strategy.configs[op.name]
+            cost = costing.backward_time_ns(op, rule, config, view.interfaces[op.name])
+            compute_ns[program[op.name]] = cost
+    for charge in charges(view):
+        if charge.tensor in graph.operators:
+            # Inside of an operator: what an update takes, or an exchange that the operator waits for.
+            op = graph.operators[charge.tensor]
+            whole_ns = router.time_ns(charge.delivery)
+            if op.type == VARIABLE:
+                place = last_use[op.result.name]
+            elif op.name in graph.lookup_operators:
+                place = program[op.name]
+            else:
+                continue
+        elif charge.tensor in graph.made_of_variables:
+            backward = router.route(charge.delivery).backward
+            whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.delivery.item_bytes)
+            (taker, *_) = charge.takers
+            place = last_use[charge.tensor] if charge.is_shared else program.get(taker, len(program))
+        else:
+            continue
+        sent_ns.setdefault(place, []).append(int(np.floor(whole_ns * (1 - EXPOSED))))
+    device_ns = link_ns = 0
+    for place in sorted({*compute_ns, *sent_ns}, reverse=True):
+        device_ns += compute_ns.get(place, 0)
+        for each_ns in sent_ns.get(place, ()):
+            link_ns = max(link_ns, device_ns) + each_ns
+    return sum(compute_ns.values()) + sum(sum(each) for each in sent_ns.values()) - max(device_ns, link_ns)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("space", [FULL, COMPACT])
+def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> None:
+    model, mesh = model_of(name), HARDWARE.mesh()
+    built = ProblemBuilder(model.graph, model.backward, costing_of(model, HARDWARE, mesh), mesh, space).build()
+    rng = np.random.default_rng(1)
+    states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
+    again = built.states_of(built.strategy(states))
+    for copy in built.shared:
+        if not copy.is_unread.any():
+            continue
+        # Whether it is read follows from what takes it; a state may hold on to a copy that nobody reads.
+        unread = copy.is_unread & np.array([demand == copy.demands[again[copy.node]] for demand in copy.demands], bool)
+        for state in np.flatnonzero(unread):
+            other = [*again[: copy.node], state, *again[copy.node + 1 :]]
+            assert built.problem.cost(again.tolist()) <= built.problem.cost(other)
+        if copy.is_unread[again[copy.node]] or copy.is_unread[states[copy.node]]:
+            states[copy.node] = again[copy.node]
+    assert built.problem.cost(again.tolist()) == built.problem.cost(states.tolist())
+    assert max(built.problem.cost(again.tolist())) < INFEASIBLE
+    assert built.hidden_ns(again[None]) == built.hidden_ns(states[None])
+
+
+def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
+    """In the compact space the takers of one node share a copy, whose costs are the node's: here the step's own."""
+
+    def twice() -> None:
+        x = tf.compat.v1.placeholder(tf.float32, [16, 16])
+        w = tf.compat.v1.get_variable("w", [16, 16])
+        rate = tf.compat.v1.placeholder(tf.float32, [])
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+        tensoropt.MomentumOptimizer(rate, momentum=rate).minimize(loss)
+
+    model = record(twice, "twice").model
+    full, compact = (find_frontier(model, HARDWARE, 4, space=space).found.time_ns.min() for space in (FULL, COMPACT))
+    assert full <= compact
+
+
+def test_one_machine_of_several_hides_nothing() -> None:
+    """Its ranks wait for no link: what was measured between machines doesn't hold there."""
+    model = model_of("lenet5")
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(4)).deliveries.exposed_share == EXPOSED
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(2)).deliveries.exposed_share == 1
+    alone = replace(named("v100-1x4"), exposed_share=EXPOSED)
+    assert costing_of(model, alone, alone.mesh(2)).deliveries.exposed_share == EXPOSED
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_s_strategy_has_states_of_the_same_costs(name: str) -> None:
+    """A plan leaves shared copies out for which nothing is to be done."""
+    found = find_frontier(model_of(name), HARDWARE, 4, budget=Budget(seconds=0))
+    for point in np.linspace(0, len(found.found) - 1, 5).round().astype(int).tolist():
+        states = found.built.states_of(found.plan(point).strategy)
+        expected = found.found.strategies[point]
+        assert found.built.problem.cost(states.tolist()) == found.built.problem.cost(expected.tolist())
+        assert found.built.hidden_ns(states[None]) == found.built.hidden_ns(expected[None])
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFrontier]:
+    """Of one model, where times add up, and where gradients are sent beside compute."""
+    model, budget = model_of(request.param), Budget(seconds=2)
+    apart = find_frontier(model, named("v100-2x2"), 4, budget=budget)
+    beside = find_frontier(model, HARDWARE, 4, budget=budget)
+    return apart, beside
+
+
+def test_a_frontier_takes_what_is_hidden_off(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    apart, beside = frontiers
+    costs = beside.costs
+    assert (costs.time_ns == costs.compute_ns + costs.network_ns - costs.hidden_ns).all()
+    assert costs.hidden_ns.any()
+    assert not apart.costs.hidden_ns.any()
+    assert costs.time_ns.min() <= apart.costs.time_ns.min()
+    # The strategies of the other frontier are none that this one has missed.
+    of_others = apart.found.time_ns - beside.built.hidden_ns(apart.found.strategies)
+    for mem_bytes, time_ns in zip(apart.found.mem_bytes, of_others, strict=True):
+        bound = beside.found.bound or beside.found
+        assert ((bound.mem_bytes <= mem_bytes) & (bound.time_ns <= time_ns)).any()
+    assert beside.found.median_gap < 0.1
+
+
+def test_a_plan_keeps_what_is_hidden(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    _, beside = frontiers
+    point = int(np.argmax(beside.costs.hidden_ns))
+    plan = beside.plan(point)
+    assert plan.hidden_time_us > 0
+    assert plan.time_us == pytest.approx(plan.compute_time_us + plan.network_time_us - plan.hidden_time_us)
+    again = type(plan).from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+    assert "at the same time" in plan.explain()
+    assert "hidden" in beside.table()
+
+
+def test_what_others_choose_is_shown_as_it_runs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
+    apart, beside = frontiers
+    plain, hidden = (find_baseline(frontier, "data-parallel").points[0] for frontier in (apart, beside))
+    assert hidden.time_us == pytest.approx(plain.time_us - hidden.hidden_time_us)
+    assert hidden.hidden_time_us > 0

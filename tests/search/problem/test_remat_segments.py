@@ -1,0 +1,66 @@
+"""The division of a program into blocks against all divisions there are."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _chosen, _Cut, _within
+
+SIZES = st.integers(1, 9)
+Program = tuple[list[int], np.ndarray]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Bytes of cuts, and results and parameters of the segments between them."""
+    n_cuts = draw(st.integers(1, 6))
+    segments = [draw(st.lists(SIZES, min_size=n_cuts + 1, max_size=n_cuts + 1)) for _ in range(2)]
+    return draw(st.lists(SIZES, min_size=n_cuts, max_size=n_cuts)), np.array(segments)
+
+
+def divisions(n_bytes: list[int], segments: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Of every division, the bytes of its cuts and the most of a block by row."""
+    ends = np.cumsum(segments, axis=1)
+    found = []
+    for count in range(len(n_bytes) + 1):
+        for taken in combinations(range(len(n_bytes)), count):
+            sizes = np.diff(ends[:, [*taken, -1]], prepend=0).max(axis=1)
+            found.append((sum(n_bytes[i] for i in taken), sizes))
+    return found
+
+
+@given(programs(), st.tuples(st.floats(1, 4), st.floats(1, 4)))
+def test_no_division_within_limits_cuts_through_less(program: Program, slack: tuple[float, float]) -> None:
+    n_bytes, segments = program
+    limits = (segments.max(axis=1) * slack).astype(int)
+    ends = np.cumsum(segments, axis=1)
+    taken = _within(n_bytes, ends, limits.tolist())
+    assert (np.diff(ends[:, [*taken, -1]], prepend=0) <= limits[:, None]).all()
+    allowed = [cost for cost, sizes in divisions(n_bytes, segments) if (sizes <= limits).all()]
+    assert sum(n_bytes[i] for i in taken) == min(allowed)
+
+
+@given(programs())
+def test_of_divisions_that_are_about_the_best_the_finest_is_taken(program: Program) -> None:
+    n_bytes, segments = program
+    cuts = [_Cut(after, f"operator {after}", size) for after, size in enumerate(n_bytes)]
+    taken = [cut.after for cut in _chosen(cuts, segments[0].tolist(), segments[1].tolist())]
+    largest = np.diff(np.cumsum(segments, axis=1)[:, [*taken, -1]], prepend=0).max(axis=1)
+    of_results = sum(n_bytes[i] for i in taken) + int(largest[0])
+    least_of_results = min(cost + int(sizes[0]) for cost, sizes in divisions(n_bytes, segments))
+    # Limits are a geometric series of whole numbers: one that is better may lie between two of them.
+    ratio = (segments.sum(axis=1) / segments.max(axis=1)).max() ** (1 / (LIMITS - 1))
+    assert of_results <= max(least_of_results * ratio, least_of_results + 2) * (1 + SLACK_OF_RESULTS)
+    least = min(cost + int(sizes.sum()) for cost, sizes in divisions(n_bytes, segments))
+    if least_of_results >= segments[0].sum():
+        assert not taken
+        return
+    assert of_results < segments[0].sum() or not taken
+    everywhere = sum(n_bytes) + segments[0].max(), sum(n_bytes) + segments.max(axis=1).sum()
+    is_good = everywhere[0] < segments[0].sum() and everywhere[0] <= least_of_results * (1 + SLACK_OF_RESULTS)
+    if is_good and everywhere[1] <= least * (1 + SLACK):
+        assert len(taken) == len(cuts)

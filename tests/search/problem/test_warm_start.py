@@ -1,0 +1,70 @@
+"""A search with more choices begins with what one with less found, in its own states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from remat.small import HARDWARE, SMALL, settle_copies
+
+from tensoropt.ft import Budget, search
+from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.plan.find_frontier import Model, costing_of, find_frontier
+from tensoropt.search.problem.builder import ProblemBuilder
+from tensoropt.search.problem.choices import Choices
+from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.search.problem.warm_start import adopted
+from tensoropt.tools.offline import record
+
+
+def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProblem, StrategyProblem | None]:
+    mesh = HARDWARE.mesh(4)
+    costing = costing_of(model, HARDWARE, mesh)
+    return ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices).build_recomputing()
+
+
+@pytest.mark.parametrize("is_from_plain", [True, False])
+@pytest.mark.parametrize("space", ["full", "compact"])
+@pytest.mark.parametrize("name", SMALL)
+def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain: bool) -> None:
+    """Of a problem in which nothing is computed again; of one in which no copy is made again, either."""
+    model = record(SMALL[name], name).model
+    plain, built = problems(model, space, Choices(reuse=True))
+    built = built or plain
+    other = plain if is_from_plain else problems(model, space, Choices(reuse=False))[0]
+    found = search(other.problem, budget=Budget(seconds=5.0))
+    strategies = adopted(built, other, found.strategies)
+    costs = [built.problem.cost(strategy.tolist()) for strategy in strategies]
+    assert costs == list(zip(found.mem_bytes.tolist(), found.time_ns.tolist(), strict=True))
+    assert not built.missing_bytes(strategies).any()
+    for before, after in zip(found.strategies[::7], strategies[::7], strict=True):
+        meant, means = other.strategy(before), built.strategy(after)
+        assert means.configs == meant.configs and means.shared == meant.shared and not means.recomputed
+
+
+@pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
+def test_where_nothing_is_computed_again_nothing_is_there_for_a_while(name: str) -> None:
+    """Whatever copies are made again, and whatever takers make of these."""
+    plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
+    assert built is not None
+    rng, tried = np.random.default_rng(0), []
+    for _ in range(300):
+        states = np.array([rng.integers(node.n_states) for node in plain.problem.nodes], np.int32)
+        if settle_copies(plain, states, rng):
+            tried.append(states)
+    assert len(tried) >= 100
+    before, strategies = np.stack(tried), adopted(built, plain, np.stack(tried))
+    for states, state in zip(before, strategies, strict=True):
+        was, now = plain.problem.cost(states.tolist()), built.problem.cost(state.tolist())
+        assert now[0] <= was[0] < INFEASIBLE and now[1] < INFEASIBLE
+    assert not built.missing_bytes(strategies).any()
+
+
+@pytest.mark.parametrize("name", ["vgg16", "attention"])
+def test_no_point_is_above_one_of_a_search_in_which_nothing_is_computed_again(name: str) -> None:
+    model = record(SMALL[name], name).model
+    with_all, without = (
+        find_frontier(model, HARDWARE, 4, budget=Budget(seconds=2.0), without=each).found for each in ((), ("remat",))
+    )
+    place = np.searchsorted(with_all.mem_bytes, without.mem_bytes, side="right") - 1
+    assert (place >= 0).all()
+    assert (with_all.time_ns[place] <= without.time_ns).all()

@@ -1,0 +1,213 @@
+"""``tensoropt check``: traces, what a transfer took without waiting, the comparison, and a plan that runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.mpirun import run_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.lowering.resharding.backends import TimedBackend
+from tensoropt.profiling.hardware import named
+from tensoropt.profiling.trace import MemoryEvent, peak_of, traced_step
+from tensoropt.reschedule.layout import Layout
+from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import cheapest_path
+from tensoropt.runtime.collectives.single import SingleCommunicator
+from tensoropt.runtime.collectives.timed import TimedCommunicator
+from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.sharding.resharding import PlainCosts
+from tensoropt.tools.cli.check import report
+from tensoropt.tools.cli.main import main
+from tensoropt.tools.offline import record_named
+from tensoropt.tools.plan_check import UPDATES, Compared, PlanCheck, transfers_s
+
+MODEL = f"{Path(__file__).with_name('check_model.py')}:model"
+PARAMETER_BYTES = (3 * 3 * 3 * 16 + 16 + 4096 * 6) * 4
+
+
+def test_the_peak_of_a_worked_example():
+    allocations = [(0, 1, 100), (1, 2, 50), (2, 1, 0), (3, 3, 120), (4, 7, 0), (5, 2, 0), (6, 2, 10)]
+    events = [MemoryEvent(*each) for each in allocations]
+    assert peak_of(events) == peak_of(reversed(events)) == 170
+    assert peak_of([]) == peak_of([MemoryEvent(0, 5, 0)]) == 0
+    # A copy of 60 takes the place of what was there before.
+    assert peak_of([MemoryEvent(0, 1, 60), MemoryEvent(1, 9, -60), MemoryEvent(2, 2, 50), MemoryEvent(3, 2, -50)]) == 60
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100))))
+def test_the_peak_is_the_largest_sum_of_what_is_alive(steps):
+    events = [MemoryEvent(number, address, n_bytes) for number, (address, n_bytes) in enumerate(steps)]
+    sums = [0]
+    for number in range(len(steps)):
+        alive = dict(steps[: number + 1])
+        sums.append(sum(alive.values()))
+    assert peak_of(events) == max(sums)
+
+
+def test_a_real_step_s_operators_and_peak():
+    side = 256
+    x = tf.ones((side, side))
+
+    @tf.function(autograph=False)
+    def step():
+        return tf.reduce_sum(tf.matmul(tf.matmul(x, x, name="first"), x, name="second"))
+
+    step()
+    trace = traced_step(step)
+    assert {"first", "second"} <= set(trace.operators_us)
+    assert all(time_us >= 0 for time_us in trace.operators_us.values()) and trace.operators_us["first"] > 0
+    # Both products are there while the second is computed, and little else.
+    assert 2 * 4 * side**2 <= trace.peak_bytes < 3 * 4 * side**2
+    # What others hold meanwhile is told by the system's clock.
+    now: list[MemoryEvent] = []
+
+    def beside() -> list[MemoryEvent]:
+        return now
+
+    def held():
+        now.append(MemoryEvent(time.time_ns() * 1000, 1, 10**7))
+        step()
+        now.append(MemoryEvent(time.time_ns() * 1000, 1, 0))
+
+    assert traced_step(held, beside).peak_bytes - trace.peak_bytes == 10**7
+
+
+def test_a_transfer_takes_what_it_took_the_last_rank_to_come():
+    mesh = Mesh.of(2, 2)
+    # Two steps of two calls: over both axes, then over the second, where ranks 0, 1 and ranks 2, 3 are groups.
+    seconds = [np.array(rows) for rows in ([[9, 5], [1, 1]], [[8, 2], [2, 1]], [[1, 7], [3, 4]], [[7, 4], [4, 6]])]
+    assert transfers_s(mesh, [(0, 1), (1,)], seconds).tolist() == [[1, 4], [1, 4]]
+
+
+def test_a_timed_communicator_writes_down_kind_axes_bytes_and_seconds():
+    now = iter(range(100))
+    timed = TimedCommunicator(SingleCommunicator(), lambda: float(next(now)))
+    piece = np.ones((4, 2), np.float32)
+    timed.all_gather((0,), piece, [(4, 2)], timed.empty((4, 2), np.float32))
+    timed.all_to_all((1,), [piece], [(4, 2)])
+    assert timed.reduce_scatter((0, 1), [piece], (4, 2)).tolist() == piece.tolist()
+    timed.all_reduce((0,), piece)
+    calls = timed.take()
+    assert [(call.kind, call.axes) for call in calls] == [
+        ("all_gather", (0,)), ("all_to_all", (1,)), ("reduce_scatter", (0, 1)), ("all_reduce", (0,))
+    ]
+    assert {(call.n_bytes, call.seconds) for call in calls} == {(32, 1.0)}
+    assert timed.take() == ()
+
+
+def test_rounds_of_one_collective_are_one_call():
+    now = iter(range(100))
+    timed = TimedCommunicator(SingleCommunicator(), lambda: float(next(now)))
+    timed.all_reduce((0,), np.ones(3, np.float32))
+    with timed.rounds():
+        for _ in range(3):
+            timed.all_gather((0,), np.ones((4, 2), np.float32), [(4, 2)])
+    calls = [(call.kind, call.n_bytes, call.seconds) for call in timed.take()]
+    assert calls == [("all_reduce", 12, 1.0), ("all_gather", 96, 3.0)]
+
+
+def test_a_timed_communicator_follows_its_results_until_nothing_refers_to_them():
+    timed = TimedCommunicator(SingleCommunicator(), follows_memory=True)
+    piece = np.ones((4, 2), np.float32)
+    first = timed.all_reduce((0,), piece)
+    part = first[1:]
+    second = timed.empty((8,), np.float64)
+    assert [event.n_bytes for event in timed.take_memory()] == [32, 64]
+    del first
+    assert timed.take_memory() == ()
+    del part, second
+    released = timed.take_memory()
+    assert [event.n_bytes for event in released] == [0, 0] and released[0].time_ps <= released[1].time_ps
+
+
+def test_a_timed_backend_adds_up_what_paths_take():
+    mesh, now = Mesh.of(2), iter(range(100))
+    summed = cheapest_path(Layout(mesh, ((), ()), (0,)), Layout.replicated(mesh, 2), (4, 2), 4, PlainCosts())
+    backend = TimedBackend(mesh, 0, SingleCommunicator(), clock=lambda: 3.0 * next(now))
+    piece = np.ones((4, 2), np.float32)
+    for run in (backend.runner(summed, "a sum"), backend.maximum(summed, "a maximum")):
+        assert run(piece)[0].tolist() == piece.tolist()
+    assert backend.take() == 6.0 and backend.take() == 0.0
+
+
+def test_the_report_puts_the_most_wrong_first():
+    rows = tuple(Compared(f"op{i}", 1000.0, 1000.0 + 100 * i) for i in range(8))
+    total = Compared("step", 900.0, 1000.0)
+    memory = Compared("memory", 2e6, 1e6)
+    check = PlanCheck(total, (900.0, 1000.0, 1100.0), total, total, 7.0, memory, (10**6,), (), rows, ())
+    text = report(check)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("op")] == ["op7", "op6", "op5", "op4", "op3"]
+    assert "-10%" in text and "+100%" in text and "1 MB" in text
+    assert "edges" not in text
+    assert Compared("x", 1.0, 0.0).error is None
+
+
+def test_made_up_batches_are_in_range():
+    graph = record_named(MODEL).model.graph
+    batch = {tensor.name: value for tensor, value in made_up_batch(graph).items()}
+    assert set(batch) == {"x:0", "y:0"}
+    assert batch["y:0"].min() >= 0 and batch["y:0"].max() == 5  # six classes
+    assert batch["x:0"].dtype == np.float32 and batch["x:0"].shape == (16, 32, 32, 3)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    hardware = named("v100-1x2")
+    replace(hardware, name="two").save(folder / "two.json")
+    file = folder / "plan.json"
+    # So little memory that something is split.
+    asked = ["--cluster", "v100-1x2", "--optimizer", "momentum", "--memory", "2MB", "--plan", str(file)]
+    asked += ["--without", "accumulate"]
+    assert main(["search", MODEL, *asked]) == 0
+    return file
+
+
+def test_ranks_run_a_plan_and_compare(plan, tmp_path):
+    file = tmp_path / "check.json"
+    done = run_ranks(2, "-m", "tensoropt", "check", MODEL, "--plan", plan, "--optimizer", "momentum", "--steps", 5,
+                     "--cluster", plan.with_name("two.json"), "--json", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in ("predicted    measured", "waiting", "peak by rank", "the 5 operators most wrong", f"wrote {file}"):
+        assert text in done.stdout
+    found, planned = json.loads(file.read_text()), json.loads(plan.read_text())
+    assert found["step_us"]["predicted"] == planned["time_us"] and len(found["step_us"]["steps"]) == 5
+    # The profiler doesn't see tensors as small as the batch, what is pooled of half of it, and the gradient of that.
+    unseen = found["memory_bytes"]["predicted"] - found["memory_bytes"]["measured"]
+    assert 0 <= unseen <= 1.01 * 4 * (16 * 32 * 32 * 3 + 2 * 8 * 4096)
+    assert len(found["memory_bytes"]["ranks"]) == 2
+    operators = {row["name"]: row for row in found["operators_us"]}
+    predicted = sum(row["predicted"] for row in operators.values())
+    assert predicted == pytest.approx(planned["compute_time_us"], rel=1e-3)
+    assert operators[UPDATES]["measured"] > 0
+    assert all(row["measured"] > 0 for name, row in operators.items() if "Conv2D" in name or "MatMul" in name)
+    counted = sum(row["count"] for row in found["collectives_us"])
+    # Of a bucket each gradient counts for its operator.
+    assert 0 < counted <= sum(row["count"] for row in found["edges_us"])
+
+
+def test_one_device_alone(tmp_path, capsys):
+    file, found = tmp_path / "plan.json", tmp_path / "check.json"
+    assert main(["search", MODEL, "--cluster", "v100-1x1", "--plan", str(file)]) == 0
+    assert main(["check", MODEL, "--plan", str(file), "--steps", "3", "--cluster", "v100-1x1", "--json", str(found)]) == 0
+    check = json.loads(found.read_text())
+    assert check["network_us"]["measured"] == 0 and check["collectives_us"] == []
+    # At the peak the pooling's gradient is computed: the activation and its gradient are there, and what is pooled.
+    activation = 16 * 32 * 32 * 16 * 4
+    assert PARAMETER_BYTES + 2.25 * activation < check["memory_bytes"]["measured"] < PARAMETER_BYTES + 3 * activation
+    capsys.readouterr()
+    for arguments, said in [
+        (["--steps", "0"], "--steps takes a positive number"),
+        (["--plan", str(tmp_path / "none.json")], "none.json' can't be read"),
+        (["--json", str(tmp_path)], "that is a folder"),
+    ]:
+        assert main(["check", MODEL, "--plan", str(file), "--cluster", "v100-1x1", *arguments]) == 2
+        assert said in capsys.readouterr().err

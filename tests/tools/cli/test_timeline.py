@@ -1,0 +1,99 @@
+"""``tensoropt timeline``: lengths of intervals, shares of a step, and traces of a plan that ranks run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.mpirun import run_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.profiling.trace import MemoryEvent, OperatorEvent, allocated
+from tensoropt.tools.cli.main import main
+from tensoropt.tools.timeline import CollectiveEvent, RankTimeline, covered, shares
+
+MODEL = f"{Path(__file__).with_name('check_model.py')}:model"
+INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=8)
+
+
+@given(INTERVALS)
+def test_what_intervals_cover_is_the_number_of_instants_in_any_of_them(pairs):
+    intervals = np.array([(start, start + length) for start, length in pairs], np.int64).reshape(-1, 2)
+    assert covered(intervals) == len({instant for start, end in intervals.tolist() for instant in range(start, end)})
+
+
+def operator(name: str, start_us: int, duration_us: int) -> OperatorEvent:
+    return OperatorEvent(name, "MatMul", 7, start_us * 10**6, duration_us * 10**6)
+
+
+def test_the_shares_of_a_worked_example():
+    # Two steps of 100 us: 10 to 30 and 20 to 50 compute, 40 to 70 communicate, of which 10 are hidden; the second is idle.
+    steps = np.array([[0, 100_000], [200_000, 300_000]])
+    events = (operator("a", 10, 20), operator("gradients/a_grad/MatMul", 20, 30), operator("collective_1", 35, 40))
+    collective = CollectiveEvent(None, "all_reduce", 8, 40_000, 30_000)
+    found = shares(RankTimeline(0, "here", steps, events, (collective,), ()), ["a"])
+    assert (found.step, found.operators, found.collectives, found.hidden, found.neither) == (100, 20, 15, 5, 70)
+
+
+def test_a_curve_of_memory():
+    events = [MemoryEvent(3, 1, 0), MemoryEvent(1, 1, 100), MemoryEvent(2, 2, 50), MemoryEvent(4, 9, -10)]
+    assert list(allocated(events)) == [(1, 100), (2, 150), (3, 50), (4, 40)]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main(["search", MODEL, "--cluster", "v100-1x2", "--memory", "2MB", "--plan", str(file)]) == 0
+    return file
+
+
+def test_ranks_trace_a_plan(plan, tmp_path):
+    folder = tmp_path / "traces" / "new"
+    done = run_ranks(2, "-m", "tensoropt", "timeline", MODEL, "--plan", plan, "--steps", 2, "--output", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in collectives ms" in done.stdout and f"wrote {folder / 'all.json'}" in done.stdout
+    planned = {op["name"] for op in json.loads(plan.read_text())["operators"]}
+    both = json.loads((folder / "all.json").read_text())["traceEvents"]
+    for rank in range(2):
+        events = json.loads((folder / f"rank{rank}.json").read_text())["traceEvents"]
+        assert [event["name"] for event in events] == [event["name"] for event in both if event["pid"] == rank]
+        complete = [event for event in events if event["ph"] == "X"]
+        steps = [event for event in complete if event["cat"] == "step"]
+        ends = [(step["ts"], step["ts"] + step["dur"]) for step in steps]
+        assert len(ends) == 2 and ends[0][1] <= ends[1][0]
+        # All of it lies within the steps, by whichever clock it was told.
+        slack_us = 500
+        for event in complete:
+            start, end = event["ts"], event["ts"] + event["dur"]
+            assert any(first - slack_us <= start and end <= last + slack_us for first, last in ends), event
+        collectives = [event for event in complete if event["cat"] == "collective"]
+        assert len(collectives) >= 2 and all(event["args"]["bytes"] > 0 for event in collectives)
+        assert all(" for " in event["name"] and "shape" in event["args"] for event in collectives)
+        forward, backward = (
+            [event["name"] for event in complete if event["cat"] == way] for way in ("forward", "backward")
+        )
+        assert {"Conv2D + BiasAdd + Relu", "MaxPool2d"} <= set(forward)
+        assert {name for each in forward for name in each.split(" + ")} <= planned
+        assert "Conv2D (backward)" in backward and {name.removesuffix(" (backward)") for name in backward} <= planned
+        assert any(event["ph"] == "C" and event["args"]["bytes"] > 0 for event in events)
+
+
+def test_one_device_alone_and_what_is_refused(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    assert main(["search", MODEL, "--cluster", "v100-1x1", "--plan", str(file)]) == 0
+    asked = ["timeline", MODEL, "--plan", str(file), "--output"]
+    assert main([*asked, str(tmp_path / "here"), "--steps", "1"]) == 0
+    events = json.loads((tmp_path / "here" / "all.json").read_text())["traceEvents"]
+    assert not [event for event in events if event.get("cat") in ("collective", "call")]
+    capsys.readouterr()
+    for arguments, said in [
+        ([str(file)], f"traces can't be saved in '{file}': that is a file; give a folder"),
+        ([str(file / "below")], f"traces can't be saved in '{file / 'below'}'"),
+        ([str(tmp_path), "--steps", "0"], "--steps takes a positive number"),
+        ([str(tmp_path), "--plan", str(tmp_path / "none.json")], "none.json' can't be read"),
+    ]:
+        assert main([*asked, *arguments]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,23 @@
+"""One rank of a script that searches by measured operators and trains a step.
+
+Usage: measured_search_rank.py
+"""
+
+from dataclasses import replace
+
+from helpers import zoo
+
+import tensoropt
+from tensoropt.profiling.compute import cpu_name
+from tensoropt.profiling.hardware import named
+
+described = named("v100-1x2")
+session = tensoropt.init(hardware=replace(described, device=replace(described.device, name=cpu_name())), seed=1)
+built = zoo.mlp(tensoropt)
+step = tensoropt.GradientDescentOptimizer().minimize(built.loss)
+plan = tensoropt.find_strategy(profile_budget="3s")
+told = plan.assumed["operators"]
+tensoropt.build_execution_graph(plan=plan)
+loss = tensoropt.run([step, built.loss], {fed: batches[0] for fed, batches in built.inputs.items()})[1]
+rank = session.processes.rank
+print(f"rank {rank}: {told['measured'] + told['predicted']} operators, {plan.time_us} us, loss {float(loss)}", flush=True)

@@ -1,0 +1,65 @@
+"""Whether data parallelism is tried beside a plan: by what the plan takes, which under a memory limit isn't the least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from helpers import zoo
+
+from tensoropt.plan.find_frontier import Model, find_baseline, find_frontier
+from tensoropt.profiling.hardware import named
+from tensoropt.profiling.store import Store
+from tensoropt.runtime.execute import MPI
+from tensoropt.runtime.ranks import Processes
+from tensoropt.tuning.baseline_trial import RIVAL, Contest, runs_as
+from tensoropt.tuning.interleaved_timing import FirstValue
+
+PLENTY = 10**12
+
+
+def not_asked() -> FirstValue:
+    raise AssertionError("no plan is run")
+
+
+def contest(model: Model, limit_bytes: int | None = None, budget_s: float = 60.0) -> Contest:
+    alone, store = Processes(0, 1, ("here",)), Store(None, "here")
+    return Contest(alone, model, not_asked, MPI, limit_bytes, budget_s, store, lambda plan: {})
+
+
+def test_data_parallelism_is_tried_where_it_is_near_the_plan():
+    model = zoo.record(zoo.mlp, "momentum").model
+    frontier = find_frontier(model, named("v100-1x2"), 2)
+    alone = find_baseline(frontier, "data-parallel")
+    time_us = alone.points[0].time_us
+    plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
+    near, far = (replace(plan, time_us=time_us / factor) for factor in (RIVAL * 0.99, RIVAL * 1.01))
+    rival = contest(model)._rival(near, PLENTY)
+    assert rival is not None
+    assert runs_as(rival) == runs_as(alone.plan(0))
+    assert contest(model)._rival(far, PLENTY) is None
+
+
+def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
+    model = zoo.record(zoo.mlp, "momentum").model
+    frontier = find_frontier(model, named("v100-1x2"), 2)
+    alone = find_baseline(frontier, "data-parallel")
+    plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
+    plan = replace(plan, time_us=alone.points[0].time_us)
+    needed_bytes = alone.needed_bytes(0)
+    assert contest(model, needed_bytes)._rival(plan, PLENTY) is not None
+    assert contest(model, needed_bytes - 1)._rival(plan, PLENTY) is None
+    assert contest(model)._rival(plan, needed_bytes + plan.peak_bytes) is not None
+    assert contest(model)._rival(plan, needed_bytes + plan.peak_bytes - 1) is None
+    assert contest(model, budget_s=1e-9)._rival(plan, PLENTY) is None
+    assert contest(model)._rival(replace(alone.plan(0), frontier=frontier), PLENTY) is None
+
+
+def test_what_a_plan_runs_as_has_nothing_of_its_costs():
+    model = zoo.record(zoo.mlp, "momentum").model
+    frontier = find_frontier(model, named("v100-1x2"), 2)
+    plan = frontier.plan(0)
+    slower = replace(plan, time_us=2 * plan.time_us, operators=tuple(replace(op, time_us=1e9) for op in plan.operators))
+    assert runs_as(slower) == runs_as(plan)
+    digests = [runs_as(frontier.plan(point)) for point in range(len(frontier))]
+    assert len(np.unique(digests)) == len(frontier)

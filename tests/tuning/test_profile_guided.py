@@ -1,0 +1,306 @@
+"""Searching by measured operators: what is measured, when it ends, and what it says; and timing real operators."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import zoo
+
+import tensoropt
+from tensoropt.common.errors import InputError
+from tensoropt.costs.work_items import local_shapes
+from tensoropt.plan.find_frontier import ModelFrontier
+from tensoropt.plan.options import Request, mini_time
+from tensoropt.profiling.compute import cpu_name
+from tensoropt.profiling.hardware import Hardware, named
+from tensoropt.profiling.store import FILE, Store
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config
+from tensoropt.runtime.operator_timer import OperatorTimer, Timed, Trial
+from tensoropt.runtime.ranks import Processes
+from tensoropt.search.baselines import data_parallel
+from tensoropt.search.baselines.task import Task
+from tensoropt.tuning.profile_guided import (
+    NEGLIGIBLE,
+    MeasuredSearch,
+    _of_data_parallelism,
+    _work,
+    find_measured,
+    parse_budget,
+)
+
+ALONE = Processes(0, 1, ("here",))
+DEVICES = 2
+
+
+def here(n_devices: int = DEVICES) -> Hardware:
+    """Hardware whose device is this machine's, with numbers that don't depend on it."""
+    described = named(f"v100-1x{n_devices}")
+    return replace(described, name="here", device=replace(described.device, name=cpu_name()))
+
+
+class Machine:
+    """Times by a law of its own, and a clock that goes on by what is timed; ``slow`` types take a thousand times as long."""
+
+    def __init__(self, slow: str = "", seconds_each: float = 0.1, fails: str = "") -> None:
+        self.slow, self.seconds_each, self.fails = slow, seconds_each, fails
+        self.now, self.timed = 0.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    def time(self, trial: Trial) -> Timed | None:
+        self.now += self.seconds_each
+        self.timed.append((trial.op.name, str(trial.config)))
+        if trial.op.type == self.fails:
+            return None
+        (layout, *_), (tensor, *_) = trial.interface.results, trial.op.outputs
+        size = sum(layout.largest_local_shape(tensor.shape))
+        scale = 1e3 if trial.op.type == self.slow else 1.0
+        return Timed(scale * (1 + size), scale * len(trial.places), 0.05)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zoo.record(zoo.mlp, "momentum").model
+
+
+def searching(model, machine: Machine, store: Store, budget_s: float = 1e9, processes: Processes = ALONE) -> MeasuredSearch:
+    def search(known):
+        return mini_time(Request(model, here(), None, known=known), DEVICES)
+
+    return MeasuredSearch(processes, model, search, budget_s, store, machine, machine.clock)  # type: ignore[arg-type]
+
+
+def variables_of(model) -> int:
+    """Updates of variables can't be timed by themselves."""
+    return sum(op.is_trainable for op in model.graph.variables)
+
+
+def in_step(model) -> set[str]:
+    return {op.name for op in model.graph.step_operators if op.updates is None}
+
+
+def found(searching: MeasuredSearch):
+    return searching.find(lambda compute: compute())
+
+
+def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
+    machine, store = Machine(), Store(None, "here")
+    plan = found(searching(model, machine, store))
+    told, frontier = plan.assumed["operators"], plan.frontier
+    assert isinstance(frontier, ModelFrontier)
+    works = {op.name: _work(frontier, op.name, op.config) for op in plan.operators if op.name in in_step(model)}
+    times_us = {name: frontier.costing.compute.time_ns(work) / 1e3 for name, work in works.items() if work is not None}
+    unknown_us = [time_us for name, time_us in times_us.items() if works[name].key and works[name].key not in store.measured]
+    assert sum(unknown_us) <= NEGLIGIBLE * sum(times_us.values())
+    assert told["predicted"] == variables_of(model) + len(unknown_us) and told["measured"] > 5
+    assert len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
+    # What was measured is in the plan's costs.
+    times = {op.name: op.time_us for op in plan.operators}
+    configs = plan.strategy.configs
+    for name, config in machine.timed:
+        if str(configs[name]) == config:
+            op = model.graph.operators[name]
+            timed = Machine().time(Trial.of(op, configs[name], model.graph, model.backward, 0.0))
+            assert times[name] == pytest.approx(timed.forward_us + timed.backward_us, abs=1e-3)
+    # The next run knows it all.
+    again = Machine()
+    assert found(searching(model, again, store)).to_json() == plan.to_json()
+    assert again.timed == []
+
+
+def test_slow_operators_change_the_answer(model):
+    usual, odd = (found(searching(model, Machine(slow), Store(None, "here"))) for slow in ("", "MatMul"))
+    assert odd.time_us > 10 * usual.time_us
+    # No more than if all configs had been known beforehand: the plan is the best of the frontier it measured.
+    assert odd.frontier is not None and odd.time_us == min(point.time_us for point in odd.frontier.points)
+
+
+def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(model):
+    machine, store = Machine(), Store(None, "here")
+    search = searching(model, machine, store, budget_s=1e-3)
+    plan = found(search)
+    search.measure(plan.frontier, [plan.strategy])
+    measured = len(machine.timed)
+    assert plan.assumed["operators"]["measured"] < measured
+    search.measure(plan.frontier, [plan.strategy])
+    assert len(machine.timed) == measured
+    works = [search._works[name, config] for name, config in search._works if plan.strategy.configs[name] == config]
+    assert works and all(work.key in store.measured for work in works)
+
+
+def test_a_budget_ends_it_and_the_largest_of_the_plan_come_first(model):
+    machine, store = Machine(seconds_each=1.0), Store(None, "here")
+    plan = found(searching(model, machine, store, budget_s=3.5))
+    assert len(machine.timed) == 4
+    told = plan.assumed["operators"]
+    assert told["predicted"] > variables_of(model) and told["measured_time_percent"] < 100
+    first = mini_time(Request(model, here(), None), DEVICES)
+    times = {op.name: op.time_us for op in first.operators if op.type != "Variable"}
+    assert times[machine.timed[0][0]] == max(times.values())
+    # Later runs go on where this one ended.
+    found(searching(model, machine, store, budget_s=3.5))
+    assert len(set(machine.timed)) == 8
+
+
+def test_a_spent_budget_ends_with_a_cautious_search(model):
+    """Products are slow and nobody knows: by predictions the search would settle for some that it hasn't measured."""
+
+    def watched(budget_s: float):
+        """The plan, and whether each search was cautious."""
+        cautious = []
+        each = searching(model, Machine("MatMul", seconds_each=1.0), Store(None, "here"), budget_s)
+        search = each.search
+
+        def noted(known):
+            cautious.append(known.is_cautious)
+            return search(known)
+
+        each.search = noted
+        return found(each), cautious
+
+    assert not any(watched(1e9)[1])
+    plan, cautious = watched(2.5)
+    assert cautious == [False] * (len(cautious) - 1) + [True]
+    assert plan.frontier.costing.compute.is_cautious
+
+
+def test_data_parallelism_comes_behind_the_first_plan(model):
+    first = mini_time(Request(model, here(), None), DEVICES)
+    frontier = first.frontier
+    assert isinstance(frontier, ModelFrontier)
+    alone, both = (
+        searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
+    )
+    assert both[: len(alone)] == alone and len(both) > len(alone)
+    batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
+    assert all(batch[name] == config != first.strategy.configs[name] for name, config, _ in both[len(alone) :])
+    # What is forced keeps out of the space what contradicts it.
+    forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
+    assert isinstance(forced, ModelFrontier)
+    products = {op.name for op in model.graph.step_operators if op.type == "MatMul"}
+    assert products & {name for name, _ in _of_data_parallelism(frontier)}
+    assert not products & {name for name, _ in _of_data_parallelism(forced)}
+
+
+def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):
+    machine, store = Machine(fails="MatMul"), Store(None, "here")
+    plan = found(searching(model, machine, store))
+    assert len(set(machine.timed)) == len(machine.timed)
+    assert not any(key.startswith("MatMul") for key in store.measured)
+    assert plan.assumed["operators"]["predicted"] > 0
+
+
+def test_the_slowest_rank_counts(model):
+    class Two(Processes):
+        def gather(self, value):
+            assert isinstance(value, Timed)
+            return [value, replace(value, forward_us=10 * value.forward_us, spread=0.4)]
+
+    machine, store = Machine(), Store(None, "here")
+    found(searching(model, machine, store, 0.05, Two(0, 1, ("here",))))
+    (only,) = store.measured.values()
+    assert only.forward_us >= 20 and only.spread == 0.4
+
+
+def test_an_interruption_keeps_what_was_measured(model, tmp_path):
+    class Interrupted(Machine):
+        def time(self, trial):
+            if len(self.timed) == 3:
+                raise KeyboardInterrupt
+            return super().time(trial)
+
+    with closing(Store(tmp_path / FILE, "here")) as store, pytest.raises(KeyboardInterrupt):
+        found(searching(model, Interrupted(), store))
+    with closing(Store(tmp_path / FILE, "here")) as store:
+        assert len(store.measured) == 3
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("60s", 60), (2.5, 2.5), ("2min", 120), (" 500 ms", 0.5), ("1m", 60)])
+def test_budgets(given, seconds):
+    assert parse_budget(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-1s", 0, "nan", "inf", None])
+def test_what_is_no_budget(given):
+    with pytest.raises(InputError, match="a time above 0 such as '60s'"):
+        parse_budget(given)
+
+
+def test_what_cannot_be_measured_here(model):
+    request = Request(model, named("v100-1x2"), None)
+    with pytest.raises(InputError, match="operators of v100-1x2 can't be measured here: its device is 'V100-SXM2-16GB'"):
+        find_measured("mini_time", request, 2, "1s", ALONE)
+    with pytest.raises(InputError, match="leave the profiling budget"):
+        find_measured("profiling", request, [1, 2], "1s", ALONE)
+
+
+def trial_of(model, name: str, text: str) -> Trial:
+    op = model.graph.operators[name]
+    return Trial.of(op, Config.parse(here().mesh(), text), model.graph, model.backward, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("Conv2D", "h:a"), ("Conv2D", "n:a h:b"), ("MaxPool", "h:a"), ("AvgPool", "h:a w:b")]
+)
+def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
+    def overlapping():
+        api = tf.compat.v1
+        x = api.placeholder(api.float32, [4, 12, 12, 3], name="x")
+        kernel = api.get_variable("kernel", [3, 3, 3, 8])
+        hidden = tf.nn.conv2d(x, kernel, 1, "SAME", name="Conv2D")
+        hidden = tf.nn.max_pool2d(hidden, 3, 1, "SAME", name="MaxPool")
+        batch = np.zeros((zoo.N_BATCHES, 4, 12, 12, 3), np.float32)
+        return zoo.Built(api.reduce_mean(tf.nn.avg_pool2d(hidden, 3, 1, "SAME", name="AvgPool")), {x: tuple(batch)}, ())
+
+    model = zoo.record(overlapping, "sgd").model
+    op, rule = model.graph.operators[name], rule_of(model.graph.operators[name])
+    chosen = Config.parse(here(4).mesh(), config)
+    assert rule.exchanged(chosen)
+    trial = Trial.of(op, chosen, model.graph, model.backward, 50.0)
+    assert trial.places
+    shapes = local_shapes(op, rule, chosen, trial.interface)
+    (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
+    assert shapes[0][1] in (own // split + 1, own // split + 2)  # rows above or below, and in the middle both
+    timed = OperatorTimer().time(trial)
+    assert timed is not None and timed.forward_us > 0 and timed.backward_us > 0
+
+
+def test_only_results_that_get_gradients_are_given_them():
+    model = zoo.record(zoo.cnn, "sgd").model
+    (loss,) = (op for op in model.graph.step_operators if "SoftmaxCrossEntropy" in op.type)
+    trial = trial_of(model, loss.name, "-")
+    assert len(loss.outputs) == 2 and trial.given == (0,) and trial.places == (0,)
+    assert OperatorTimer().time(trial) is not None
+
+
+def test_real_operators_are_timed_whole_and_split():
+    model, timer = zoo.record(zoo.cnn, "sgd").model, OperatorTimer()
+    options = tf.config.optimizer.get_experimental_options()
+    of_type = {op.type: op.name for op in model.graph.step_operators if op.operands and op.updates is None}
+    for name in of_type.values():
+        timed = timer.time(trial_of(model, name, "-"))
+        assert timed is not None, name
+        assert timed.forward_us >= 0 and timed.backward_us >= 0
+    assert timer.time(trial_of(model, of_type["Conv2D"], "n:a")) is not None
+    assert tf.config.optimizer.get_experimental_options() == {**options, "disable_meta_optimizer": False}
+
+
+def test_find_strategy_measures_within_its_budget_and_goes_on_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
+    known = [0]
+    for _ in range(2):
+        tensoropt.init(hardware=here(), seed=1)
+        tensoropt.GradientDescentOptimizer().minimize(zoo.mlp(tensoropt).loss)
+        told = tensoropt.find_strategy(profile_budget="2s").assumed["operators"]
+        assert told["measured"] + told["predicted"] > 0
+        # Recording goes on.
+        assert tf.compat.v1.get_default_graph() is tensoropt.current_session()._recording.graph
+        with closing(Store(tmp_path / FILE, told["environment"])) as store:
+            known.append(len(store.measured))
+    assert 0 < known[1] <= known[2]
