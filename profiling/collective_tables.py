@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator, rank_step
+from ..reschedule.communicator import Communicator
+from ..reschedule.execute import rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.steps import Move, State, Step, make_step

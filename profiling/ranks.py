@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..reschedule.execute import Communicator
+from ..reschedule.communicator import Communicator
 from ..reschedule.layout import Axes
 from ..reschedule.mesh import Mesh
 from .compute import Action, Call, time_s

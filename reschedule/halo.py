@@ -30,8 +30,8 @@ from .layout import Axes, Layout, Shape, axes_text, block_bounds
 from .summing import Array
 
 if TYPE_CHECKING:
-    from .execute import Communicator
-    from .path import StepCosts
+    from .communicator import Communicator
+    from .cost_model import StepCosts
 
 HALO, HALO_SUM = "halo", "halo_sum"
 ZERO, LOWEST = "zero", "lowest"

@@ -16,11 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from .bulk import times_between
+from .cost_model import StepCosts
 from .graph import all_states
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
@@ -36,17 +36,6 @@ _TOO_LONG_NS = 3600 * 10**9
 
 class ReschedulingError(ValueError):
     """A tensor cannot be taken from one layout to another."""
-
-
-class StepCosts(Protocol):
-    """What steps cost: the interface at which cost models plug in. Must be deterministic and never negative."""
-
-    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
-        """Time of a collective over ``axes`` (ascending), or of a local step (``kind`` "local").
-
-        ``n_bytes`` is what :meth:`Step.n_bytes` gives: for the rank with the largest piece.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

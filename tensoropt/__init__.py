@@ -30,9 +30,9 @@ if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys()
     limit_threads()
 
 _OWN = {
-    "GradientDescentOptimizer": "frontend.recording",
-    "MomentumOptimizer": "frontend.recording",
-    "AdamOptimizer": "frontend.recording",
+    "GradientDescentOptimizer": "session.recording_optimizers",
+    "MomentumOptimizer": "session.recording_optimizers",
+    "AdamOptimizer": "session.recording_optimizers",
     "softmax_cross_entropy": "frontend.recording",
     "current_session": "session.session",
     "load_checkpoint": "runtime.checkpoint",

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -66,3 +67,7 @@ class Bars:
                 at = f"{self._stage}, {self._done} of {self._total}"
                 print(f"tensoropt: after {seconds:.0f} s: {at}", file=sys.stderr, flush=True)
             wait_s = EACH_S
+
+
+Progress = Callable[[str, int, int], None]
+"""What long work calls: by the name of what it does, how many parts are done, of how many."""

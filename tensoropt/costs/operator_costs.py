@@ -23,14 +23,15 @@ import numpy as np
 from ..common.gradient_types import carries_gradient
 from ..ft.problem import INFEASIBLE
 from ..ir.body import COMPOSITES, LOOP
+from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
-from ..lowering.gradient_analysis import NO_BACKWARD, Backward, analyse_body
-from ..optimizers.sparse import row_deliveries
+from ..lowering.gradient_analysis import analyse_body
 from ..profiling.work import Work
+from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape, is_view, needs_communication
 from ..reschedule.mesh import Mesh
-from ..reschedule.path import AllPairs, StepCosts, all_pairs, cheapest_path, size_class
+from ..reschedule.path import AllPairs, all_pairs, cheapest_path, size_class
 from ..rules.composition import Composition
 from ..rules.rule import Config, Demand, Interface, Rule, interface, local_points
 from ..sharding.consumers import Taker, takers_of
@@ -42,7 +43,7 @@ from ..sharding.resharding import (
     halo_delivery,
     inner_deliveries,
 )
-from ..sharding.update_resharding import update_deliveries
+from ..sharding.update_resharding import row_deliveries, update_deliveries
 from .loop_costs import BodyCosting
 from .work_items import work_of
 

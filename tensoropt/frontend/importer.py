@@ -17,8 +17,8 @@ from ..common.errors import InputError
 from ..common.source_lines import source_line
 from ..ir.attributes import attributes_of
 from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..ir.optimizer import Optimizer
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
-from ..optimizers.runtime import Optimizer
 from ..reschedule.layout import Shape
 from ..rules.registry import has_rule, static_positions
 from .connected import Connections

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..optimizers.runtime import Optimizer, ParameterUpdate
 from ..reschedule.layout import Shape
+from .optimizer import Optimizer, ParameterUpdate
 
 if TYPE_CHECKING:
-    from ..sharding.micro_batches import Slicing
+    from .slicing import Slicing
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)

@@ -20,14 +20,15 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..ir.graph import Tensor
-from ..optimizers.sparse import Lookup
+from ..ir.slicing import Slice, Slicing
 from ..rules.rule import Demand
-from ..sharding.micro_batches import SUM, Slice, Slicing
+from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
 from .local import local_block
 from .model import LocalModel, back_from, gradients_of
 from .operators import Values
 from .schedule import put_in_order
+from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
 """In whose name, with the slice's number, a slice's operators are."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
+from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
@@ -28,34 +29,6 @@ _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGrad
 # Gradient functions may look at small constants (an exponent); writing large ones into a graph takes long.
 _MOST_WRITTEN = 1024
 _TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """Attributes:
-    gradients: (operator, input position) of the operands to which a gradient comes back.
-    kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
-    kept_results: names of the tensors that their own producer's gradient reads.
-    """
-
-    gradients: frozenset[tuple[str, int]]
-    kept_operands: frozenset[tuple[str, int]]
-    kept_results: frozenset[str]
-
-    def reached(self, graph: Graph) -> frozenset[str]:
-        """Names of the tensors that get a gradient: losses, and what operands with one are."""
-        losses = (step.loss.name for step in graph.train_steps.values())
-        operators = graph.operators
-        taken = (
-            tensor.name
-            for name in dict.fromkeys(name for name, _ in self.gradients)
-            for position, tensor in operators[name].operands
-            if (name, position) in self.gradients
-        )
-        return frozenset((*losses, *taken))
-
-
-NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
 
 
 def analyse(graph: Graph) -> Backward:

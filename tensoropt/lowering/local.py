@@ -13,6 +13,7 @@ import tensorflow as tf
 from ..ir.graph import Operator
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Interface
+from ..sharding.local_shapes import SHAPED_BY, piece_of, static_values
 
 
 def uniform_shape(layout: Layout, shape: Shape) -> tf.TensorShape:
@@ -35,11 +36,6 @@ def local_constant(value: np.ndarray, layout: Layout, shape: Shape, rank: int, d
     return tf.compat.v1.placeholder_with_default(piece, uniform_shape(layout, shape))
 
 
-def piece_of(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
-    """The rank's piece of a whole array."""
-    return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
-
-
 def local_block(value: tf.Tensor, layout: Layout, shape: Shape, rank: int) -> tf.Tensor:
     """A rank's piece of a tensor that it has in whole."""
     bounds = layout.bounds(shape, rank)
@@ -54,15 +50,8 @@ def local_shape(layout: Layout, shape: Shape, rank: int) -> np.ndarray | tf.Tens
 
 
 def local_statics(op: Operator, interface: Interface, rank: int) -> dict[int, np.ndarray | tf.Tensor]:
-    """The static inputs as this rank needs them: target shapes are those of its piece."""
-    statics: dict[int, np.ndarray | tf.Tensor] = dict(op.statics)
-    if op.type in ("Reshape", "BroadcastTo"):
-        statics[1] = local_shape(interface.results[0], op.result.shape, rank)
-    elif op.type in ("Conv2DBackpropInput", "Fill"):
-        statics[0] = local_shape(interface.results[0], op.result.shape, rank)
-    elif op.type == "Slice":
-        operand = op.inputs[0]
-        assert operand is not None
-        whole = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
-        statics[2] = np.where(whole, -1, op.statics[2])
+    """The static inputs as this rank needs them, opaque where ranks differ."""
+    statics: dict[int, np.ndarray | tf.Tensor] = dict(static_values(op, interface, rank))
+    if op.type in SHAPED_BY:
+        statics[SHAPED_BY[op.type]] = local_shape(interface.results[0], op.result.shape, rank)
     return statics

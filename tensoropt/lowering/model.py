@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from ..common.gradient_types import carries_gradient
 from ..ir.graph import CONSTANT, SOURCES, Operator, Tensor
+from ..ir.slicing import Slice
 from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
-from ..sharding.micro_batches import Slice
 from ..sharding.resharding import Delivery, Router, differentiated_operands, inner_deliveries
 from ..sharding.strategy import Copy, StrategyView
 from .operators import Job, Values, emit

@@ -15,9 +15,9 @@ from tensorflow.python.framework import op_def_library
 
 from ..common.settings import RandomMode, random_mode
 from ..ir.graph import ARGUMENTS, CONSTANT, Operator
+from ..ir.slicing import Slice
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
-from ..sharding.micro_batches import Slice
 from .gradient_overrides import lean_gradient
 from .local import local_constant, local_statics, opaque, uniform_shape
 from .ops.dilated_convolution import convolved, is_dilated

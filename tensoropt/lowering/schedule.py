@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
+from ..common.settings import LAG
+
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 BACKWARD = "gradients"
 """The scope in which gradients are emitted."""
@@ -30,8 +32,6 @@ AGAIN = f"{BACKWARD}/again"
 
 TensorFlow's graph optimizer has made cycles of graphs in which it had one.
 """
-LAG = 32
-"""By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal."""
 FUSED = 4
 """So many operators one after the other may become one."""
 CALLBACK = "PyFunc"

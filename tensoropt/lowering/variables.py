@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from ..ir.graph import Tensor
 from ..reschedule.layout import Layout, Shape
-from .local import piece_of, uniform_shape
+from ..sharding.local_shapes import piece_of
+from .local import uniform_shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

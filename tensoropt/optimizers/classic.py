@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir.graph import Tensor
-from .runtime import ParameterUpdate, Shards
-
-if TYPE_CHECKING:
-    from .classic_updates import RunningClassic
+from ..ir.optimizer import ParameterUpdate
 
 # Zeros at first, laid out as their parameter.
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -57,11 +54,6 @@ class Classic:
             (key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters
         )
         return Classic(self.kind, tuple(imported))
-
-    def start(self, shards: Shards) -> RunningClassic:
-        from .classic_updates import RunningClassic
-
-        return RunningClassic(self, shards)
 
     def __str__(self) -> str:
         return self.kind

@@ -13,13 +13,12 @@ import keras
 import tensorflow as tf
 
 from ..common.errors import InputError, short
+from ..ir.optimizer import ParameterUpdate
 from .copies import KerasBase, Parameter, inner_of, slots_of
 from .elementwise import fault_of, is_taken_over, starts_from_values
-from .runtime import ParameterUpdate, Shards
 
 if TYPE_CHECKING:
     from ..ir.graph import Tensor
-    from .keras_running import RunningKeras
 
 logger = logging.getLogger("tensoropt")
 _ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
@@ -135,11 +134,6 @@ class KerasOptimizer:
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
         return self
-
-    def start(self, shards: Shards) -> RunningKeras:
-        from .keras_running import RunningKeras
-
-        return RunningKeras(self, shards)
 
     def __str__(self) -> str:
         return name_of(self.source)

@@ -19,10 +19,10 @@ import keras
 import tensorflow as tf
 
 from ..common.errors import InputError, short
-from ..lowering.local import piece_of
 from ..lowering.operators import Values
 from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
+from ..sharding.local_shapes import piece_of
 from ..sharding.update_resharding import piece_delivery, whole_delivery
 from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
 from .global_norms import Completing

@@ -9,37 +9,19 @@ and each keeps what falls into its piece of the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
 
-from ..ir.graph import Operator
 from ..lowering.local import opaque
 from ..lowering.operators import Values
+from ..lowering.table_lookups import Lookup
 from ..reschedule.layout import Layout, Shape
-from ..rules.rule import Config, Demand, Rule, interface
-from ..sharding.resharding import Delivery
 
 if TYPE_CHECKING:
     from .runtime import Emission, Shards
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
-    """What one lookup found, on the ranks of this process.
-
-    Attributes:
-        found: local values, of which the gradient is taken.
-        indices: the rows, all of them on every rank.
-        delivery: brings the gradient of ``found`` to every rank.
-    """
-
-    found: Values
-    indices: Values
-    delivery: Delivery
 
 
 def places_of(emission: Emission) -> list[list[Values]]:
@@ -79,21 +61,6 @@ def added_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(
         tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices, slices.dense_shape
     )
-
-
-def row_deliveries(op: Operator, rule: Rule, config: Config) -> tuple[Delivery, Delivery]:
-    """Of a lookup whose table is updated by rows: the indices, and the gradient of what was found, whole on every device."""
-    seen, indices = interface(rule, config), op.inputs[1]
-    demand = seen.operands[1]
-    assert indices is not None and demand is not None
-    return (
-        _whole(indices.shape, indices.item_bytes, demand.layout),
-        _whole(op.result.shape, op.result.item_bytes, seen.results[0].with_partial(())),
-    )
-
-
-def _whole(shape: Shape, item_bytes: int, source: Layout) -> Delivery:
-    return Delivery(shape, item_bytes, source, Demand(Layout.replicated(source.mesh, len(shape)), None))
 
 
 def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, shape: Shape, rank: int) -> tf.IndexedSlices:

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from ..ir.graph import PLACEHOLDER
 from ..program.liveness import Buffer, Instruction, peak_of_program
-from .find_frontier import Model, ModelFrontier
+from ..sharding.model import Model
+from .find_frontier import ModelFrontier
 
 
 def batch_of(model: Model) -> int | None:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from ..common.errors import InputError
 from ..costs.operator_costs import OperatorCosting, accumulator_bytes
 from ..ir.graph import Operator, Tensor
-from ..optimizers.sparse import row_deliveries
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Demand, Interface, Rule, configs, interface
 from ..sharding.consumers import Taker, demand_of, takers_of
+from ..sharding.model import Model
 from ..sharding.resharding import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
 from ..sharding.strategy import Strategy, StrategyView
-from ..sharding.update_resharding import update_deliveries
-from .find_frontier import Model, ModelFrontier
+from ..sharding.update_resharding import row_deliveries, update_deliveries
+from .find_frontier import ModelFrontier
 from .plan import Plan, PlannedDelivery, PlannedOperator
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
+from ..common.progress import Progress
 from ..search.baselines import BASELINES
 from ..search.baselines import SPACES as BASELINE_SPACES
 from ..search.problem.config_space import FULL, described
 from .find_frontier import ModelFrontier, find_baseline
-from .frontier import Progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,8 +20,9 @@ from itertools import takewhile
 
 import numpy as np
 
+from ..common.progress import Progress
 from ..ir.graph import Graph, Operator
-from ..optimizers.runtime import ParameterUpdate
+from ..ir.optimizer import ParameterUpdate
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Demand, Interface, Rule, interface
 from ..sharding.resharding import Router
@@ -29,7 +30,6 @@ from ..sharding.strategy import Copy, Strategy, StrategyView
 from .build import Charge, charges, complete, planned_operator
 from .find_frontier import ModelFrontier
 from .first_fit import grid
-from .frontier import Progress
 from .frontier_file import Entry, Part, SavedFrontier, Searched
 from .plan import PlannedOperator
 

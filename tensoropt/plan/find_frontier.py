@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..common.errors import InputError
-from ..costs.operator_costs import DeliveryCosting, OperatorCosting
-from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, Problem, at_true_times, search, search_overlapping
-from ..ft.nonadditive.local_search import Descent
-from ..ft.nonadditive.overlap import Overlap
-from ..ft.nonadditive.segment_memory import joined, with_more
-from ..ir.graph import Graph
-from ..lowering.gradient_analysis import Backward
-from ..profiling.costs import CollectiveCosts, OperatorCosts
+from ..common.progress import Progress
+from ..costs.model_costs import costing_of
+from ..costs.operator_costs import OperatorCosting
+from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, Known
 from ..program.liveness import Instruction, Peak, peak_of_program
@@ -32,40 +26,16 @@ from ..search.baselines.task import Task
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
-from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives, costs_of, problem_for
+from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives, costs_of
 from ..search.problem.strategy_problem import StrategyProblem
-from ..search.problem.warm_start import adopted
+from ..search.search_problem import search_problem
 from ..sharding.constraints import Force
-from ..sharding.micro_batches import of_slices
+from ..sharding.model import Model
 from ..sharding.resharding import Router
-from ..sharding.strategy import Strategy, StrategyView
-from .frontier import PlanFrontier, Progress
+from .frontier import PlanFrontier
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
-"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A graph and what its backward pass does."""
-
-    graph: Graph
-    backward: Backward
-
-    def view(self, strategy: Strategy) -> StrategyView:
-        """A strategy on this graph."""
-        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
-
-    def in_slices(self, n: int, n_devices: int = 1) -> Model:
-        """The same at one of ``n`` slices of its batch; to be searched on so many devices.
-
-        Raises:
-            InputError: the training step can't be taken in so many.
-        """
-        return Model(of_slices(self.graph.whole, n, n_devices), self.backward)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,56 +193,13 @@ def find_frontier(
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
-        found = _searched(plain, recomputing, objectives, algorithm, of_search, budget or Budget())
+        found = search_problem(plain, recomputing, objectives, algorithm, of_search, budget or Budget())
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
     stages = {"costs": costed - started, "search": time.perf_counter() - costed}
     return ModelFrontier(model, hardware, recomputing or plain, costing, found, stages, objectives=objectives)
-
-
-def _searched(
-    plain: StrategyProblem,
-    recomputing: StrategyProblem | None,
-    objectives: Objectives,
-    algorithm: str,
-    progress: Callable[[int, int], None] | None,
-    budget: Budget,
-) -> Frontier:
-    """The frontier of a problem in which nothing is computed again; and, where there is one in which operators may be, of
-    that one: no point is above one of the first."""
-
-    def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
-        if overlap is None or objectives != MEMORY_TIME:
-            return search(problem, algorithm, progress, budget)
-        return search_overlapping(problem, overlap, algorithm, progress, budget)
-
-    started = time.monotonic()
-    kept = found(problem_for(plain, objectives), plain.overlap, budget)
-    if recomputing is None or recomputing.transient is None:
-        return kept
-    problem, overlap, transient = problem_for(recomputing, objectives), recomputing.overlap, recomputing.transient
-    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
-    left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
-    again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
-    both = joined(
-        replace(kept, strategies=adopted(recomputing, plain, kept.strategies)), transient.at_true_memory(problem, again)
-    )
-    descent = Descent(problem, transient, time.monotonic() + budget.seconds)
-    mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
-    if overlap is not None and objectives == MEMORY_TIME:
-        time_ns = time_ns - overlap.hidden_ns(problem, strategies)
-    return with_more(both, mem, time_ns, strategies)
-
-
-def costing_of(
-    model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
-) -> OperatorCosting:
-    """What a model's operators and deliveries cost on some hardware, by what is known."""
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
-    costs = OperatorCosts(hardware, known.measured, known.is_cautious)
-    return OperatorCosting(model.graph, model.backward, costs, deliveries)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:

@@ -21,6 +21,7 @@ from tabulate import tabulate
 from ..common.errors import InputError, short
 from ..common.files import write_atomically
 from ..common.memory_units import memory_text, parse_memory
+from ..common.progress import Progress
 from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 16
 PICTURE_DPI = 150
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

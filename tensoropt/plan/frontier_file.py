@@ -20,11 +20,12 @@ import numpy as np
 
 from ..common.errors import InputError, cut, short
 from ..common.files import DAMAGE, read_json, reading_value, write_atomically
+from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import Costs, Objectives, parse_objectives
-from .frontier import PlanFrontier, Progress
+from .frontier import PlanFrontier
 from .plan import Plan, mesh_of
 
 FORMAT, VERSION = "tensoropt/frontier", 1

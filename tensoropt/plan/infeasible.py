@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
+from ..common.progress import Progress
+from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..profiling.hardware import Hardware, LinkLevel
-from ..runtime.memory_check import least_held_bytes
 from ..search.baselines import BASELINES
 from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
 from .batch_size import batch_of, batch_that_fits
 from .find_frontier import ModelFrontier
-from .frontier import Progress
 from .request import OF_CURVE, Least, Request, TimeIsUpError, frontiers, in_time, least_in_slices, may_slice
 
 LEAST_S = 2.0

@@ -15,9 +15,10 @@ from ..profiling.hardware import Hardware
 from ..search.problem.choices import ACCUMULATE, checked_choices
 from ..sharding.constraints import Force
 from ..sharding.micro_batches import checked_count
+from ..sharding.model import Model
 from .batch_size import batch_of
 from .build import plan_of
-from .find_frontier import Model, ModelFrontier
+from .find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits

@@ -15,10 +15,11 @@ from ..common.errors import InputError, cut
 from ..common.files import name_of, read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
+from ..reschedule.cost_model import StepCosts
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Level, Mesh
-from ..reschedule.path import Path, StepCosts, cheapest_path
+from ..reschedule.path import Path, cheapest_path
 from ..reschedule.steps import State, make_step, move_between
 from ..rules.registry import rule_in_slices
 from ..rules.rule import Config, Demand, Rule, interface, why_invalid

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..common.errors import InputError
+from ..costs.held_bytes import least_held_bytes
 from ..ft import Budget, InfeasibleError
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, Known
-from ..runtime.memory_check import least_held_bytes
 from ..search.baselines import BASELINES
 from ..search.problem.choices import ACCUMULATE
 from ..search.problem.objectives import MEMORY_TIME, Objectives
 from ..sharding.constraints import Force
-from .find_frontier import Model, ModelFrontier, Progress, find_frontier
+from ..sharding.model import Model
+from .find_frontier import ModelFrontier, Progress, find_frontier
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """Where a search is one of several."""

@@ -8,6 +8,7 @@ from functools import cache
 from weakref import WeakKeyDictionary
 
 from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
+from ..ir.slicing import are_shares_sliced
 from .rule import Rule, make_rule, replicated_rule
 
 RuleFunction = Callable[[Operator], Rule | str]
@@ -71,11 +72,6 @@ def rule_in_slices(op: Operator, n_slices: int, n_devices: int) -> Rule:
     if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices):
         return rule
     return replace(rule, spread="")
-
-
-def are_shares_sliced(n_samples: int, n_slices: int, n_devices: int) -> bool:
-    """Return whether every slice of a batch takes as many samples of each device's share; else it takes a run of samples."""
-    return n_slices == 1 or n_samples % (n_slices * n_devices) == 0
 
 
 def _found(op: Operator) -> Rule:

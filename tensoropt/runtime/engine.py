@@ -16,22 +16,26 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.settings import LAG
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from ..ir.slicing import Slice, Slicing
 from ..lowering.gradient_accumulation import Accumulation, Asked
-from ..lowering.local import opaque, piece_of, uniform_shape
+from ..lowering.local import opaque, uniform_shape
 from ..lowering.model import LocalModel, gradients_of
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
 from ..lowering.resharding.deliver import Backend, Collective, Deliverer
-from ..lowering.schedule import LAG, put_in_order
+from ..lowering.schedule import put_in_order
+from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
-from ..optimizers.sparse import Lookup, row_deliveries
+from ..optimizers.start import start
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Demand
-from ..sharding.micro_batches import Slice, Slicing
+from ..sharding.local_shapes import piece_of
 from ..sharding.resharding import Delivery, Router, delivery_of
 from ..sharding.strategy import StrategyView
+from ..sharding.update_resharding import row_deliveries
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -108,7 +112,7 @@ class Engine:
                 self.variables[op.name] = self._first_variables(op)
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
-                self.optimizers[step.name] = step.optimizer.start(self._shards(step))
+                self.optimizers[step.name] = start(step.optimizer, self._shards(step))
 
     @property
     def graph(self) -> Graph:

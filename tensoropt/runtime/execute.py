@@ -14,15 +14,15 @@ import numpy as np
 
 from ..common.dump import dump
 from ..common.errors import InputError, short
+from ..common.settings import LAG
 from ..common.watchdog import CHAINS, TRAILING, URGENT
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.deliver import Backend, Collective
-from ..lowering.schedule import LAG
 from ..plan.build import check_deliveries
-from ..plan.find_frontier import Model
 from ..plan.plan import Plan
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
+from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts, Router
 from .collectives.single import SingleCommunicator

@@ -5,14 +5,11 @@ The latter is asked before TensorFlow asks, which may crash where it isn't there
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 import numpy as np
 
 from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
 from ..costs.operator_costs import piece_bytes
-from ..ir.graph import PLACEHOLDER, VARIABLE, Graph
 from ..profiling.memory import available_memory_bytes
 from ..sharding.strategy import StrategyView
 
@@ -39,16 +36,6 @@ def check_room(n_bytes: int, local_ranks: int) -> None:
             f"out of memory: the plan needs {memory_text(n_bytes)} of this process, which is more than it can get; find a "
             "plan that needs less per device, with find_strategy(memory=...) or on more devices"
         )
-
-
-def least_held_bytes(graph: Graph, n_devices: int, of: Container[str] = (VARIABLE, PLACEHOLDER)) -> int:
-    """Return what no device can have less than: its share of each variable with its slots, and of the batch."""
-    total = 0
-    for op in graph.whole.step_operators:
-        if op.type in of:
-            copies = 1 + min((update.slots for update in graph.whole.updates.get(op.name, ())), default=0)
-            total += copies * -(-op.result.mem_bytes // n_devices)
-    return total
 
 
 def state_bytes(view: StrategyView) -> int:

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from ..common.gradient_types import carries_gradient
 from ..costs.work_items import local_shapes
+from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
-from ..lowering.gradient_analysis import Backward
 from ..lowering.operators import Job, Values, emit
 from ..profiling.compute import spin, unoptimized
 from ..rules.registry import rule_of

@@ -8,8 +8,8 @@ import os
 from ..common.dump import dump
 from ..ir.graph import Graph, check
 from ..lowering.gradient_analysis import analyse
-from ..plan.find_frontier import Model
 from ..rules.registry import rule_of
+from ..sharding.model import Model
 from .context import Surroundings
 
 logger = logging.getLogger("tensoropt")

@@ -18,7 +18,6 @@ from ..common.source_lines import is_users
 from ..frontend.importer import import_graph, initializer_names
 from ..frontend.initial_values import FirstValues
 from ..frontend.recording import Recording
-from ..plan.find_frontier import Model
 from ..plan.options import check_option, find, request_of
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
@@ -31,6 +30,7 @@ from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes
 from ..runtime.same_data import SameData
 from ..sharding.constraints import Force
+from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
 from .feeds_and_fetches import plan_feeds, plan_fetches
 

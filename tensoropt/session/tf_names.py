@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..frontend.recording import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
+from .recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from .session import current_session
 
 _MISSING = object()

@@ -33,14 +33,15 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..ir.body import BODY, COMPOSITES, LOOP, Body
 from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
-from ..lowering.local import local_statics
+from ..ir.slicing import Slicing, are_shares_sliced
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition
 from ..rules.random import FROM_KEY, FROM_SEED
 from ..rules.reduction import reduced_dimensions
-from ..rules.registry import are_shares_sliced, rule_of
+from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, Rule, interface, why_invalid
+from .local_shapes import static_values
 
 SUM = -1
 """Instead of a dimension that is split: a partial sum."""
@@ -50,66 +51,6 @@ Forms = ChainMap[str, int]
 """By tensor name the dimension that the slices split, or SUM; what isn't named is the same for all slices."""
 Configs = ChainMap[str, Config]
 """By operator name its config over the axis of time."""
-
-
-@dataclass(frozen=True, eq=False)
-class Slicing:
-    """How the graph of one slice comes from that of the whole step.
-
-    Attributes:
-        n: how many slices there are.
-        whole: the graph of the whole batch.
-        batch: samples in it.
-        forms: by name of the tensors that the slices make, the dimension that they split, or SUM.
-        once: (operator, position) of the operands that only the first slice takes.
-        after: names of the operators that come after all slices.
-    """
-
-    n: int
-    whole: Graph
-    batch: int
-    forms: Mapping[str, int]
-    once: frozenset[tuple[str, int]]
-    after: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Slice:
-    """One of the slices, on so many devices.
-
-    A slice takes its part of each device's share of the batch, so that what a device has loaded stays there. Where shares
-    can't be divided alike it takes a run of samples.
-    """
-
-    slicing: Slicing
-    index: int
-    n_devices: int
-
-    @property
-    def n_shares(self) -> int:
-        return self.n_devices if are_shares_sliced(self.slicing.batch, self.slicing.n, self.n_devices) else 1
-
-    def places(self, extent: int) -> np.ndarray:
-        """Where the slice's elements are along a dimension that is split: int[extent / n]."""
-        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.slicing.n, -1)[:, self.index].reshape(-1)
-        return places
-
-    def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
-        """The slice of a whole array."""
-        found: np.ndarray = np.take(value, self.places(value.shape[dimension]), dimension)
-        return found
-
-    def makes(self, tensor: Tensor) -> bool:
-        """Whether a tensor is of the slice, and not made once for all."""
-        return tensor.name in self.slicing.forms
-
-    def takes(self, operator: str, position: int) -> bool:
-        """Whether an operand counts in this slice."""
-        return self.index == 0 or (operator, position) not in self.slicing.once
-
-    def whole(self, op: Operator) -> Operator:
-        """An operator of the slice as it is for the whole batch."""
-        return self.slicing.whole.operators[op.name]
 
 
 @lru_cache(maxsize=8)
@@ -368,7 +309,7 @@ def _form(layout: Layout) -> int | None:
 
 def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
     """An operator at the shapes of a slice; of a constant, the value is that of its first elements."""
-    statics = dict(local_statics(op, seen, 0))
+    statics = static_values(op, seen, 0)
     attrs = dict(op.attrs)
     if op.type == CONSTANT and op.result.name in forms:
         dimension = forms[op.result.name]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..ir.graph import Tensor
-from ..optimizers.runtime import ParameterUpdate
-from ..reschedule.layout import Layout
+from ..ir.graph import Operator, Tensor
+from ..ir.optimizer import ParameterUpdate
+from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Demand
+from ..rules.rule import Config, Demand, Rule, interface
 from .resharding import Delivery
 
 
@@ -48,3 +48,18 @@ def update_deliveries(
                 yield whole_delivery(tensor, layout)
             yield whole_delivery(tensor, layout)
             yield piece_delivery(tensor, layout)
+
+
+def row_deliveries(op: Operator, rule: Rule, config: Config) -> tuple[Delivery, Delivery]:
+    """Of a lookup whose table is updated by rows: the indices, and the gradient of what was found, whole on every device."""
+    seen, indices = interface(rule, config), op.inputs[1]
+    demand = seen.operands[1]
+    assert indices is not None and demand is not None
+    return (
+        _whole(indices.shape, indices.item_bytes, demand.layout),
+        _whole(op.result.shape, op.result.item_bytes, seen.results[0].with_partial(())),
+    )
+
+
+def _whole(shape: Shape, item_bytes: int, source: Layout) -> Delivery:
+    return Delivery(shape, item_bytes, source, Demand(Layout.replicated(source.mesh, len(shape)), None))

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..lowering.resharding.backends import CommunicatingBackend, TimedBackend
 from ..lowering.resharding.deliver import Collective
-from ..plan.find_frontier import Model
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent
 from ..runtime.collectives.timed import TimedCall, TimedCommunicator
@@ -18,6 +17,7 @@ from ..runtime.engine import Engine, Feed, Fetch
 from ..runtime.execute import MPI, execute
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, training_step
+from ..sharding.model import Model
 
 
 @dataclass(frozen=True)

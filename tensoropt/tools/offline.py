@@ -27,11 +27,12 @@ from ..common.dump import dump
 from ..common.errors import InputError, TensorOptError, short
 from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
-from ..frontend.recording import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer, Recording
+from ..frontend.recording import Recording
 from ..ir.graph import check
 from ..lowering.gradient_analysis import analyse
-from ..plan.find_frontier import Model
+from ..session.recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
 from ..session.session import standing_in
+from ..sharding.model import Model
 
 OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
 SEED = 0

@@ -15,7 +15,7 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from ..lowering.gradient_analysis import analyse
 from ..optimizers.keras_optimizer import KerasOptimizer, name_of
-from ..plan.find_frontier import Model
+from ..sharding.model import Model
 from ..trainer.accepting import check_model
 from ..trainer.objective import Compilation, KerasObjective
 from ..trainer.programs import TRAIN, capture_program

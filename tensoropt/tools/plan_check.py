@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.deliver import Collective
-from ..plan.find_frontier import Model, costing_of
 from ..plan.plan import Plan
 from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
@@ -33,6 +33,7 @@ from ..reschedule.mesh import Mesh
 from ..runtime.collectives.timed import TimedCall
 from ..runtime.engine import Engine
 from ..runtime.ranks import Processes
+from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..lowering.resharding.deliver import Collective
-from ..plan.find_frontier import Model
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
 from ..runtime.ranks import Processes
+from ..sharding.model import Model
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
 

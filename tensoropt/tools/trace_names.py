@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..ir.graph import SOURCES
 from ..ir.views import ALIASES
-from ..plan.find_frontier import Model
+from ..sharding.model import Model
 
 FORWARD, BACKWARD, UPDATE, CALL, OTHER = "forward", "backward", "update", "call", "other"
 _SLICE = re.compile(r"micro_batch_\d+/")

@@ -14,7 +14,6 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.find_frontier import Model
 from ..plan.options import OPTIONS, find, request_of
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
@@ -23,6 +22,7 @@ from ..runtime.execute import checked_collectives, execute, loaded_plan
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, install_error_handling
 from ..sharding.constraints import Force
+from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation

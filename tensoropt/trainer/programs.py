@@ -12,7 +12,7 @@ from ..common.errors import InputError
 from ..frontend.importer import RecordedStep, import_graph
 from ..frontend.tracing.capture import Capture, Program
 from ..ir.graph import Graph, Operator, Tensor
-from ..optimizers.runtime import Optimizer
+from ..ir.optimizer import Optimizer
 from .compiling import in_a_sentence
 from .signature import Signature
 

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..common.errors import InputError, TensorOptError
-from ..lowering.local import piece_of
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execute import Execution
 from ..runtime.ranks import Processes
+from ..sharding.local_shapes import piece_of
 from .batch import Batch
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Runs

@@ -17,10 +17,10 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
-from ..plan.find_frontier import Model
 from ..reschedule.layout import block_bounds
 from ..runtime.engine import Feed, Fetch
 from ..runtime.execute import Execution, execute_beside
+from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..plan.explain import IN_TURN
-from ..plan.find_frontier import Model, ModelFrontier, find_baseline
+from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
 from ..profiling.memory import available_memory_bytes
 from ..profiling.store import Store
 from ..runtime.ranks import Processes
+from ..sharding.model import Model
 from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
 
 RIVAL = 1.25

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..plan.find_frontier import Model
 from ..plan.plan import Plan
 from ..runtime.engine import Engine
 from ..runtime.execute import execute
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, training_step
+from ..sharding.model import Model
 
 FirstValue = Callable[[str], np.ndarray]
 COUNTED = 2

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import InputError
-from ..plan.find_frontier import Model, ModelFrontier
+from ..plan.find_frontier import ModelFrontier
 from ..plan.options import Request, find
 from ..plan.plan import Plan
 from ..profiling.cache import cache_folder
@@ -37,6 +37,7 @@ from ..runtime.ranks import Processes
 from ..search.baselines import data_parallel
 from ..search.baselines.task import Task
 from ..search.problem.choices import ACCUMULATE
+from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import Contest
 from .interleaved_timing import FirstValue

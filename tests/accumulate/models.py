@@ -15,12 +15,12 @@ from helpers.strategies import random_strategy
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.deliver import Backend
-from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.sharding.micro_batches import of_slices
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView
 

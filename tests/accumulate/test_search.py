@@ -15,9 +15,10 @@ from helpers.strategies import engine_of, random_router
 import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import charges, check_deliveries
-from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_frontier
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import Request, mini_time
 from tensoropt.plan.plan import Plan
@@ -26,6 +27,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
 from tensoropt.search.problem.choices import ACCUMULATE
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record

@@ -39,11 +39,12 @@ from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.build import planned_operator
-from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_baseline
+from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
 from tensoropt.plan.plan import Plan, PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
@@ -61,6 +62,7 @@ from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines.task import Task
 from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import Recorded, record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
 from tensoropt.tuning.baseline_trial import Contest, runs_as

@@ -11,10 +11,11 @@ import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, train_and_check, training_fetch
 
+from tensoropt.common.settings import LAG
 from tensoropt.lowering import schedule as order
 from tensoropt.lowering.onednn_fusion_guard import keep_apart
 from tensoropt.lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
-from tensoropt.lowering.schedule import BACKWARD, LAG, put_in_order, schedule
+from tensoropt.lowering.schedule import BACKWARD, put_in_order, schedule
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of

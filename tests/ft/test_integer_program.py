@@ -19,10 +19,10 @@ from scipy.sparse import coo_array
 
 from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
-from tensoropt.plan.find_frontier import Model
 from tensoropt.profiling import hardware
 from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
 from tensoropt.search.problem.builder import ProblemBuilder
+from tensoropt.sharding.model import Model
 
 from .problems import Costs, build, chain_pairs, resnet_pairs
 

@@ -15,9 +15,10 @@ from helpers import zoo
 from tensoropt.ir.graph import Graph, Tensor
 from tensoropt.lowering.resharding.deliver import Backend, Collective
 from tensoropt.plan.build import charges
+from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, StepCosts, cheapest_path
+from tensoropt.reschedule.path import Path, cheapest_path
 from tensoropt.reschedule.simulate import gather
 from tensoropt.reschedule.steps import legal_steps
 from tensoropt.rules.registry import rule_of

@@ -19,7 +19,7 @@ from tensoropt.frontend.importer import RecordedStep, import_graph
 from tensoropt.ir.graph import Graph, check
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic
-from tensoropt.plan.find_frontier import Model
+from tensoropt.sharding.model import Model
 
 N_BATCHES = 3
 HYPERPARAMETERS: dict[str, dict[str, float]] = {

@@ -19,9 +19,9 @@ from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
-from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.simulate import gather
 from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.trainer.objective import Compilation, KerasObjective

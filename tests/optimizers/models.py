@@ -19,11 +19,11 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.deliver import Backend
 from tensoropt.lowering.variables import StateEntry
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
-from tensoropt.plan.find_frontier import Model
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.engine import Engine, Fetch
+from tensoropt.sharding.model import Model
 
 N_STEPS = 4
 

@@ -19,8 +19,8 @@ from helpers.strategies import (
 from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.find_frontier import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of

@@ -10,14 +10,15 @@ import pytest
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
+from tensoropt.costs.held_bytes import least_held_bytes
 from tensoropt.plan import infeasible as ways_out
 from tensoropt.plan import request as requests
 from tensoropt.plan.batch_size import batch_that_fits
-from tensoropt.plan.find_frontier import Model, ModelFrontier
+from tensoropt.plan.find_frontier import ModelFrontier
 from tensoropt.plan.options import mini_parallelism, mini_time, profiling
 from tensoropt.plan.request import OF_CURVE, Request, fastest_that_fits, frontiers, searched
 from tensoropt.profiling.hardware import named
-from tensoropt.runtime.memory_check import least_held_bytes
+from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")

@@ -11,8 +11,8 @@ from typing import Any
 from helpers.strategies import random_router, random_strategy
 
 from random_models.drawing import Wishes
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import charges, planned_operator
-from tensoropt.plan.find_frontier import costing_of
 from tensoropt.plan.options import find
 from tensoropt.plan.plan import Plan, PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched

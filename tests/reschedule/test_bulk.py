@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tensoropt.reschedule import bulk, path
 from tensoropt.reschedule.bulk import Weighted
+from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.graph import layout_graph
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
-from tensoropt.reschedule.path import StepCosts, all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
+from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
 from tensoropt.reschedule.search import StepTimes, cheapest_moves
 from tensoropt.reschedule.steps import State, legal_steps

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tensoropt.common.settings import RandomMode
 from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering import operators
-from tensoropt.lowering.local import piece_of, uniform_shape
+from tensoropt.lowering.local import uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.deliver import Deliverer
@@ -37,6 +37,7 @@ from tensoropt.reschedule.path import all_layouts
 from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, Demand, Interface, Rule, interface
+from tensoropt.sharding.local_shapes import piece_of
 from tensoropt.sharding.resharding import Router, delivery_of, inner_deliveries
 
 from .case import Case

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 from helpers import zoo
 
-from tensoropt.plan.find_frontier import Model, find_baseline, find_frontier
+from tensoropt.plan.find_frontier import find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.store import Store
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
+from tensoropt.sharding.model import Model
 from tensoropt.tuning.baseline_trial import RIVAL, Contest, runs_as
 from tensoropt.tuning.interleaved_timing import FirstValue
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...common.watchdog import Waiting
-from ...reschedule.execute import Communicator, RankPath
+from ...reschedule.communicator import Communicator
+from ...reschedule.execute import RankPath
 from ...reschedule.merging import with_sums_of_two_whole
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path

@@ -13,8 +13,8 @@ between the first and the last are alike, so that one of them is replayed.
 from __future__ import annotations
 
 from ...costs.operator_costs import OperatorCosting
+from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, PLACEHOLDER, SOURCES
-from ...lowering.gradient_analysis import Backward
 from ...sharding.resharding import Router
 from ...sharding.strategy import StrategyView
 from ..liveness import Instruction, Peak, peak_of_program

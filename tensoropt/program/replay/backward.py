@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ...costs.operator_costs import piece_bytes
+from ...ir.gradient_info import Backward
 from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
-from ...lowering.gradient_analysis import Backward
-from ...optimizers.sparse import row_deliveries
 from ...sharding.consumers import LOSS, Taker, step_demand
 from ...sharding.resharding import Delivery
+from ...sharding.update_resharding import row_deliveries
 from ..backward_order import reverse_order
 from ..liveness import Buffer
 from .forward import Forward

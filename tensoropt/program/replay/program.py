@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ...common.settings import LAG
 from ...costs.collective_workspace import workspace_bytes
 from ...costs.operator_costs import OperatorCosting, piece_bytes
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
-from ...lowering.schedule import LAG
 from ...reschedule.execute import rank_step
 from ...reschedule.halo import HaloStep
 from ...reschedule.path import Path

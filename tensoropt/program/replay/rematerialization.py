@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...costs.operator_costs import piece_bytes
+from ...ir.gradient_info import Backward
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand
-from ...lowering.gradient_analysis import Backward
 from ...sharding.resharding import Delivery
 from ..liveness import Buffer
 from .forward import Forward

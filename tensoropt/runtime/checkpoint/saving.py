@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError, TensorOptError, describe
-from ...lowering.local import piece_of
 from ...lowering.variables import StateEntry
+from ...sharding.local_shapes import piece_of
 from ..ranks import Processes
 from .lock import Lock
 from .metadata import ENTRY as METADATA

@@ -104,7 +104,7 @@ class Outbox:
 
 
 class MpiCommunicator:
-    """A :class:`~tensoropt.reschedule.execute.Communicator` over the processes of an MPI communicator.
+    """A :class:`~tensoropt.reschedule.communicator.Communicator` over the processes of an MPI communicator.
 
     Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are
     formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.

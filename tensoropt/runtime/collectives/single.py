@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 class SingleCommunicator:
-    """A :class:`~tensoropt.reschedule.execute.Communicator` whose groups have one member."""
+    """A :class:`~tensoropt.reschedule.communicator.Communicator` whose groups have one member."""
 
     def __init__(self) -> None:
         self._scratch = Scratch()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...profiling.trace import MemoryEvent
-from ...reschedule.execute import Communicator
+from ...reschedule.communicator import Communicator
 from ...reschedule.layout import Axes, Shape
 
 Array = npt.NDArray[Any]

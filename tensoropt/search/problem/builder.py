@@ -13,8 +13,8 @@ from functools import partial
 
 from ...costs.operator_costs import OperatorCosting
 from ...ft.problem import Problem
+from ...ir.gradient_info import Backward
 from ...ir.graph import Graph
-from ...lowering.gradient_analysis import Backward
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_of
 from ...sharding.constraints import Force, allowed, check_force, pinned

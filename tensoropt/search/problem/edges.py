@@ -20,8 +20,8 @@ import numpy as np
 
 from ...costs.operator_costs import Keeping, OperatorCosting, piece_bytes
 from ...ft.problem import Edge, Node
+from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
-from ...lowering.gradient_analysis import Backward
 from ...reschedule.layout import Layout, is_view, needs_communication
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Demand, Rule

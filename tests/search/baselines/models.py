@@ -9,10 +9,11 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan.find_frontier import Model, ModelFrontier, find_frontier
+from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
 from tensoropt.search.baselines.task import Task
+from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
 

@@ -11,10 +11,11 @@ import tensorflow as tf
 from zoo.small import SMALL
 
 from tensoropt import zoo
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
-from tensoropt.plan.find_frontier import Model, costing_of, find_frontier
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
@@ -24,6 +25,7 @@ from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, s
 from tensoropt.search.problem.fusion_groups import Followers, followers, is_heavy
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.consumers import takers_of
+from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
 

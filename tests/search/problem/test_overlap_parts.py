@@ -12,16 +12,18 @@ from zoo.small import SMALL
 
 import tensoropt
 from tensoropt import zoo
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import charges
-from tensoropt.plan.find_frontier import Model, ModelFrontier, costing_of, find_baseline, find_frontier
+from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import takers_of
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.tools.offline import record

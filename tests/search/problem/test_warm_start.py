@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from remat.small import HARDWARE, SMALL, settle_copies
 
+from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget, search
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.plan.find_frontier import Model, costing_of, find_frontier
+from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.problem.warm_start import adopted
+from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
 

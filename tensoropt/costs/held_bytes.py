@@ -1,0 +1,17 @@
+"""What no device can have less than, whatever the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from ..ir.graph import PLACEHOLDER, VARIABLE, Graph
+
+
+def least_held_bytes(graph: Graph, n_devices: int, of: Container[str] = (VARIABLE, PLACEHOLDER)) -> int:
+    """Return what no device can have less than: its share of each variable with its slots, and of the batch."""
+    total = 0
+    for op in graph.whole.step_operators:
+        if op.type in of:
+            copies = 1 + min((update.slots for update in graph.whole.updates.get(op.name, ())), default=0)
+            total += copies * -(-op.result.mem_bytes // n_devices)
+    return total

@@ -1,0 +1,35 @@
+"""What the backward pass of a graph reads, and which operands get a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Attributes:
+    gradients: (operator, input position) of the operands to which a gradient comes back.
+    kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
+    kept_results: names of the tensors that their own producer's gradient reads.
+    """
+
+    gradients: frozenset[tuple[str, int]]
+    kept_operands: frozenset[tuple[str, int]]
+    kept_results: frozenset[str]
+
+    def reached(self, graph: Graph) -> frozenset[str]:
+        """Names of the tensors that get a gradient: losses, and what operands with one are."""
+        losses = (step.loss.name for step in graph.train_steps.values())
+        operators = graph.operators
+        taken = (
+            tensor.name
+            for name in dict.fromkeys(name for name, _ in self.gradients)
+            for position, tensor in operators[name].operands
+            if (name, position) in self.gradients
+        )
+        return frozenset((*losses, *taken))
+
+
+NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())

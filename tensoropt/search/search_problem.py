@@ -1,0 +1,54 @@
+"""The frontier of a problem, and of one in which operators may be rematerialized as well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..ft import Budget, Frontier, Problem, search, search_overlapping
+from ..ft.nonadditive.local_search import Descent
+from ..ft.nonadditive.overlap import Overlap
+from ..ft.nonadditive.segment_memory import joined, with_more
+from .problem.objectives import MEMORY_TIME, Objectives, problem_for
+from .problem.strategy_problem import StrategyProblem
+from .problem.warm_start import adopted
+
+GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
+"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
+
+
+def search_problem(
+    plain: StrategyProblem,
+    recomputing: StrategyProblem | None,
+    objectives: Objectives,
+    algorithm: str,
+    progress: Callable[[int, int], None] | None,
+    budget: Budget,
+) -> Frontier:
+    """The frontier of a problem in which nothing is computed again; and, where there is one in which operators may be, of
+    that one: no point is above one of the first."""
+
+    def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
+        if overlap is None or objectives != MEMORY_TIME:
+            return search(problem, algorithm, progress, budget)
+        return search_overlapping(problem, overlap, algorithm, progress, budget)
+
+    started = time.monotonic()
+    kept = found(problem_for(plain, objectives), plain.overlap, budget)
+    if recomputing is None or recomputing.transient is None:
+        return kept
+    problem, overlap, transient = problem_for(recomputing, objectives), recomputing.overlap, recomputing.transient
+    gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
+    left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
+    again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
+    both = joined(
+        replace(kept, strategies=adopted(recomputing, plain, kept.strategies)), transient.at_true_memory(problem, again)
+    )
+    descent = Descent(problem, transient, time.monotonic() + budget.seconds)
+    mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))
+    if overlap is not None and objectives == MEMORY_TIME:
+        time_ns = time_ns - overlap.hidden_ns(problem, strategies)
+    return with_more(both, mem, time_ns, strategies)

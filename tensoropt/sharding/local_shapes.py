@@ -1,0 +1,32 @@
+"""Each rank's part of a tensor, and of the constants that steer an operator, without TensorFlow."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+
+from ..ir.graph import Operator
+from ..reschedule.layout import Layout, Shape
+from ..rules.rule import Interface
+
+SHAPED_BY = MappingProxyType({"Reshape": 1, "BroadcastTo": 1, "Conv2DBackpropInput": 0, "Fill": 0})
+"""By operator type the position of the static input that is the shape of the result."""
+
+
+def piece_of(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
+    """The rank's piece of a whole array."""
+    return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
+
+
+def static_values(op: Operator, interface: Interface, rank: int) -> dict[int, np.ndarray]:
+    """Return the static inputs as a rank needs them: target shapes are those of its shard."""
+    statics: dict[int, np.ndarray] = dict(op.statics)
+    if op.type in SHAPED_BY:
+        statics[SHAPED_BY[op.type]] = np.asarray(interface.results[0].local_shape(op.result.shape, rank), np.int32)
+    elif op.type == "Slice":
+        operand = op.inputs[0]
+        assert operand is not None
+        whole = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
+        statics[2] = np.where(whole, -1, op.statics[2])
+    return statics
