@@ -51,9 +51,10 @@ test-all: install ## every Keras model at full depth against plain Keras, too
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod
 
-lint: install ## ruff and mypy
+lint: install ## ruff, mypy, and that packages import one way
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p tensoropt
+	$(BIN)/lint-imports
 
 bench: install ## the benchmarks' tables
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py
@@ -66,5 +67,5 @@ bench: install ## the benchmarks' tables
 	$(BIN)/python tests/benchmarks/exactness.py
 
 clean: ## remove .venv and what tools left
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -91,7 +91,7 @@ def describe_package():
                 "setuptools>=70.1",
                 "tensorboard",
             ],
-            "lint": ["ruff>=0.9", "mypy>=1.15", "types-tabulate", "types-tqdm"],
+            "lint": ["ruff>=0.9", "import-linter>=2.1", "mypy>=1.15", "types-tabulate", "types-tqdm"],
         },
         entry_points={"console_scripts": ["tensoropt = tensoropt.tools.cli.main:main"]},
         classifiers=["Programming Language :: Python :: 3.%d" % minor for minor in supported_minors()],
