@@ -51,10 +51,16 @@ test-all: install ## every Keras model at full depth against plain Keras, too
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod
 
-lint: install ## ruff, mypy, and that packages import one way
+# Words that the field has others for: consumer, resharding, request, again, synthetic, suggestions, context, baseline trial.
+BANNED := takers?|deliver(y|ies|s|ed|ing|er|ers)?|errands?|anew|made[ _-]up|ways[ _-]out|surroundings|contests?
+SOURCES := tensoropt ft reschedule profiling examples tests docs setup.py README.md
+
+lint: install ## ruff, mypy, that packages import one way, and words
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p tensoropt
 	$(BIN)/lint-imports
+	@! grep -rniE --include='*.py' --include='*.md' '(^|[^a-z])($(BANNED))($$|[^a-z])' $(SOURCES) || { \
+	    echo "make lint: the words above have the field's own beside them; see the Makefile" >&2; exit 1; }
 
 bench: install ## the benchmarks' tables
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py

@@ -1,6 +1,6 @@
 """Edges that carry small frontiers of their own: a choice per pair of states, as nodes and edges without.
 
-A delivery may be done in several ways: keep the copy before it, the copy after it, or both; deliver again in the backward
+A resharding may be done in several ways: keep the copy before it, the copy after it, or both; reshard again in the backward
 pass. Then an edge's cost depends on a third thing, the *choice*. Such an edge becomes a node whose states are (class of the
 source's states, choice): to the source it is forbidden to differ in class, to the target it costs what the edge costs with
 this choice. Source states whose costs are equal for all targets and choices are one class, which are no more than a tensor's

@@ -118,7 +118,7 @@ class Store:
             self._do_without(error)
             self._read_only(self._path)
         except sqlite3.DatabaseError as error:
-            return self._begun_anew(self._path, error)
+            return self._restarted(self._path, error)
         except OSError as error:
             self._do_without(error)
         return None
@@ -170,7 +170,7 @@ class Store:
                     self._read(connection)
                     return
 
-    def _begun_anew(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
+    def _restarted(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
         aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         self._measured.clear()
         self._step_s.clear()

@@ -154,7 +154,7 @@ def is_view(source: Layout, target: Layout) -> bool:
 
 
 def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
-    """The layouts between which a delivery's gradient travels: (operand's gradient, result's gradient).
+    """The layouts between which a resharding's gradient travels: (operand's gradient, result's gradient).
 
     Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's
     config uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its

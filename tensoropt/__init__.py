@@ -85,7 +85,7 @@ def find_strategy(
         profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
             measured before is known. Then the plan and data parallelism take some steps in turn, where they are predicted
             to be near each other, and the faster one is taken. By default nothing is measured, and operators are predicted.
-        without: choices that the search is to do without: ``"reuse"``, which drops delivered copies and delivers them
+        without: choices that the search is to do without: ``"reuse"``, which drops resharded copies and reshards them
             again in the backward pass; ``"remat"``, which computes operators again there; ``"zero"``, which has
             parameters lie split finer than they are used; ``"accumulate"``, which takes a step's batch in several slices.
         micro_batches: in how many slices, one after the other, a training step takes its batch, with the numbers of the

@@ -1,4 +1,4 @@
-"""Algorithm 2 without its first and last steps: from a graph of tables to one table, exactly or by either of two ways out.
+"""Algorithm 2 without its first and last steps: from a graph of tables to one table, exactly or by either of two heuristics.
 
 Exact eliminations are done while no table becomes too large. Where one would,
 

@@ -7,9 +7,9 @@ each edge, the difference of their rows at the other node's state: at most by
 
 in memory and in time. If D <= 0 in both, s never matters: that is more than :mod:`.dominated_states` asks, whose rows are
 equal. If it does not hold for all y of one edge but for *some* y, then the pair (s, y) of that edge never matters, because
-(s', y) does as well, and is forbidden. So a delivery that is shared by two takers is forbidden to go with a taker that
-has no use for it, and a table over a tensor's states and its takers' loses nearly all of its cells. ("Dead-end elimination",
-Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
+(s', y) does as well, and is forbidden. So a resharding that is shared by two consumers is forbidden to go with a consumer
+that has no use for it, and a table over a tensor's states and its consumers' loses nearly all of its cells. ("Dead-end
+elimination", Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
 
 "Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''); of states that do as well as each other the lowest
 stays. One edge is changed at a time, so that every pair that goes has one that stays.

@@ -15,7 +15,7 @@ dropped then is within that factor of one that is known. The same holds for the 
 A few lines come first, and their weights drop states only; what they leave is smaller, so that the others take less time.
 (They hold for all strategies, as those that were dropped are bounded by U.) Weights take turns, in the order in which
 :mod:`.lagrangian` found them to tell most. Min-marginals of what is left are higher than those of the whole, so each time
-that many states are gone the search is planned anew.
+that many states are gone the search is planned again.
 
 Corners are bits of integers, so that a state's are kept over all weights: w . c is sorted, and the position of M_w tells
 which corners are left. Neighbouring corners are joined (at the larger of both costs) where there are more than MAX_CORNERS.
@@ -43,7 +43,7 @@ N_FIRST_LINES = 9
 MAX_CORNERS = 256
 _WORD = 64
 _WORTH_PLANNING = 0.9
-"""States or pairs left over, from which it pays to plan the next weighted search anew."""
+"""States or pairs left over, from which it pays to plan the next weighted search again."""
 
 Bits = npt.NDArray[np.uint64]
 

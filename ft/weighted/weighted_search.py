@@ -137,7 +137,7 @@ class WeightedSearch:
     def tightened(
         self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
     ) -> list[Least]:
-        """``least`` with ever higher bounds, the best one last: variables are shared out anew, round by round.
+        """``least`` with ever higher bounds, the best one last: variables are shared out again, round by round.
 
         The bound of :meth:`least` and of :meth:`marginals` for these weights will be that of the best round.
 

@@ -7,13 +7,13 @@ from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, Known
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
-from .operator_costs import DeliveryCosting, OperatorCosting
+from .operator_costs import OperatorCosting, ReshardingCosting
 
 
 def costing_of(
     model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
 ) -> OperatorCosting:
-    """What a model's operators and deliveries cost on some hardware, by what is known."""
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
+    """What a model's operators and reshardings cost on some hardware, by what is known."""
+    reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
     costs = OperatorCosts(hardware, known.measured, known.is_cautious)
-    return OperatorCosting(model.graph, model.backward, costs, deliveries)
+    return OperatorCosting(model.graph, model.backward, costs, reshardings)

@@ -1,10 +1,10 @@
-"""What operators and deliveries cost: Equations (1) and (2) of the TensorOpt paper.
+"""What operators and reshardings cost: Equations (1) and (2) of the TensorOpt paper.
 
     m(o, s) = mp + mt    :func:`OperatorCosting.mem_bytes`   parameters with gradients and slots; tensors kept for backward
     t(o, s) = tc + ts    :func:`OperatorCosting.time_ns`     compute forward and backward, collectives inside
-    m(e), t(e)           :class:`DeliveryCosting`            copies that are kept; rescheduling forward and backward
+    m(e), t(e)           :class:`ReshardingCosting`            copies that are kept; rescheduling forward and backward
 
-*ts*, the synchronisation of a parameter's gradient, is the backward delivery between the parameter and its consumer here.
+*ts*, the synchronisation of a parameter's gradient, is the backward resharding between the parameter and its consumer here.
 Costs are integers: bytes and nanoseconds, of the device that has the largest pieces.
 """
 
@@ -34,16 +34,16 @@ from ..reschedule.mesh import Mesh
 from ..reschedule.path import AllPairs, all_pairs, cheapest_path, size_class
 from ..rules.composition import Composition
 from ..rules.rule import Config, Demand, Interface, Rule, interface, local_points
-from ..sharding.consumers import Taker, takers_of
+from ..sharding.consumers import Consumer, consumers_of
 from ..sharding.resharding import (
-    Delivery,
+    Resharding,
     bucket_share_ns,
-    delivery_of,
     differentiated_operands,
-    halo_delivery,
-    inner_deliveries,
+    halo_resharding,
+    inner_reshardings,
+    resharding_of,
 )
-from ..sharding.update_resharding import row_deliveries, update_deliveries
+from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .loop_costs import BodyCosting
 from .work_items import work_of
 
@@ -66,7 +66,7 @@ class OperatorCosting:
     graph: Graph
     backward: Backward
     compute: ComputeCosts
-    deliveries: DeliveryCosting
+    reshardings: ReshardingCosting
     is_body: bool = False
     _bodies: dict[str, BodyCosting] = field(default_factory=dict, init=False, repr=False)
 
@@ -77,10 +77,10 @@ class OperatorCosting:
 
     @cached_property
     def left(self) -> frozenset[str]:
-        """Names of the tensors that are kept as their producers leave them, however they are delivered.
+        """Names of the tensors that are kept as their producers leave them, however they are resharded.
 
         Those that their producers' own gradients read, those that are read by way of a view, and batches, which are there
-        all along. Whether another tensor is kept depends on its deliveries, which are charged for it.
+        all along. Whether another tensor is kept depends on its reshardings, which are charged for it.
         """
         viewed = {name for name in self._taken if self.viewed(name) != name}
         fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
@@ -96,24 +96,24 @@ class OperatorCosting:
         operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.kept_operands)
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 
-    def reads(self, taker: Taker) -> bool:
-        """Whether the backward pass reads the copy that a taker has of its operand, be it by way of views of it."""
-        if taker.is_step or taker.is_update:
+    def reads(self, consumer: Consumer) -> bool:
+        """Whether the backward pass reads the copy that a consumer has of its operand, be it by way of views of it."""
+        if consumer.is_step or consumer.is_update:
             return False
-        if (taker.name, taker.position) in self.backward.kept_operands:
+        if (consumer.name, consumer.position) in self.backward.kept_operands:
             return True
-        op = self.graph.operators[taker.name]
-        operand = op.inputs[taker.position]
+        op = self.graph.operators[consumer.name]
+        operand = op.inputs[consumer.position]
         return any(
             viewed_operand(op, tensor.name) is operand and self._is_read(tensor.name) for tensor in op.outputs
         )
 
     def _is_read(self, name: str) -> bool:
-        return name in self.backward.kept_results or any(self.reads(taker) for taker in self._takers.get(name, ()))
+        return name in self.backward.kept_results or any(self.reads(consumer) for consumer in self._consumers.get(name, ()))
 
     @cached_property
-    def _takers(self) -> dict[str, list[Taker]]:
-        return takers_of(self.graph)
+    def _consumers(self) -> dict[str, list[Consumer]]:
+        return consumers_of(self.graph)
 
     def viewed(self, name: str) -> str:
         """Of a view the tensor that it views, be it by way of others; of other tensors themselves."""
@@ -135,7 +135,7 @@ class OperatorCosting:
                     for tensors in (body.inputs, body.outputs)
                 )
                 backward = analyse_body(body.graph, *followed)
-            parts = OperatorCosting(body.graph, backward, self.compute, self.deliveries, is_body=True)
+            parts = OperatorCosting(body.graph, backward, self.compute, self.reshardings, is_body=True)
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]
 
@@ -161,7 +161,7 @@ class OperatorCosting:
         if op.type in COMPOSITES:
             total += self._body(op).kept_bytes(config)
         if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
-            exchanged = halo_delivery(op, rule, config, True)
+            exchanged = halo_resharding(op, rule, config, True)
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
@@ -227,12 +227,12 @@ class OperatorCosting:
         """Of a variable that is updated by rows, all that its lookups find; 0 for other operators."""
         return sum(self.graph.operators[name].result.mem_bytes for name in self.graph.lookups.get(op.name, ()))
 
-    def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Delivery]:
-        """The deliveries of a variable's update, and of a lookup what its table's update takes."""
+    def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Resharding]:
+        """The reshardings of a variable's update, and of a lookup what its table's update takes."""
         if op.name in self.graph.lookup_operators:
-            return row_deliveries(op, rule, config)
+            return row_reshardings(op, rule, config)
         updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
-        return update_deliveries(updates, op.result, interface(rule, config).results[0], by_rows) if updates else ()
+        return update_reshardings(updates, op.result, interface(rule, config).results[0], by_rows) if updates else ()
 
     def _bytes_moved(self, op: Operator, seen: Interface) -> int:
         pieces: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
@@ -246,22 +246,22 @@ class OperatorCosting:
         """By config, the collectives inside of an operator, and those that only updates of variables wait for."""
         differentiated = differentiated_operands(op, self.backward.gradients)
         inner = [
-            (tuple(inner_deliveries(op, rule, config, differentiated)), tuple(self._updating(op, rule, config)))
+            (tuple(inner_reshardings(op, rule, config, differentiated)), tuple(self._updating(op, rule, config)))
             for config in configs
         ]
-        for delivery in chain.from_iterable(chain.from_iterable(inner)):
-            self.deliveries.expect_delivery(delivery)
+        for resharding in chain.from_iterable(chain.from_iterable(inner)):
+            self.reshardings.expect_resharding(resharding)
 
         n_runs = self.graph.n_runs(op.result.name)
 
-        def time_ns(deliveries: Sequence[Delivery]) -> int:
-            return sum(self.deliveries.time_ns(delivery) for delivery in deliveries) * n_runs
+        def time_ns(reshardings: Sequence[Resharding]) -> int:
+            return sum(self.reshardings.time_ns(resharding) for resharding in reshardings) * n_runs
 
         return [(time_ns(within), time_ns(updating)) for within, updating in inner]
 
 
 class Keeping(Enum):
-    """What a delivery keeps for the backward pass, if that reads the copy.
+    """What a resharding keeps for the backward pass, if that reads the copy.
 
     A copy that is the source itself, or a view of it, keeps the source. That is free where it is ``OF_KEPT``: something else
     is charged for it already.
@@ -278,7 +278,7 @@ class Keeping(Enum):
     UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
     LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
-    FORBIDDEN = "nothing: there is no such delivery"
+    FORBIDDEN = "nothing: there is no such resharding"
 
     @property
     def of_source(self) -> bool:
@@ -287,11 +287,11 @@ class Keeping(Enum):
 
 
 @dataclass
-class DeliveryCosting:
-    """Times of deliveries: shortest paths between the layouts that occur, found once per size class of tensors.
+class ReshardingCosting:
+    """Times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
 
     Attributes:
-        exposed_share: of a delivery's time, what it takes from the compute beside it; 1 where nothing runs beside it.
+        exposed_share: of a resharding's time, what it takes from the compute beside it; 1 where nothing runs beside it.
     """
 
     mesh: Mesh
@@ -306,7 +306,7 @@ class DeliveryCosting:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a delivery that nobody waits for lets the device compute meanwhile."""
+        """Whether a resharding that nobody waits for lets the device compute meanwhile."""
         return self.exposed_share < 1
 
     def hideable_ns(self, time_ns: np.ndarray) -> np.ndarray:
@@ -326,25 +326,25 @@ class DeliveryCosting:
             self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps, tuple(expected))
         return self._tables[key]
 
-    def expect_delivery(self, delivery: Delivery) -> None:
-        """``time_ns`` of this delivery, and probably of others like it, will be asked for."""
-        if delivery.reduction == "sum" and delivery.halo is None:
-            ends = _ends(delivery)
-            self.expect(delivery.shape, delivery.item_bytes, [layout for pair in ends for layout in pair])
+    def expect_resharding(self, resharding: Resharding) -> None:
+        """``time_ns`` of this resharding, and probably of others like it, will be asked for."""
+        if resharding.reduction == "sum" and resharding.halo is None:
+            ends = _ends(resharding)
+            self.expect(resharding.shape, resharding.item_bytes, [layout for pair in ends for layout in pair])
 
-    def time_ns(self, delivery: Delivery) -> int:
+    def time_ns(self, resharding: Resharding) -> int:
         """Forward and, where a gradient comes back, backward."""
-        source = delivery.source
-        if delivery.halo is not None:
-            ways = (delivery.halo, delivery.halo.backward())[: 1 if delivery.demand.varying is None else 2]
-            return sum(way.time_ns(delivery.shape, delivery.item_bytes, self.steps) for way in ways)
-        if delivery.reduction == "max":
-            n_bytes = math.prod(source.largest_local_shape(delivery.shape)) * delivery.item_bytes
+        source = resharding.source
+        if resharding.halo is not None:
+            ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.demand.varying is None else 2]
+            return sum(way.time_ns(resharding.shape, resharding.item_bytes, self.steps) for way in ways)
+        if resharding.reduction == "max":
+            n_bytes = math.prod(source.largest_local_shape(resharding.shape)) * resharding.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
-        if delivery.in_bucket:
-            forward = self._path_ns(source, delivery.demand.layout, delivery.shape, delivery.item_bytes)
-            return forward + bucket_share_ns(delivery, self.steps)
-        return sum(self._path_ns(*ends, delivery.shape, delivery.item_bytes) for ends in _ends(delivery))
+        if resharding.in_bucket:
+            forward = self._path_ns(source, resharding.demand.layout, resharding.shape, resharding.item_bytes)
+            return forward + bucket_share_ns(resharding, self.steps)
+        return sum(self._path_ns(*ends, resharding.shape, resharding.item_bytes) for ends in _ends(resharding))
 
     def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
         key = shape, item_bytes
@@ -370,7 +370,7 @@ class DeliveryCosting:
         keeping: Keeping,
         of_variable: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Memory and time of the deliveries of a tensor from each source to each demand, int64[sources, demands].
+        """Memory and time of the reshardings of a tensor from each source to each demand, int64[sources, demands].
 
         A source is a layout and the axes over which the gradient may come back to it partial; where it is the variable
         itself, ``of_variable``.
@@ -435,9 +435,9 @@ class DeliveryCosting:
         for i, source in enumerate(sources if of_variable else ()):
             for j, demand in enumerate(demands):
                 if demand.varying is not None and demand.layout == source.layout:
-                    delivery = delivery_of(tensor, source.layout, demand, source.varying, of_variable=True)
-                    if delivery.in_bucket:
-                        time_ns[i, j] = bucket_share_ns(delivery, self.steps)
+                    resharding = resharding_of(tensor, source.layout, demand, source.varying, of_variable=True)
+                    if resharding.in_bucket:
+                        time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns
 
 
@@ -468,12 +468,12 @@ def _bits(axes: Iterable[int]) -> int:
     return sum(1 << axis for axis in axes)
 
 
-def _ends(delivery: Delivery) -> list[tuple[Layout, Layout]]:
-    """From where to where a delivery goes: forward, and where a gradient comes back, backward."""
-    source, demand = delivery.source, delivery.demand
+def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:
+    """From where to where a resharding goes: forward, and where a gradient comes back, backward."""
+    source, demand = resharding.source, resharding.demand
     if demand.varying is None:
         return [(source, demand.layout)]
-    back = demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning)
+    back = demand.layout.with_partial(demand.varying), source.with_partial(resharding.returning)
     return [(source, demand.layout), back]
 
 

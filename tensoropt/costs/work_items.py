@@ -11,7 +11,7 @@ from ..ir.graph import SOURCES, Operator
 from ..profiling.work import Work
 from ..reschedule.layout import Shape
 from ..rules.rule import Config, Interface, Rule
-from ..sharding.resharding import halo_delivery
+from ..sharding.resharding import halo_resharding
 
 # Attributes that don't change how long an operator takes, and static inputs that say global shapes.
 _WITHOUT_EFFECT = frozenset("seed seed2 container shared_name loaded trainable name".split())
@@ -46,7 +46,7 @@ def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> l
         demand = seen.operands[position]
         assert demand is not None
         if position == 0 and rule.exchanged(config):
-            halo = halo_delivery(op, rule, config, with_gradient=False).halo
+            halo = halo_resharding(op, rule, config, with_gradient=False).halo
             assert halo is not None
             shapes.append(halo.largest_local_shape(tensor.shape))
         else:

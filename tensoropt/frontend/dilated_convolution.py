@@ -7,7 +7,7 @@ all convolutions: batch, channels, height and width. :mod:`..lowering.ops.dilate
 again, on a rank's piece.
 
 In rows of the operand the results are those of windows with gaps over *paddings less crops* rows of padding. Where more is
-cropped than was padded, or an operator has other strides, formats or takers, the three stay what they are.
+cropped than was padded, or an operator has other strides, formats or consumers, the three stay what they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ..ir.attributes import attributes_of
 from ..ir.graph import Operator, Tensor
-from .control_flow.body_builder import Surroundings
+from .control_flow.body_builder import Context
 
 _FORMATS = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}
 Value = Callable[[tf.Tensor], "np.ndarray | None"]
@@ -42,7 +42,7 @@ class Dilated:
     rates: tuple[int, ...]
     paddings: tuple[tuple[int, int], ...]
 
-    def operator(self, importer: Surroundings) -> Operator:
+    def operator(self, importer: Context) -> Operator:
         """The convolution with gaps that gives the result of the last of the three."""
         op, result = self.convolution, self.back.outputs[0]
         attributes = attributes_of(op) | {"dilations": [1, *self.rates, 1]}

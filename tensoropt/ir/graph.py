@@ -195,7 +195,7 @@ class Graph:
         return {tensor.name: tensor for op in self.operators.values() for tensor in op.outputs}
 
     @cached_property
-    def takers(self) -> dict[str, tuple[Operator, ...]]:
+    def consumers(self) -> dict[str, tuple[Operator, ...]]:
         """Tensor name to the operators that have it as an operand, in topological order."""
         found: dict[str, dict[str, Operator]] = {}
         for op in self.operators.values():
@@ -241,9 +241,9 @@ class Graph:
             needed = self.ancestors([step.loss])
             for name in step.variables:
                 tensor = self.operators[name].result
-                takers = [op for op in self.takers.get(tensor.name, ()) if op.name in needed]
-                if takers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in takers):
-                    found[name] = tuple(op.name for op in takers)
+                consumers = [op for op in self.consumers.get(tensor.name, ()) if op.name in needed]
+                if consumers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in consumers):
+                    found[name] = tuple(op.name for op in consumers)
         return found
 
     @cached_property

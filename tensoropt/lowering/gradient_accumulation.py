@@ -1,9 +1,9 @@
 """A training step in slices of its batch: each slice's passes one after the other, their gradients accumulated.
 
-What is made without the batch is made once, and delivered once to each operator that takes it: for all slices. The gradients
-of a slice are taken at these delivered copies, before the next slice begins, and added up there: an accumulator has the
+What is made without the batch is made once, and resharded once to each operator that takes it: for all slices. The gradients
+of a slice are taken at these resharded copies, before the next slice begins, and added up there: an accumulator has the
 layout of a copy's gradient, in which sums over devices are still pending. After the last slice the accumulated gradients go
-back from the copies to the parameters, by the deliveries' backward paths: once a step.
+back from the copies to the parameters, by the reshardings' backward paths: once a step.
 
 All that a slice computes waits, by control dependencies, for the accumulated gradients of the slice before. So of what the
 backward pass reads there is one slice's at a time.
@@ -107,7 +107,7 @@ class Accumulation:
         start = len(graph.get_operations())
         sources = {name: feed(which) for name, feed in self.feed.items()}
         model = LocalModel(
-            self.view, outside.router, outside.deliverer, sources, outside.update, True, which, self._take
+            self.view, outside.router, outside.resharder, sources, outside.update, True, which, self._take
         )
         with tf.name_scope(f"{SCOPE}_{which.index}"):
             model.emit(set(asked.operators))
@@ -135,14 +135,14 @@ class Accumulation:
         return losses, found
 
     def _take(self, tensor: Tensor, demand: Demand, operator: str) -> Values | None:
-        """What is made once, as an operator of the slices takes it; delivered for the first of them."""
+        """What is made once, as an operator of the slices takes it; resharded for the first of them."""
         if tensor.name in self.slicing.forms:
             return None
         key = tensor.name, demand, operator
         if key not in self._taken:
             # Not again for each slice, and not after the slice before.
             with tf.control_dependencies(None):
-                self._taken[key] = self.outside.delivered(tensor, demand, operator)
+                self._taken[key] = self.outside.resharded(tensor, demand, operator)
         return self._taken[key]
 
     def gradients(self, losses: Values, places: list[Values]) -> list[Values | None]:
@@ -191,7 +191,7 @@ class Accumulation:
         if not is_local:
             return joined
         layout = self.outside.view.layout(self.view.graph.tensors[tensor.name]).with_partial(())
-        ranks = self.outside.deliverer.backend.ranks
+        ranks = self.outside.resharder.backend.ranks
         return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
 
 

@@ -247,7 +247,7 @@ def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """An operator as on one device."""
     rule, mesh = rule_of(op), Mesh.of(1)
     config = Config(mesh, ())
-    job = Job(op, rule, config, interface(rule, config), (0,), _no_delivery)
+    job = Job(op, rule, config, interface(rule, config), (0,), _no_resharding)
     return [values[0] for values in emit(job, [[operand] for operand in operands])]
 
 
@@ -319,8 +319,8 @@ def _trace_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return gradient
 
 
-def _no_delivery(k: int, values: Values) -> Values:
-    raise AssertionError("on one device nothing is delivered inside of an operator")
+def _no_resharding(k: int, values: Values) -> Values:
+    raise AssertionError("on one device nothing is resharded inside of an operator")
 
 
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:

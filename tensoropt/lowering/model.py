@@ -1,4 +1,4 @@
-"""The model on this process's ranks: operators in program order, deliveries between them, losses and their gradients."""
+"""The model on this process's ranks: operators in program order, reshardings between them, losses and their gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..ir.slicing import Slice
 from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
 from ..rules.rule import Demand
-from ..sharding.resharding import Delivery, Router, differentiated_operands, inner_deliveries
+from ..sharding.resharding import Resharding, Router, differentiated_operands, inner_reshardings
 from ..sharding.strategy import Copy, StrategyView
 from .operators import Job, Values, emit
 from .regather import RemadeCopy, Remaking
 from .rematerialize import Recomputing
-from .resharding.deliver import Deliverer, send_buckets
+from .resharding.reshard import Resharder, send_buckets
 
 
 @dataclass
@@ -28,25 +28,25 @@ class LocalModel:
 
     Attributes:
         view: the strategy on its graph.
-        router: finds the path of each delivery.
-        deliverer: emits the deliveries.
+        router: finds the path of each resharding.
+        resharder: emits the reshardings.
         sources: local values that are given: fed tensors, and variables by their tensor's name.
         update: carries out an operator that updates a variable, or reads it after an update, on local operands.
         training: whether gradients are taken of what is emitted.
         slice: which slice of the batch this is, where the step is taken in several.
-        elsewhere: gives what another model makes, delivered for a demand; None for what this one makes itself.
+        elsewhere: gives what another model makes, resharded for a demand; None for what this one makes itself.
     """
 
     view: StrategyView
     router: Router
-    deliverer: Deliverer
+    resharder: Resharder
     sources: Mapping[str, Values]
     update: Callable[[Operator, list[Values]], list[Values]]
     training: bool
     slice: Slice | None = None
     elsewhere: Callable[[Tensor, Demand, str], Values | None] | None = None
     _values: dict[str, Values] = field(default_factory=dict)
-    _delivered: dict[tuple[str, Demand], Values] = field(default_factory=dict)
+    _resharded: dict[tuple[str, Demand], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
     _whole: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class LocalModel:
     _recomputing: Recomputing = field(default_factory=Recomputing)
 
     def __post_init__(self) -> None:
-        self._remaking = Remaking(self.deliverer)
+        self._remaking = Remaking(self.resharder)
 
     def emit(self, names: set[str]) -> None:
         """Emit operators (with all that they need among them) in program order."""
@@ -69,18 +69,18 @@ class LocalModel:
         """A tensor's local values in its result layout."""
         return self.sources[tensor.name] if tensor.name in self.sources else self._values[tensor.name]
 
-    def delivered(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
+    def resharded(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
         """A tensor for a demand, taken from the copy that its consumers share if there is one."""
         if not self.training:
             demand = Demand(demand.layout, None)
         key = (tensor.name, demand)
-        if key in self._delivered:
-            return self._delivered[key]
+        if key in self._resharded:
+            return self._resharded[key]
         if self.elsewhere is not None and (given := self.elsewhere(tensor, demand, operator)) is not None:
             return given
-        values = self._deliver(self.view.delivery(tensor, demand), self._taken(tensor, operator), operator, tensor)
+        values = self._reshard(self.view.resharding(tensor, demand), self._taken(tensor, operator), operator, tensor)
         if not self.training:
-            self._delivered[key] = values
+            self._resharded[key] = values
         return values
 
     def _taken(self, tensor: Tensor, operator: str) -> Values:
@@ -90,21 +90,21 @@ class LocalModel:
             return self.value(tensor)
         if tensor.name not in self._shared:
             demand = shared if self.training else Demand(shared.layout, None)
-            delivery = self.view.shared_delivery(tensor, demand)
+            resharding = self.view.shared_resharding(tensor, demand)
             source = self.value(tensor)
-            values = self._shared[tensor.name] = self._deliver(delivery, source, operator, tensor)
-            forward = self.router.route(delivery).forward
+            values = self._shared[tensor.name] = self._reshard(resharding, source, operator, tensor)
+            forward = self.router.route(resharding).forward
             if self.training and Copy(tensor.name) in self.view.strategy.remade and forward.steps:
                 self._remade[Copy(tensor.name)] = RemadeCopy(forward, source, None, values, operator)
         return self._shared[tensor.name]
 
-    def _deliver(self, delivery: Delivery, values: Values, operator: str, tensor: Tensor) -> Values:
-        """Local values along a delivery of a tensor, or inside of the operator that makes it."""
-        is_trailing = delivery.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
-        route = self.router.route(delivery)
+    def _reshard(self, resharding: Resharding, values: Values, operator: str, tensor: Tensor) -> Values:
+        """Local values along a resharding of a tensor, or inside of the operator that makes it."""
+        is_trailing = resharding.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
+        route = self.router.route(resharding)
         is_again = self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates
         with self._computed_again(is_again):
-            return self.deliverer.deliver(delivery, route, values, operator, is_trailing)
+            return self.resharder.reshard(resharding, route, values, operator, is_trailing)
 
     @contextmanager
     def _computed_again(self, is_again: bool) -> Iterator[None]:
@@ -116,11 +116,11 @@ class LocalModel:
             self._recomputing.mark(graph.get_operations()[start:])
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
-        """A tensor in whole on every rank; delivered once, whoever asks."""
+        """A tensor in whole on every rank; resharded once, whoever asks."""
         if tensor.name not in self._whole:
             whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
             demand = Demand(whole, () if with_gradient else None)
-            self._whole[tensor.name] = self.delivered(tensor, demand, operator)
+            self._whole[tensor.name] = self.resharded(tensor, demand, operator)
         return self._whole[tensor.name]
 
     def looked_up(self, lookup: str) -> tuple[Values, Values]:
@@ -129,7 +129,7 @@ class LocalModel:
 
     def without_sums(self, tensor: Tensor, operator: str) -> Values:
         """A tensor's pieces as they lie, with pending sums completed."""
-        return self.delivered(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
+        return self.resharded(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
 
     def _emit_operator(self, op: Operator) -> None:
         if op.updates is not None:
@@ -139,14 +139,14 @@ class LocalModel:
         operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
         if self.training and op.name in self.view.graph.lookup_operators:
             self._indices[op.name] = operands[1]
-        # Whether the inner deliveries carry gradients follows from which operands get one.
+        # Whether the inner reshardings carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.training else frozenset()
-        inner = inner_deliveries(op, rule, config, differentiated)
+        inner = inner_reshardings(op, rule, config, differentiated)
 
         def complete(k: int, values: Values) -> Values:
-            return self._deliver(inner[k], values, op.name, op.result)
+            return self._reshard(inner[k], values, op.name, op.result)
 
-        seen, ranks = self.view.interfaces[op.name], self.deliverer.backend.ranks
+        seen, ranks = self.view.interfaces[op.name], self.resharder.backend.ranks
         def following(position: int) -> AbstractContextManager[None]:
             return self._computed_again(self._is_made_again(op, position))
 
@@ -170,7 +170,7 @@ class LocalModel:
         return self.training and (
             view.is_remade(op, position)
             or view.reads_remade(op, position)
-            or (producer in self._needed_again and view.takes_anew(op, position))
+            or (producer in self._needed_again and view.takes_regathered(op, position))
         )
 
     @property
@@ -187,7 +187,7 @@ class LocalModel:
         for position, tensor in op.operands if self.training else ():
             producer = self.view.graph.producers[tensor.name].name
             reads = is_view or self.view.reads(op, position)
-            if producer in self._needed_again and reads and self.view.takes_anew(op, position):
+            if producer in self._needed_again and reads and self.view.takes_regathered(op, position):
                 before += self._needed_again[producer]
             if self.view.reads_remade(op, position):
                 own.append(self._remade.get(Copy(tensor.name)))
@@ -217,17 +217,17 @@ class LocalModel:
 
     def _emit_update(self, op: Operator, variable: str) -> None:
         layout = self.view.layout(self.view.graph.operators[variable].result)
-        operands = [self.delivered(tensor, Demand(layout, None), op.name) for _, tensor in op.operands]
+        operands = [self.resharded(tensor, Demand(layout, None), op.name) for _, tensor in op.operands]
         for tensor, values in zip(op.outputs, self.update(op, operands), strict=True):
             self._values[tensor.name] = values
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
         demand = self.view.demand(op, position)
-        values = self.delivered(tensor, demand, op.name)
+        values = self.resharded(tensor, demand, op.name)
         if self.slice is not None and not self.slice.takes(op.name, position):
             return [tf.zeros_like(value) for value in values]
         if self.training and self.view.is_remade(op, position):
-            forward = self.router.route(self.view.delivery(tensor, demand)).forward
+            forward = self.router.route(self.view.resharding(tensor, demand)).forward
             if forward.steps:
                 source, source_copy = self._taken(tensor, op.name), self._remade.get(Copy(tensor.name))
                 self._remade[op.name, position] = RemadeCopy(forward, source, source_copy, values, op.name)
@@ -237,7 +237,7 @@ class LocalModel:
 def gradients_of(losses: Values, variables: list[Values], stops: list[Values] | None = None) -> list[Values | None]:
     """The gradients of the (replicated) losses, per variable its local values; None where a loss doesn't depend on it.
 
-    The loss's gradient is 1 on every rank; the deliveries do the rest, no scaling is needed anywhere.
+    The loss's gradient is 1 on every rank; the reshardings do the rest, no scaling is needed anywhere.
 
     Args:
         stops: values through which no gradient passes on.

@@ -30,9 +30,9 @@ def keep_apart(operators: Iterable[tf.Operation]) -> None:
 def merged_with(bias_gradient: tf.Operation) -> Iterator[tf.Operation]:
     """The gradients of filters that TensorFlow may make one operator with that of a bias."""
     (gradient,) = bias_gradient.inputs
-    for taker in gradient.consumers():
-        if taker.type == FILTER_GRADIENT and taker.inputs[_OF_GRADIENT].name == gradient.name:
-            yield taker
+    for consumer in gradient.consumers():
+        if consumer.type == FILTER_GRADIENT and consumer.inputs[_OF_GRADIENT].name == gradient.name:
+            yield consumer
 
 
 def leads_to(source: tf.Operation, target: tf.Operation) -> bool:
@@ -40,7 +40,7 @@ def leads_to(source: tf.Operation, target: tf.Operation) -> bool:
     pending, seen = deque([source]), {source.name}
     while pending:
         op = pending.popleft()
-        followers = [taker for output in op.outputs for taker in output.consumers()]
+        followers = [consumer for output in op.outputs for consumer in output.consumers()]
         for each in (*followers, *op._control_outputs):
             if each.name == target.name:
                 return True

@@ -32,7 +32,7 @@ Complete = Callable[[int, Values], Values]
 class Job:
     """An operator with its config, as the lowering of one operator sees it.
 
-    ``complete(k, values)`` runs the k-th delivery inside of the operator; ``random`` says how random operators draw;
+    ``complete(k, values)`` runs the k-th resharding inside of the operator; ``random`` says how random operators draw;
     ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known; ``slice`` says
     of which slice of the batch the operator is, where a step has several. What is emitted in ``following(i)`` is all that
     the backward pass reads of the operand at position i, and is made again from it where that isn't kept.

@@ -1,10 +1,10 @@
 """Copies that are made again in the backward pass, instead of being kept for it.
 
 An operator whose gradient reads such a copy has its results pass through an ``IdentityN``: when their gradient comes, and
-before the operator's own gradient is emitted, the copy is delivered once more. So the collectives of all ranks stay in one
-order, in which each comes when the backward pass needs it; and since the gradient is an operand of the second delivery, it
+before the operator's own gradient is emitted, the copy is resharded once more. So the collectives of all ranks stay in one
+order, in which each comes when the backward pass needs it; and since the gradient is an operand of the second resharding, it
 can't run earlier. TensorFlow's gradient functions then still read the first copy: afterwards those of its readers in the
-backward pass that come after the second delivery are made to read that (:meth:`Remaking.rewire`). They alone, so that no
+backward pass that come after the second resharding are made to read that (:meth:`Remaking.rewire`). They alone, so that no
 cycle can arise.
 """
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..reschedule.path import Path
 from .operators import Values
-from .resharding.deliver import Deliverer
+from .resharding.reshard import Resharder
 from .schedule import SHAPES, VIEWS, needed_ahead
 
 _Key = tuple[str, int]
@@ -25,13 +25,13 @@ _Key = tuple[str, int]
 
 @dataclass(eq=False)
 class RemadeCopy:
-    """A delivered copy that isn't kept.
+    """A resharded copy that isn't kept.
 
     Attributes:
-        path: of the delivery.
-        source: what was delivered; ``source_copy`` where that is such a copy as well.
+        path: of the resharding.
+        source: what was resharded; ``source_copy`` where that is such a copy as well.
         values: the copy.
-        operator: for which it was delivered.
+        operator: for which it was resharded.
         again: the copy that was made again; None before.
     """
 
@@ -47,7 +47,7 @@ class RemadeCopy:
 class Remaking:
     """Makes copies again in the graph that is being built."""
 
-    deliverer: Deliverer
+    resharder: Resharder
     _again: dict[_Key, tf.Tensor] = field(default_factory=dict)
 
     def before_gradient(self, copies: Sequence[RemadeCopy], results: Values) -> Values:
@@ -57,7 +57,7 @@ class Remaking:
             for copy in copies:
                 self._make(copy, gradients)
 
-        return self.deliverer.on_gradient(results, make)
+        return self.resharder.on_gradient(results, make)
 
     def _make(self, copy: RemadeCopy, gradients: Values) -> None:
         if copy.again is not None:
@@ -67,7 +67,7 @@ class Remaking:
             self._make(copy.source_copy, gradients)
             assert copy.source_copy.again is not None
             source = copy.source_copy.again
-        copy.again = self.deliverer.deliver_again(copy.path, source, copy.operator, gradients)
+        copy.again = self.resharder.reshard_again(copy.path, source, copy.operator, gradients)
         for before, again in zip(copy.values, copy.again, strict=True):
             self._replace(before, again)
 

@@ -52,7 +52,7 @@ class Recomputing:
 
 
 class _Rewiring:
-    """One graph's operators, being ordered anew."""
+    """One graph's operators, being ordered again."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class _Rewiring:
             if gates:
                 return list(dict.fromkeys(gates))
             for output in op.outputs:
-                for taker in output.consumers():
-                    if taker.name not in seen and taker.name in self.place:
-                        seen.add(taker.name)
-                        followers.append(taker)
+                for consumer in output.consumers():
+                    if consumer.name not in seen and consumer.name in self.place:
+                        seen.add(consumer.name)
+                        followers.append(consumer)
         return []

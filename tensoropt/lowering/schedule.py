@@ -82,12 +82,12 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     of them before anything else, and copies that are made again in the backward pass would be there at once meanwhile.
 
     What may become one operator with something that follows from them isn't waited for: of a convolution and the addition of
-    a bias TensorFlow makes one, and a bias that waited for the convolution would then wait for its own taker.
+    a bias TensorFlow makes one, and a bias that waited for the convolution would then wait for its own consumer.
     """
     row: list[tf.Operation] = []
     for op in operators:
         if op.type in COLLECTIVES:
-            near = {each.name for each in _within(_within([op], _takers), _producers)}
+            near = {each.name for each in _within(_within([op], _consumers), _producers)}
             earlier = next((each for each in reversed(row) if each.name not in near), None)
             if earlier is not None:
                 op._add_control_input(earlier)
@@ -110,8 +110,8 @@ def _within(operators: Iterable[tf.Operation], neighbours: Neighbours) -> list[t
     return [op for _, op in found.values()]
 
 
-def _takers(op: tf.Operation) -> Iterator[tf.Operation]:
-    return (taker for output in op.outputs for taker in output.consumers())
+def _consumers(op: tf.Operation) -> Iterator[tf.Operation]:
+    return (consumer for output in op.outputs for consumer in output.consumers())
 
 
 def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
@@ -188,10 +188,10 @@ def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
 
 
 def is_idle(op: tf.Operation) -> bool:
-    """Zeros that nobody takes, as gradients of what a delivery only passes through.
+    """Zeros that nobody takes, as gradients of what a resharding only passes through.
 
     Without a place in the order TensorFlow drops them. With one they were filled, and to know their shape a step kept the
-    tensors that deliveries had cut pieces out of: a WideResNet took up to a tenth more memory at its peak than foretold.
+    tensors that reshardings had cut pieces out of: a WideResNet took up to a tenth more memory at its peak than foretold.
     """
     return op.type == "ZerosLike" and not any(output.consumers() for output in op.outputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sharding.resharding import Delivery
+from ..sharding.resharding import Resharding
 from .operators import Values
 
 
@@ -15,9 +15,9 @@ class Lookup:
     Attributes:
         found: local values, of which the gradient is taken.
         indices: the rows, all of them on every rank.
-        delivery: brings the gradient of ``found`` to every rank.
+        resharding: brings the gradient of ``found`` to every rank.
     """
 
     found: Values
     indices: Values
-    delivery: Delivery
+    resharding: Resharding

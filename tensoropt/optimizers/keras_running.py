@@ -23,7 +23,7 @@ from ..lowering.operators import Values
 from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
 from ..sharding.local_shapes import piece_of
-from ..sharding.update_resharding import piece_delivery, whole_delivery
+from ..sharding.update_resharding import piece_resharding, whole_resharding
 from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
@@ -150,20 +150,20 @@ class RunningKeras:
             return row_gradients(emission.lookups[n], found, emission, on_updated, n)
         (gradients,) = found
         if gradients is not None and self._is_moved[n]:
-            return emission.deliver(whole_delivery(self._shards.tensors[n], self._shards.layouts[n]), gradients)
+            return emission.reshard(whole_resharding(self._shards.tensors[n], self._shards.layouts[n]), gradients)
         return gradients
 
     def _read_whole(self, emission: Emission) -> None:
         for n, values in enumerate(emission.reads):
             if self._is_moved[n]:
-                delivery = whole_delivery(self._shards.tensors[n], self._shards.layouts[n])
-                for on, whole in zip(self._on, emission.deliver(delivery, values), strict=True):
+                resharding = whole_resharding(self._shards.tensors[n], self._shards.layouts[n])
+                for on, whole in zip(self._on, emission.reshard(resharding, values), strict=True):
                     on.updated[n].value.assign(whole)
 
     def _write_pieces(self, emission: Emission) -> None:
         for n, variables in enumerate(self._shards.variables):
             if self._is_moved[n]:
                 wholes = [on.updated[n].value.read_value() for on in self._on]
-                delivery = piece_delivery(self._shards.tensors[n], self._shards.layouts[n])
-                for variable, piece in zip(variables, emission.deliver(delivery, wholes), strict=True):
+                resharding = piece_resharding(self._shards.tensors[n], self._shards.layouts[n])
+                for variable, piece in zip(variables, emission.reshard(resharding, wholes), strict=True):
                     variable.assign(piece)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..lowering.operators import Values
     from ..lowering.table_lookups import Lookup
     from ..lowering.variables import StateEntry
-    from ..sharding.resharding import Delivery
+    from ..sharding.resharding import Resharding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,14 +50,14 @@ class Emission:
     Attributes:
         reads: per parameter the local values that the loss was computed from.
         lookups: per parameter that is updated by rows, what its lookups found; empty for others.
-        deliver: brings local values along a delivery.
+        reshard: brings local values along a resharding.
         replicated: a recorded tensor, whole on every rank.
         gradients: of losses, per places where they are taken the local values, or None.
     """
 
     reads: Sequence[Values]
     lookups: Sequence[Sequence[Lookup]]
-    deliver: Callable[[Delivery, Values], Values]
+    reshard: Callable[[Resharding, Values], Values]
     replicated: Callable[[Tensor], Values]
     gradients: Callable[[Values, list[Values]], list[Values | None]]
 

@@ -42,7 +42,7 @@ def row_gradients(
         number: of the parameter among the shards.
     """
     pairs = [
-        (emission.deliver(lookup.delivery, gradients), lookup.indices)
+        (emission.reshard(lookup.resharding, gradients), lookup.indices)
         for lookup, gradients in zip(lookups, found, strict=True)
         if gradients is not None
     ]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..lowering.local import opaque
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
-from ..sharding.update_resharding import sum_delivery
+from ..sharding.update_resharding import sum_resharding
 from .runtime import Emission
 
 
@@ -43,7 +43,7 @@ class Sums:
         """The vectors of all ranks, added up on every rank."""
         (length,) = vectors[0].shape
         mesh = self.layouts[0].mesh
-        return emission.deliver(sum_delivery(mesh, length, self.dtype.size), vectors)
+        return emission.reshard(sum_resharding(mesh, length, self.dtype.size), vectors)
 
 
 def _is_counted(layout: Layout, rank: int) -> bool:

@@ -1,4 +1,4 @@
-"""From a point of a frontier, or any strategy, to a plan: every operator and every delivery with what it costs."""
+"""From a point of a frontier, or any strategy, to a plan: every operator and every resharding with what it costs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Demand, Interface, Rule, configs, interface
-from ..sharding.consumers import Taker, demand_of, takers_of
+from ..sharding.consumers import Consumer, consumers_of, demand_of
 from ..sharding.model import Model
-from ..sharding.resharding import Delivery, PlainCosts, Router, delivery_of, differentiated_operands, inner_deliveries
+from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
-from ..sharding.update_resharding import row_deliveries, update_deliveries
+from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .find_frontier import ModelFrontier
-from .plan import Plan, PlannedDelivery, PlannedOperator
+from .plan import Plan, PlannedOperator, PlannedResharding
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A delivery that a strategy is charged for; inside of an operator, ``tensor`` names it.
+    """A resharding that a strategy is charged for; inside of an operator, ``tensor`` names it.
 
     Attributes:
         is_remade: whether its forward path is gone along once more in the backward pass.
-        is_read: whether the backward pass reads what it delivers to its takers.
+        is_read: whether the backward pass reads what it reshards to its consumers.
         follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
         n_runs: how often a step makes it: for each slice of the batch, or once.
-        accumulator_bytes: of the gradients that slices add up at what it delivers.
+        accumulator_bytes: of the gradients that slices add up at what it reshards.
     """
 
     tensor: str
-    takers: tuple[str, ...]
-    delivery: Delivery
+    consumers: tuple[str, ...]
+    resharding: Resharding
     is_shared: bool
     is_remade: bool = False
     is_read: bool = False
@@ -47,29 +47,29 @@ class Charge:
     @property
     def copy_bytes(self) -> int:
         """Of the largest copy that the backward pass reads, if one is made: a view of its source is none."""
-        source, target = self.delivery.source, self.delivery.demand.layout
+        source, target = self.resharding.source, self.resharding.demand.layout
         if not self.is_read or source == target or is_view(source, target):
             return 0
-        return math.prod(target.largest_local_shape(self.delivery.shape)) * self.delivery.item_bytes
+        return math.prod(target.largest_local_shape(self.resharding.shape)) * self.resharding.item_bytes
 
-    def planned(self, router: Router) -> PlannedDelivery | None:
+    def planned(self, router: Router) -> PlannedResharding | None:
         """As in a plan; None where nothing is to be done."""
-        route = router.route(self.delivery)
+        route = router.route(self.resharding)
         if route.is_free:
             return None
         is_remade = self.is_remade and bool(route.forward.steps)
-        return PlannedDelivery(
+        return PlannedResharding(
             self.tensor,
-            self.takers,
-            self.delivery.demand,
+            self.consumers,
+            self.resharding.demand,
             self.is_shared,
             route.forward,
             route.backward,
             self.time_ns(router) / 1e3,
-            self.delivery.reduction,
+            self.resharding.reduction,
             self.copy_bytes,
             is_remade,
-            router.forward_ns(self.delivery) * self.n_runs / 1e3 if is_remade else 0.0,
+            router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_remade else 0.0,
             self.follows_source and is_remade,
             self.n_runs,
             self.accumulator_bytes,
@@ -77,71 +77,71 @@ class Charge:
 
     def time_ns(self, router: Router) -> int:
         """Forward, where a gradient comes back backward, and forward again where the copy is made again; of all slices."""
-        again = router.forward_ns(self.delivery) if self.is_remade else 0
-        return (router.time_ns(self.delivery) + again) * self.n_runs
+        again = router.forward_ns(self.resharding) if self.is_remade else 0
+        return (router.time_ns(self.resharding) + again) * self.n_runs
 
 
 def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
-    """Every delivery of the training steps, each as often as it is executed.
+    """Every resharding of the training steps, each as often as it is executed.
 
     Args:
         costing: knows what the backward pass reads; without it nothing is said to be read.
     """
     graph = view.graph
-    takers = takers_of(graph)
+    consumers = consumers_of(graph)
     for op in graph.step_operators:
         if op.updates is not None:
             continue
         differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
         config = view.strategy.configs[op.name]
-        for delivery in inner_deliveries(op, view.rules[op.name], config, differentiated):
-            yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
+        for resharding in inner_reshardings(op, view.rules[op.name], config, differentiated):
+            yield Charge(op.name, (op.name,), resharding, False, n_runs=n_runs)
         if op.name in graph.updates:
             by_rows = op.name in graph.lookups
-            for delivery in update_deliveries(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
-                yield Charge(op.name, (op.name,), delivery, False)
+            for resharding in update_reshardings(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
+                yield Charge(op.name, (op.name,), resharding, False)
         if op.name in graph.lookup_operators:
-            for delivery in row_deliveries(op, view.rules[op.name], config):
-                yield Charge(op.name, (op.name,), delivery, False, n_runs=n_runs)
+            for resharding in row_reshardings(op, view.rules[op.name], config):
+                yield Charge(op.name, (op.name,), resharding, False, n_runs=n_runs)
         for tensor in op.outputs:
-            those, runs = takers.get(tensor.name, []), graph.n_runs(tensor.name)
+            those, runs = consumers.get(tensor.name, []), graph.n_runs(tensor.name)
             shared = view.strategy.shared.get(tensor.name)
             if shared is not None and those:
-                names = tuple(taker.name for taker in those)
+                names = tuple(consumer.name for consumer in those)
                 is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
-                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, taker) for taker in those)
-                delivery = view.shared_delivery(tensor, shared)
-                summed = _accumulated(view, tensor, delivery)
-                yield Charge(tensor.name, names, delivery, True, is_remade, is_read, False, runs, summed)
-            for taker in those:
-                delivery = view.delivery(tensor, demand_of(view, tensor, taker))
-                is_remade = any(view.is_remade(*each) for each in _operands(view, [taker]))
-                is_read = costing is not None and costing.reads(taker)
-                follows = any(view.follows_source(*each) for each in _operands(view, [taker]))
-                summed = _accumulated(view, tensor, delivery)
-                yield Charge(tensor.name, (taker.name,), delivery, False, is_remade, is_read, follows, runs, summed)
+                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
+                resharding = view.shared_resharding(tensor, shared)
+                summed = _accumulated(view, tensor, resharding)
+                yield Charge(tensor.name, names, resharding, True, is_remade, is_read, False, runs, summed)
+            for consumer in those:
+                resharding = view.resharding(tensor, demand_of(view, tensor, consumer))
+                is_remade = any(view.is_remade(*each) for each in _operands(view, [consumer]))
+                is_read = costing is not None and costing.reads(consumer)
+                follows = any(view.follows_source(*each) for each in _operands(view, [consumer]))
+                summed = _accumulated(view, tensor, resharding)
+                yield Charge(tensor.name, (consumer.name,), resharding, False, is_remade, is_read, follows, runs, summed)
 
 
-def _accumulated(view: StrategyView, tensor: Tensor, delivery: Delivery) -> int:
-    """Bytes of the gradients that slices of the batch add up at what a delivery brings."""
-    return accumulator_bytes(tensor, delivery.source, delivery.demand) if view.graph.accumulates(tensor.name) else 0
+def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:
+    """Bytes of the gradients that slices of the batch add up at what a resharding brings."""
+    return accumulator_bytes(tensor, resharding.source, resharding.demand) if view.graph.accumulates(tensor.name) else 0
 
 
-def _operands(view: StrategyView, takers: Iterable[Taker]) -> Iterator[tuple[Operator, int]]:
-    """The takers that are operators."""
-    return ((view.graph.operators[t.name], t.position) for t in takers if not t.is_step and not t.is_update)
+def _operands(view: StrategyView, consumers: Iterable[Consumer]) -> Iterator[tuple[Operator, int]]:
+    """The consumers that are operators."""
+    return ((view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update)
 
 
-def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, taker: Taker) -> bool:
-    """Whether what the backward pass reads for a taker lies in the copy that takers share."""
-    if not costing.reads(taker):
+def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, consumer: Consumer) -> bool:
+    """Whether what the backward pass reads for a consumer lies in the copy that consumers share."""
+    if not costing.reads(consumer):
         return False
-    shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, taker).layout
+    shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, consumer).layout
     return shared == wanted or is_view(shared, wanted)
 
 
-def check_deliveries(view: StrategyView, plan: Plan) -> None:
-    """Hold a plan's deliveries, and what it computes again, against what its configs lead to: a file may have been changed.
+def check_reshardings(view: StrategyView, plan: Plan) -> None:
+    """Hold a plan's reshardings, and what it computes again, against what its configs lead to: a file may have been changed.
 
     Raises:
         InputError: they differ.
@@ -155,17 +155,17 @@ def check_deliveries(view: StrategyView, plan: Plan) -> None:
         )
     router = plan.router(PlainCosts())
     expected = {
-        (planned.tensor, planned.takers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
+        (planned.tensor, planned.consumers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
         for charge in charges(view)
         if (planned := charge.planned(router)) is not None
     }
-    given = {(d.tensor, d.takers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.deliveries}
+    given = {(d.tensor, d.consumers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.reshardings}
     if expected != given:
-        tensor, takers, demand, *rest = min(expected ^ given, key=str)
-        difference = "lacks" if (tensor, takers, demand, *rest) in expected else "has, against its configs,"
+        tensor, consumers, demand, *rest = min(expected ^ given, key=str)
+        difference = "lacks" if (tensor, consumers, demand, *rest) in expected else "has, against its configs,"
         raise InputError(
-            f"the plan {difference} the delivery of {tensor} to {', '.join(takers)} as {demand}; it was changed: find the "
-            "strategy again, with force= for what should differ"
+            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {demand}; it was changed: find "
+            "the strategy again, with force= for what should differ"
         )
 
 
@@ -176,12 +176,12 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
     steps = frontier.built.strategy(states)
     strategy = complete(frontier.model, steps, costing)
     view = frontier.model.view(strategy)
-    router = Router(costing.deliveries.steps)
-    deliveries = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
+    router = Router(costing.reshardings.steps)
+    reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
     return Plan(
         frontier.mesh,
         tuple(_planned_operators(view, costing)),
-        tuple(deliveries),
+        tuple(reshardings),
         int(costs.mem_bytes[point]),
         int(costs.time_ns[point]) / 1e3,
         int(costs.compute_ns[point]) / 1e3,
@@ -223,7 +223,7 @@ def planned_operator(
 def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
     """Add configs for the operators that no training step runs (metrics, predictions).
 
-    They follow what the training steps decided: in program order, each takes the config whose operands are delivered and
+    They follow what the training steps decided: in program order, each takes the config whose operands are resharded and
     that computes in the least time.
     """
     chosen = dict(steps.configs)
@@ -252,7 +252,7 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
             demand = seen.operands[position]
             assert demand is not None
             wanted = Demand(demand.layout, None)
-            total += costing.deliveries.time_ns(delivery_of(tensor, layouts[tensor.name], wanted))
+            total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))
         return total
 
     return min(configs(rule, mesh), key=time_ns)

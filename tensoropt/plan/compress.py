@@ -1,12 +1,12 @@
 """From a frontier that was just found to the parts that its plans have in common: every plan, without making each.
 
-What an operator costs depends on its config; what the deliveries of its results cost, on its config, on those of whoever
+What an operator costs depends on its config; what the reshardings of its results cost, on its config, on those of whoever
 takes them, and on the copies that are shared. Along a frontier few combinations of these occur at each operator, however
 many points there are. So
 
 1. the strategy of each point becomes a row of numbers, a column per operator and shared tensor (:class:`_Numbered`);
 2. for each operator the distinct combinations are sought in the columns that matter to it;
-3. each is evaluated once, on a graph of the operator and its takers alone (:func:`_neighbourhood`).
+3. each is evaluated once, on a graph of the operator and its consumers alone (:func:`_neighbourhood`).
 
 Complexity: O(points x operators) numbers, and as many evaluations as there are distinct combinations.
 """
@@ -42,14 +42,14 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
     """The frontier with all its plans, without what the search was made from."""
     numbered = _numbered(frontier)
     parts = _Parts(frontier, numbered)
-    operators, deliveries = [], []
+    operators, reshardings = [], []
     own = [op for op in frontier.model.graph.operators.values() if op.updates is None]
     for done, op in enumerate(own):
         if progress is not None:
             progress("plans", done, len(own))
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
-            deliveries.append(parts.of_deliveries(op))
+            reshardings.append(parts.of_reshardings(op))
     graph = frontier.model.graph
     searched = Searched(
         frontier.mesh,
@@ -63,7 +63,7 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
     points = type(found)(
         found.mem_bytes, found.time_ns, np.zeros((len(found), 0), np.int32), found.eliminations, found.algorithm, found.bound
     )
-    used = tuple(part for part in deliveries if part.pool)
+    used = tuple(part for part in reshardings if part.pool)
     peaks = _peaks(frontier, progress)
     return SavedFrontier(points, frontier.objectives, frontier.costs, searched, tuple(operators), used, peaks)
 
@@ -195,13 +195,13 @@ class _Parts:
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
         self.in_step = {op.name for op in self.graph.step_operators}
         self._place = {name: place for place, name in enumerate(self.graph.operators)}
-        self._router = Router(frontier.costing.deliveries.steps)
+        self._router = Router(frontier.costing.reshardings.steps)
         self._rules = {op.name: rule_of(op) for op in self.graph.operators.values()}
         self._interfaces: dict[tuple[str, int], Interface] = {}
-        self._takers: dict[str, list[Operator]] = {}
+        self._consumers: dict[str, list[Operator]] = {}
         for op in self.graph.step_operators:
             for _, tensor in op.operands:
-                self._takers.setdefault(tensor.name, []).append(op)
+                self._consumers.setdefault(tensor.name, []).append(op)
 
     def _value(self, number: int) -> Config | Demand | None:
         return self.numbered.values[number]
@@ -236,8 +236,8 @@ class _Parts:
     def _is_recomputed(self, name: str, point: int) -> bool:
         return name in self.numbered.recomputed and bool(self.numbered.recomputed[name][point])
 
-    def of_deliveries(self, op: Operator) -> Part:
-        """A choice for each combination of what the deliveries inside of an operator and of its results depend on."""
+    def of_reshardings(self, op: Operator) -> Part:
+        """A choice for each combination of what the reshardings inside of an operator and of its results depend on."""
         hood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
         names = [name for name in hood.operators if name in self.numbered.configs]
         shared = [name for name in tensors if name in self.numbered.shared]
@@ -256,7 +256,7 @@ class _Parts:
             choice = []
             for charge in found:
                 if charge not in pool:
-                    row = self._delivered(charge)
+                    row = self._resharded(charge)
                     pool[charge] = len(rows) if row else -1
                     rows += [row] if row else []
                 if pool[charge] >= 0:
@@ -264,15 +264,15 @@ class _Parts:
             choice_of[number] = choices.setdefault(tuple(choice), len(choices))
         return Part(tuple(rows), tuple(choices), choice_of[combination])
 
-    def _delivered(self, charge: Charge) -> Entry | None:
-        """The row of a delivery; None where nothing is to be done."""
+    def _resharded(self, charge: Charge) -> Entry | None:
+        """The row of a resharding; None where nothing is to be done."""
         planned = charge.planned(self._router)
         return None if planned is None else planned.to_json()
 
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
         """The operator, who takes its results, and the variables that are updated with them; the operator comes first."""
-        takers = [taker for tensor in op.outputs for taker in self._takers.get(tensor.name, ())]
-        names = {name for taker in takers for name in (taker.name, taker.updates) if name}
+        consumers = [consumer for tensor in op.outputs for consumer in self._consumers.get(tensor.name, ())]
+        names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
         own = {each.name: each for each in members}
         return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.slicing, around=self.graph)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .plan import Plan, PlannedOperator
 
 MOST_ROWS = 8
-NETWORK, COPIES = "collectives", "copies that deliveries keep"
+NETWORK, COPIES = "collectives", "copies that reshardings keep"
 IN_TURN = "steps_in_turn"
 """Of ``plan.assumed``: what the plan and data parallelism took, if they took steps in turn; see
 :mod:`..tuning.baseline_trial`.
@@ -26,7 +26,7 @@ _Amounts = dict[str, float]
 
 
 def explain(plan: Plan) -> str:
-    """Tables as text: time by type of operator and by delivery, memory by what holds it, and the next plans."""
+    """Tables as text: time by type of operator and by resharding, memory by what holds it, and the next plans."""
     memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
@@ -43,16 +43,16 @@ def _time(plan: Plan) -> str:
 
 def _edges(plan: Plan) -> str:
     edges: _Amounts = {}
-    for delivery in plan.deliveries:
+    for resharding in plan.reshardings:
         kinds = dict.fromkeys(
-            step.kind for path in delivery.paths for step in path.steps if step.communicates
+            step.kind for path in resharding.paths for step in path.steps if step.communicates
         )
         if kinds:
-            _add(edges, f"{delivery.tensor} to {delivery.takers[0]}: {', '.join(kinds)}", delivery.time_us)
+            _add(edges, f"{resharding.tensor} to {resharding.consumers[0]}: {', '.join(kinds)}", resharding.time_us)
     if not edges:
         return "nothing is communicated"
     rows = [[name, f"{time_us:,.1f}", _share(time_us, plan.time_us)] for name, time_us in _largest(edges)]
-    return tabulate(rows, ("deliveries", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
+    return tabulate(rows, ("reshardings", "us", ""), disable_numparse=True, colalign=("left", "right", "right"))
 
 
 def _memory(plan: Plan) -> str:
@@ -60,8 +60,8 @@ def _memory(plan: Plan) -> str:
     for op in plan.operators:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
         _add(amounts, what, op.memory_bytes)
-    amounts[ACCUMULATED] = sum(delivery.accumulator_bytes for delivery in plan.deliveries)
-    amounts[COPIES] = sum(delivery.copy_bytes for delivery in plan.deliveries if not delivery.is_remade)
+    amounts[ACCUMULATED] = sum(resharding.accumulator_bytes for resharding in plan.reshardings)
+    amounts[COPIES] = sum(resharding.copy_bytes for resharding in plan.reshardings if not resharding.is_remade)
     amounts[TAKEN] = plan.memory_bytes - sum(amounts.values())
     rows = [
         [name, memory_text(round(n_bytes)), _share(n_bytes, plan.memory_bytes)] for name, n_bytes in _largest(amounts)
@@ -91,12 +91,12 @@ def _recomputed(plan: Plan) -> list[str]:
 
 
 def _remade(plan: Plan) -> list[str]:
-    """What isn't kept but delivered again in the backward pass."""
-    made = [delivery for delivery in plan.deliveries if delivery.is_remade]
+    """What isn't kept but resharded again in the backward pass."""
+    made = [resharding for resharding in plan.reshardings if resharding.is_remade]
     if not made:
         return []
-    made.sort(key=lambda delivery: -delivery.copy_bytes)
-    amounts = [(f"{d.tensor} to {d.takers[0]}", d.copy_bytes, d.again_us) for d in made]
+    made.sort(key=lambda resharding: -resharding.copy_bytes)
+    amounts = [(f"{d.tensor} to {d.consumers[0]}", d.copy_bytes, d.again_us) for d in made]
     shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
     if rest:
         shown.append((f"{len(rest)} others", sum(n_bytes for _, n_bytes, _ in rest), sum(us for _, _, us in rest)))

@@ -76,8 +76,8 @@ class ModelFrontier(PlanFrontier):
 
     @cached_property
     def _router(self) -> Router:
-        """Points have most of their deliveries in common."""
-        return Router(self.costing.deliveries.steps)
+        """Points have most of their reshardings in common."""
+        return Router(self.costing.reshardings.steps)
 
     def peak(self, point: int) -> Peak:
         """What is alive at once under a point's plan; see :class:`PlanFrontier`."""

@@ -1,6 +1,6 @@
 """A frontier with all its plans, as a file holds it: later questions need neither a search nor the model.
 
-A plan is put together from *parts*: one for each operator, one for the deliveries of each operator's results. Points have
+A plan is put together from *parts*: one for each operator, one for the reshardings of each operator's results. Points have
 most of their parts in common. So each part is there once with the few choices that occur, and a column says which of them
 each point takes; equal columns are there once as well, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with
 choice 1, three with choice 0.
@@ -28,9 +28,9 @@ from ..search.problem.objectives import Costs, Objectives, parse_objectives
 from .frontier import PlanFrontier
 from .plan import Plan, mesh_of
 
-FORMAT, VERSION = "tensoropt/frontier", 1
+FORMAT, VERSION = "tensoropt/frontier", 2
 Entry = dict[str, Any]
-"""An operator or a delivery as in a plan's file."""
+"""An operator or a resharding as in a plan's file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class SavedFrontier(PlanFrontier):
         objectives: the two costs that were searched.
         of_points: what they cost.
         operators: a part for each, in program order.
-        deliveries: parts in the order in which they are executed.
+        reshardings: parts in the order in which they are executed.
         of_peaks: by point, its peak in bytes, of the points of which it was worked out before saving.
     """
 
@@ -81,7 +81,7 @@ class SavedFrontier(PlanFrontier):
     of_points: Costs
     searched: Searched
     operators: tuple[Part, ...]
-    deliveries: tuple[Part, ...]
+    reshardings: tuple[Part, ...]
     of_peaks: Mapping[int, int]
 
     @property
@@ -125,7 +125,7 @@ class SavedFrontier(PlanFrontier):
             "assumed": self.searched.assumed,
             "frontier": self.table(number, with_peaks=False).splitlines(),
             "operators": [row for part in self.operators for row in part.rows(number)],
-            "deliveries": [row for part in self.deliveries for row in part.rows(number)],
+            "reshardings": [row for part in self.reshardings for row in part.rows(number)],
         }
         try:
             made = Plan.from_json(value)
@@ -169,7 +169,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         return columns.setdefault(_runs(part.chosen), len(columns))
 
     operators = [_operator_to_json(column(part), part) for part in frontier.operators]
-    deliveries = [{"column": column(part), "choices": part.choices, "pool": part.pool} for part in frontier.deliveries]
+    reshardings = [{"column": column(part), "choices": part.choices, "pool": part.pool} for part in frontier.reshardings]
     bound = None
     if found.bound is not None:
         costs = {"mem_bytes": found.bound.mem_bytes.tolist(), "time_ns": found.bound.time_ns.tolist()}
@@ -201,7 +201,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
         ],
         "columns": list(columns),
         "operators": operators,
-        "deliveries": deliveries,
+        "reshardings": reshardings,
     }
 
 
@@ -239,7 +239,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         tuple(_operator_from_json(columns, operator) for operator in value["operators"]),
         tuple(
             _checked(Part(tuple(each["pool"]), tuple(map(tuple, each["choices"])), _column(columns, each)))
-            for each in value["deliveries"]
+            for each in value["reshardings"]
         ),
         _peaks(points),
     )

@@ -1,6 +1,6 @@
 """What to say where no plan fits within a memory limit: what the least is, what it is for, and what would do.
 
-The ways out are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
+The suggestions are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
 search on more devices, a search in the other space. A search that can't help is left out where that is certain: parameters
 and slots are divided by the devices at best. All of it, with the searches before, takes ``OF_SEARCH`` times as long as the
 search with the batch in whole, or ``LEAST_S`` more. What is known by then is told as certain, and what isn't as possible.

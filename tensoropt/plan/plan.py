@@ -31,7 +31,7 @@ from .explain import explain
 if TYPE_CHECKING:
     from .frontier import PlanFrontier
 
-FORMAT, VERSION = "tensoropt/plan", 1
+FORMAT, VERSION = "tensoropt/plan", 2
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 MOST_UNITS = 1 << 20
 
@@ -87,21 +87,21 @@ class PlannedOperator:
 
 
 @dataclass(frozen=True)
-class PlannedDelivery:
-    """One tensor brought to one demand; ``takers`` share it where ``is_shared``.
+class PlannedResharding:
+    """One tensor brought to one demand; ``consumers`` share it where ``is_shared``.
 
     Attributes:
-        time_us: all that it takes, a second delivery included.
+        time_us: all that it takes, a second resharding included.
         copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
         is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
         again_us: what that takes.
         follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
         n_runs: how often a step makes it: for each micro-batch, or once.
-        accumulator_bytes: of the gradients that micro-batches add up at what it delivers.
+        accumulator_bytes: of the gradients that micro-batches add up at what it reshards.
     """
 
     tensor: str
-    takers: tuple[str, ...]
+    consumers: tuple[str, ...]
     demand: Demand
     is_shared: bool
     forward: Path
@@ -145,7 +145,7 @@ class PlannedDelivery:
             more["accumulator_bytes"] = self.accumulator_bytes
         return {
             "tensor": self.tensor,
-            "takers": list(self.takers),
+            "consumers": list(self.consumers),
             "demand": str(self.demand),
             "is_shared": self.is_shared,
             "shape": list(self.forward.shape),
@@ -163,7 +163,7 @@ class Plan:
 
     Attributes:
         operators: config and costs of every operator.
-        deliveries: every delivery that does something, inside of operators too (those name the operator as tensor).
+        reshardings: every resharding that does something, inside of operators too (those name the operator as tensor).
         memory_bytes: per device, by the cost model.
         time_us, compute_time_us: of a training step; the rest is network time that compute doesn't hide.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
@@ -180,7 +180,7 @@ class Plan:
 
     mesh: Mesh
     operators: tuple[PlannedOperator, ...]
-    deliveries: tuple[PlannedDelivery, ...]
+    reshardings: tuple[PlannedResharding, ...]
     memory_bytes: int
     time_us: float
     compute_time_us: float
@@ -206,9 +206,9 @@ class Plan:
 
     @property
     def strategy(self) -> Strategy:
-        shared = {d.tensor: d.demand for d in self.deliveries if d.is_shared}
-        again = (d for d in self.deliveries if d.is_remade)
-        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.takers[0]) for d in again)
+        shared = {d.tensor: d.demand for d in self.reshardings if d.is_shared}
+        again = (d for d in self.reshardings if d.is_remade)
+        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.consumers[0]) for d in again)
         recomputed = frozenset(op.name for op in self.operators if op.is_recomputed)
         return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade, recomputed)
 
@@ -220,14 +220,14 @@ class Plan:
 
     @property
     def n_collectives(self) -> int:
-        return sum(delivery.n_collectives for delivery in self.deliveries)
+        return sum(resharding.n_collectives for resharding in self.reshardings)
 
     def router(self, costs: StepCosts) -> Router:
         """A router that takes the plan's own paths; what the plan doesn't name is found by cost."""
         known: dict[tuple[Layout, Layout, Shape], Path] = {}
-        for delivery in self.deliveries:
-            for path in (delivery.forward, delivery.backward):
-                if path is not None and delivery.reduction == "sum" and delivery.halo is None:
+        for resharding in self.reshardings:
+            for path in (resharding.forward, resharding.backward):
+                if path is not None and resharding.reduction == "sum" and resharding.halo is None:
                     known[path.source, path.target, path.shape] = path
 
         def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, step_costs: StepCosts) -> Path:
@@ -242,11 +242,11 @@ class Plan:
         Constants that are whole everywhere and cost nothing are left out.
         """
         collectives: dict[str, list[str]] = {}
-        for delivery in self.deliveries:
-            for path in delivery.paths:
+        for resharding in self.reshardings:
+            for path in resharding.paths:
                 for step in path.steps:
                     if step.communicates:
-                        collectives.setdefault(delivery.takers[0], []).append(str(step))
+                        collectives.setdefault(resharding.consumers[0], []).append(str(step))
         rows = [
             [
                 _shortened(op.name, NAME_WIDTH),
@@ -315,7 +315,7 @@ class Plan:
             "assumed": dict(self.assumed),
             "frontier": self.frontier_text.splitlines(),
             "operators": [op.to_json() for op in self.operators],
-            "deliveries": [delivery.to_json() for delivery in self.deliveries],
+            "reshardings": [resharding.to_json() for resharding in self.reshardings],
         }
 
     @classmethod
@@ -428,7 +428,7 @@ def _names(values: list[Any]) -> tuple[str, ...]:
     return tuple(map(name_of, values))
 
 
-def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
+def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
     if "halo" in d:
         windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
@@ -436,9 +436,9 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
         ways = [Path(demand.layout, demand.layout, (way,), shape) for way in (step, step.backward())]
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
-    return PlannedDelivery(
+    return PlannedResharding(
         name_of(d["tensor"]),
-        _names(d["takers"]),
+        _names(d["consumers"]),
         demand,
         bool(d["is_shared"]),
         ways[0],
@@ -457,15 +457,15 @@ def _delivery(mesh: Mesh, d: dict[str, Any]) -> PlannedDelivery:
 def _plan_from_json(value: dict[str, Any]) -> Plan:
     mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
-    deliveries = tuple(_delivery(mesh, each) for each in value["deliveries"])
+    reshardings = tuple(_resharding(mesh, each) for each in value["reshardings"])
     micro_batches = int(value.get("micro_batches", 1))
-    wrong = [each.n_runs for each in deliveries if each.n_runs not in (1, micro_batches)]
+    wrong = [each.n_runs for each in reshardings if each.n_runs not in (1, micro_batches)]
     if wrong:
-        raise ValueError(f"a delivery is made {wrong[0]} times in a step of {micro_batches} micro-batches")
+        raise ValueError(f"a resharding is made {wrong[0]} times in a step of {micro_batches} micro-batches")
     return Plan(
         mesh,
         operators,
-        deliveries,
+        reshardings,
         int(value["memory_bytes"]),
         float(value["time_us"]),
         float(value["compute_time_us"]),

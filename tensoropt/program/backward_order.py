@@ -1,7 +1,7 @@
 """The order in which TensorFlow's ``tf.gradients`` comes to what it differentiates.
 
 It keeps a queue, first in first out, and comes to a node when it has come to everything that the node feeds. Callbacks of
-collectives are chained, each with a number from the one before (:mod:`..lowering.resharding.deliver`): to TensorFlow that is
+collectives are chained, each with a number from the one before (:mod:`..lowering.resharding.reshard`): to TensorFlow that is
 something the one before feeds, so it comes to collectives in the reverse of the order in which they were made.
 """
 

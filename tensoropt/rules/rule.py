@@ -260,7 +260,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a config means to the operator's surroundings: a demand per operand, a layout per result."""
+    """What a config means to the operator's context: a demand per operand, a layout per result."""
 
     operands: tuple[Demand | None, ...]
     results: tuple[Layout, ...]

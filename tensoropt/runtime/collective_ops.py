@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..lowering.local import opaque
-from ..lowering.resharding.callbacks import Errand
+from ..lowering.resharding.callbacks import CollectiveRequest
 from ..lowering.resharding.in_graph import GraphCollectives, InGraph
 from ..profiling.collective_tables import step_alone
 from ..profiling.compute import Call
@@ -52,7 +52,7 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
         path = Path(step.source, step.target, (step,), (count,))
 
         def carry(piece: tf.Tensor) -> Any:
-            return in_graph.carry(path, [piece], Errand("measured", "a measurement"))[0]
+            return in_graph.carry(path, [piece], CollectiveRequest("measured", "a measurement"))[0]
 
         start, end = bounds[mesh.index_along(axes, rank)]
         return (end - start if kind == "all_gather" else count), carry

@@ -15,7 +15,7 @@ from .execute import checked_collectives
 from .local_hardware import hardware_here, prepared_processes, warning_of
 
 
-class Surroundings:
+class Context:
     """Attributes:
     processes: the ranks of this run.
     hardware: what they run on, measured or given.

@@ -24,7 +24,7 @@ from ..lowering.local import opaque, uniform_shape
 from ..lowering.model import LocalModel, gradients_of
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
-from ..lowering.resharding.deliver import Backend, Collective, Deliverer
+from ..lowering.resharding.reshard import Backend, Collective, Resharder
 from ..lowering.schedule import put_in_order
 from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
@@ -33,9 +33,9 @@ from ..optimizers.start import start
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Demand
 from ..sharding.local_shapes import piece_of
-from ..sharding.resharding import Delivery, Router, delivery_of
+from ..sharding.resharding import Resharding, Router, resharding_of
 from ..sharding.strategy import StrategyView
-from ..sharding.update_resharding import row_deliveries
+from ..sharding.update_resharding import row_reshardings
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -79,7 +79,7 @@ class BuiltFunction:
 class Engine:
     """Attributes:
     view: the strategy on its graph.
-    router: finds the path of each delivery.
+    router: finds the path of each resharding.
     backend: carries out the paths.
     initial_value: the whole first value of a variable, by its operator's name.
     agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
@@ -214,13 +214,13 @@ class Engine:
         for op in self.graph.operators.values():
             if op.name in needed and op.type == PLACEHOLDER:
                 raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
-        deliverer = Deliverer(self.backend)
+        resharder = Resharder(self.backend)
         n_ranks = len(self.backend.ranks)
 
         def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
             groups = [list(arguments[i : i + n_ranks]) for i in range(0, len(arguments), n_ranks)]
-            with deliverer.building():
-                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, deliverer)
+            with resharder.building():
+                results = self._emit(fetch, dict(zip(feeds, groups, strict=True)), needed, resharder)
                 keep_apart(tf.compat.v1.get_default_graph().get_operations())
                 return results
 
@@ -232,8 +232,8 @@ class Engine:
             for _ in range(n_ranks)
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
-        self.agree(structure_digest(function.graph, deliverer.log), deliverer.log)
-        return BuiltFunction(function, tuple(deliverer.log), tuple(map(self._fed_layout, feeds)), of_feeds)
+        self.agree(structure_digest(function.graph, resharder.log), resharder.log)
+        return BuiltFunction(function, tuple(resharder.log), tuple(map(self._fed_layout, feeds)), of_feeds)
 
     def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
         """The slices of the batch in which a function runs; none where it runs in whole."""
@@ -243,7 +243,7 @@ class Engine:
         return tuple(Slice(slicing, i, self.backend.mesh.n_devices) for i in range(slicing.n))
 
     def _emit(
-        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], deliverer: Deliverer
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder
     ) -> list[tf.Tensor]:
         sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
                    if op.name in needed}
@@ -251,13 +251,13 @@ class Engine:
         for feed, values in fed.items():
             if not _is_sliced(feed, slices):
                 layout = self._fed_layout(feed)
-                sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, deliverer)
+                sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, resharder)
         if slices:
             assert self.sliced is not None
-            outside = LocalModel(self.sliced, self.router, deliverer, sources, self._update, training=True)
+            outside = LocalModel(self.sliced, self.router, resharder, sources, self._update, training=True)
             return self._emit_slices(fetch, fed, needed, outside, slices)
         model = LocalModel(
-            self.view, self.router, deliverer, sources, self._update, training=bool(fetch.train_steps)
+            self.view, self.router, resharder, sources, self._update, training=bool(fetch.train_steps)
         )
         model.emit(needed)
         # Losses first: a fetched loss is then there already.
@@ -289,24 +289,24 @@ class Engine:
         return [[variable.value() for variable in variables]]
 
     def _as_left(
-        self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, deliverer: Deliverer
+        self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder
     ) -> Values:
         """What is fed in a layout, or a slice of it, as the strategy has it lie."""
         if layout == view.layout(tensor):
             return values
-        delivery = delivery_of(tensor, layout, Demand(view.layout(tensor), None))
-        return deliverer.deliver(delivery, self.router.route(delivery), values, tensor.name)
+        resharding = resharding_of(tensor, layout, Demand(view.layout(tensor), None))
+        return resharder.reshard(resharding, self.router.route(resharding), values, tensor.name)
 
     def _emit_slices(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
     ) -> list[tf.Tensor]:
         """A training step in slices: what is made once, all slices, what comes after them, and the update."""
-        (name,), slicing, deliverer, view = fetch.train_steps, slices[0].slicing, model.deliverer, model.view
+        (name,), slicing, resharder, view = fetch.train_steps, slices[0].slicing, model.resharder, model.view
         step = self.graph.train_steps[name]
         in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
         model.emit(needed - in_slices - slicing.after)
 
-        sliced = {feed: self._sliceable(feed, values, slices[0], deliverer)
+        sliced = {feed: self._sliceable(feed, values, slices[0], resharder)
                   for feed, values in fed.items() if _is_sliced(feed, slices)}
 
         def fed_slice(feed: Feed, which: Slice) -> Values:
@@ -315,7 +315,7 @@ class Engine:
                 _rows(value, layout, tensor.shape, rank, which.index)
                 for rank, value in zip(self.backend.ranks, values, strict=True)
             ]
-            return self._as_left(tensor, layout, rows, view, deliverer)
+            return self._as_left(tensor, layout, rows, view, resharder)
 
         feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in sliced}
         later = [op for op in self.graph.operators.values() if op.name in needed & slicing.after]
@@ -347,15 +347,15 @@ class Engine:
         return [tf.identity(value) for values in results for value in values]
 
     def _sliceable(
-        self, feed: Feed, values: Values, which: Slice, deliverer: Deliverer
+        self, feed: Feed, values: Values, which: Slice, resharder: Resharder
     ) -> tuple[Layout, Values]:
         """What is fed in a layout of which each slice takes some rows; ranks' shares are gathered where they have none."""
         layout = self._fed_layout(feed)
         if not feed.is_local or which.n_shares == which.n_devices:
             return layout, values
         whole = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
-        delivery = delivery_of(feed.tensor, layout, Demand(whole, None))
-        return whole, deliverer.deliver(delivery, self.router.route(delivery), values, feed.tensor.name)
+        resharding = resharding_of(feed.tensor, layout, Demand(whole, None))
+        return whole, resharder.reshard(resharding, self.router.route(resharding), values, feed.tensor.name)
 
     def _from_slices(
         self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str
@@ -364,8 +364,8 @@ class Engine:
         if tensor.name not in made:
             return None
         whole = Layout.replicated(self.backend.mesh, len(tensor.shape))
-        delivery = delivery_of(tensor, whole, Demand(demand.layout, None))
-        return model.deliverer.deliver(delivery, self.router.route(delivery), made[tensor.name], operator)
+        resharding = resharding_of(tensor, whole, Demand(demand.layout, None))
+        return model.resharder.reshard(resharding, self.router.route(resharding), made[tensor.name], operator)
 
     def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
         """Per variable of a training step the lookups in it, where it is updated by rows."""
@@ -377,12 +377,12 @@ class Engine:
 
     def _lookup(self, name: str, view: StrategyView, step: TrainStep, model: LocalModel) -> Lookup:
         op, config = view.graph.operators[name], view.strategy.configs[name]
-        of_indices, of_gradient = row_deliveries(op, view.rules[name], config)
+        of_indices, of_gradient = row_reshardings(op, view.rules[name], config)
         found, indices = model.looked_up(name)
-        return Lookup(found, self._deliver_trailing(step, model, of_indices, indices), of_gradient)
+        return Lookup(found, self._reshard_trailing(step, model, of_indices, indices), of_gradient)
 
-    def _deliver_trailing(self, step: TrainStep, model: LocalModel, delivery: Delivery, values: Values) -> Values:
-        return model.deliverer.deliver(delivery, self.router.route(delivery), values, step.name, is_trailing=True)
+    def _reshard_trailing(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
+        return model.resharder.reshard(resharding, self.router.route(resharding), values, step.name, is_trailing=True)
 
     def _train(
         self,
@@ -393,8 +393,8 @@ class Engine:
         gradients: Callable[[Values, list[Values]], list[Values | None]],
     ) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
-        deliver = partial(self._deliver_trailing, step, model)
-        emission = Emission(reads, lookups, deliver, lambda tensor: model.replicated(tensor, step.name), gradients)
+        reshard = partial(self._reshard_trailing, step, model)
+        emission = Emission(reads, lookups, reshard, lambda tensor: model.replicated(tensor, step.name), gradients)
         self.optimizers[step.name].train(losses, emission)
         if step.step_counter is not None:
             for variable in self.variables[step.step_counter]:

@@ -17,8 +17,8 @@ from ..common.errors import InputError, short
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, TRAILING, URGENT
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
-from ..lowering.resharding.deliver import Backend, Collective
-from ..plan.build import check_deliveries
+from ..lowering.resharding.reshard import Backend, Collective
+from ..plan.build import check_reshardings
 from ..plan.plan import Plan
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
@@ -112,7 +112,7 @@ def execute(
     _check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
     in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
-    check_deliveries(in_slices, plan)
+    check_reshardings(in_slices, plan)
     if collectives == EMULATED:
         check_room(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
@@ -136,7 +136,7 @@ def execute_beside(
 ) -> Execution:
     """Build an engine for another program of the same model, which works on the variables of the first one.
 
-    Its configs are inherited from the plan; tensors are delivered to each taker by itself.
+    Its configs are inherited from the plan; tensors are resharded to each consumer by itself.
 
     Args:
         initial_value: of a variable that the first engine doesn't have.

@@ -87,7 +87,7 @@ class OperatorTimer:
     _call_s: float | None = None
 
     def time(self, trial: Trial) -> Timed | None:
-        """How long an operator takes; None where it can't run by itself on made-up operands."""
+        """How long an operator takes; None where it can't run by itself on synthetic operands."""
         copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
         try:
             with unoptimized(), tf.device(self.device), warnings.catch_warnings():
@@ -171,21 +171,21 @@ def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., 
 
 
 def _as_it_is(k: int, values: Values) -> Values:
-    """Stands for a delivery inside of an operator, whose time is charged by itself: nothing changes, or a halo is there."""
+    """Stand for a resharding inside of an operator, whose time is charged by itself: nothing changes, or a halo is there."""
     return values
 
 
 def _operands(trial: Trial) -> list[tf.Tensor]:
     shapes = local_shapes(trial.op, trial.rule, trial.config, trial.interface)
-    return [_made_up(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
+    return [_synthetic(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
 
 
 def _gradients(trial: Trial) -> list[tf.Tensor]:
     results = [(trial.op.outputs[place], trial.interface.results[place]) for place in trial.given]
-    return [_made_up(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
+    return [_synthetic(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
 
 
-def _made_up(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:
+def _synthetic(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Return numbers between 0.25 and 1, where no kernel meets what is slow or undefined; zeros are indices for certain."""
     kind = tf.as_dtype(tensor.dtype)
     if not carries_gradient(kind):

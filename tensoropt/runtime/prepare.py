@@ -10,12 +10,12 @@ from ..ir.graph import Graph, check
 from ..lowering.gradient_analysis import analyse
 from ..rules.registry import rule_of
 from ..sharding.model import Model
-from .context import Surroundings
+from .context import Context
 
 logger = logging.getLogger("tensoropt")
 
 
-def model_of(graph: Graph, surroundings: Surroundings) -> Model:
+def model_of(graph: Graph, context: Context) -> Model:
     """Ready a graph for the search; every rank must call it.
 
     Raises:
@@ -23,16 +23,16 @@ def model_of(graph: Graph, surroundings: Surroundings) -> Model:
     """
     if os.environ.get("TENSOROPT_CHECK") == "1":
         check(graph)
-    surroundings.check_same(graph.agreement)
-    _report_replicated(graph, surroundings)
-    if surroundings.processes.rank == 0:
+    context.check_same(graph.agreement)
+    _report_replicated(graph, context)
+    if context.processes.rank == 0:
         dump("model", graph)
     return Model(graph, analyse(graph))
 
 
-def _report_replicated(graph: Graph, surroundings: Surroundings) -> None:
+def _report_replicated(graph: Graph, context: Context) -> None:
     """Say once which types of operators have no rule and run whole on every device."""
-    if surroundings.processes.rank or max(surroundings.processes.size, surroundings.hardware.n_devices) == 1:
+    if context.processes.rank or max(context.processes.size, context.hardware.n_devices) == 1:
         return
     told: set[str] = set()
     for op in graph.operators.values():

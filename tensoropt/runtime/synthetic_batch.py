@@ -21,20 +21,20 @@ _INDICES = {
 
 
 def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
-    """What a training step is run with: all that is trained, the losses, and a made-up batch."""
+    """What a training step is run with: all that is trained, the losses, and a synthetic batch."""
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
-    return fetch, {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+    return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
 
 
-def made_up_batch(graph: Graph, seed: int = 0) -> dict[Tensor, np.ndarray]:
+def synthetic_batch(graph: Graph, seed: int = 0) -> dict[Tensor, np.ndarray]:
     """A value for each placeholder of the training steps, equal on all ranks."""
     rng = np.random.default_rng(seed)
-    takers: dict[str, list[Operator]] = {}
+    consumers: dict[str, list[Operator]] = {}
     for op in graph.step_operators:
         for _, tensor in op.operands:
-            takers.setdefault(tensor.name, []).append(op)
+            consumers.setdefault(tensor.name, []).append(op)
     return {
-        op.result: _value(op.result, _bound(op.result, takers), rng)
+        op.result: _value(op.result, _bound(op.result, consumers), rng)
         for op in graph.step_operators
         if op.type == PLACEHOLDER
     }
@@ -47,13 +47,13 @@ def _value(tensor: Tensor, bound: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(rng.integers(0, 2 if kind == tf.bool else bound, tensor.shape), kind.as_numpy_dtype)
 
 
-def _bound(tensor: Tensor, takers: dict[str, list[Operator]]) -> int:
+def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
     """What indices must stay below, wherever the tensor (or a view of it) goes; 1, so that all are 0, where none is told."""
     bounds = []
     pending, seen = [tensor.name], {tensor.name}
     while pending:
         name = pending.pop()
-        for op in takers.get(name, ()):
+        for op in consumers.get(name, ()):
             if op.type in _INDICES:
                 position, of_operand, dimension = _INDICES[op.type]
                 indices, bounding = op.inputs[position], op.inputs[of_operand]

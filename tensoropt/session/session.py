@@ -22,7 +22,7 @@ from ..plan.options import check_option, find, request_of
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
-from ..runtime.context import Surroundings, resolve_cluster
+from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
 from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
@@ -42,25 +42,25 @@ _SAME_FEEDS = (
 
 class Session:
     """Attributes:
-    surroundings: the ranks of this run and their hardware.
+    context: the ranks of this run and their hardware.
     execution: the plan that runs, after :meth:`build`.
     """
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
-        self.surroundings = Surroundings(hardware, seed)
+        self.context = Context(hardware, seed)
         self.execution: Execution | None = None
         self._same_feeds: SameData | None = None
-        self._recording = Recording(self.surroundings.seed)
+        self._recording = Recording(self.context.seed)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
 
     @property
     def processes(self) -> Processes:
-        return self.surroundings.processes
+        return self.context.processes
 
     @property
     def hardware(self) -> Hardware:
-        return self.surroundings.hardware
+        return self.context.hardware
 
     @property
     def plan(self) -> Plan | None:
@@ -101,7 +101,7 @@ class Session:
         graph = import_graph(recording.graph, recording.steps)
         if self._model is None or self._model.graph.agreement != graph.agreement:
             self._initializers = initializer_names(recording.graph)
-            self._model = model_of(graph, self.surroundings)
+            self._model = model_of(graph, self.context)
         return self._model
 
     # Planning
@@ -129,11 +129,11 @@ class Session:
                     parallelism,
                     profile_budget,
                     self.processes,
-                    self.surroundings.on_first_rank,
+                    self.context.on_first_rank,
                     lambda: FirstValues(self._recording.graph),
                     checked_collectives(None),
                 )
-        result = self.surroundings.on_first_rank(lambda: find(option, request, parallelism))
+        result = self.context.on_first_rank(lambda: find(option, request, parallelism))
         assert isinstance(result, (Plan, Curve))
         return result
 

@@ -15,7 +15,7 @@ LOSS, HYPERPARAMETER = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class Consumer:
     """An operator at an input position; a training step (LOSS or HYPERPARAMETER); or an update of a variable.
 
     ``name`` is that of the operator or step, of an update that of its variable: whose layout decides the demand.
@@ -30,46 +30,46 @@ class Taker:
         return self.position < 0
 
 
-def takers_of(graph: Graph) -> dict[str, list[Taker]]:
+def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
     """By tensor name, everyone who takes it in a training step, in program order."""
-    takers: dict[str, list[Taker]] = {}
+    consumers: dict[str, list[Consumer]] = {}
     for op in graph.step_operators:
         for position, tensor in op.operands:
-            taker = Taker(op.updates or op.name, position, op.updates is not None)
-            takers.setdefault(tensor.name, []).append(taker)
+            consumer = Consumer(op.updates or op.name, position, op.updates is not None)
+            consumers.setdefault(tensor.name, []).append(consumer)
     for step in graph.train_steps.values():
-        takers.setdefault(step.loss.name, []).append(Taker(step.name, LOSS))
+        consumers.setdefault(step.loss.name, []).append(Consumer(step.name, LOSS))
         for value in step.optimizer.tensors:
-            takers.setdefault(value.name, []).append(Taker(step.name, HYPERPARAMETER))
-    return takers
+            consumers.setdefault(value.name, []).append(Consumer(step.name, HYPERPARAMETER))
+    return consumers
 
 
-def step_demand(mesh: Mesh, tensor: Tensor, taker: Taker) -> Demand:
+def step_demand(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> Demand:
     """What a training step asks: its loss and its hyperparameters in whole on every device."""
     whole = Layout.replicated(mesh, len(tensor.shape))
-    return Demand(whole, () if taker.position == LOSS else None)
+    return Demand(whole, () if consumer.position == LOSS else None)
 
 
-def taker_demand(seen: Interface, taker: Taker, gradients: frozenset[tuple[str, int]]) -> Demand:
-    """What a taker that isn't a step asks, by the interface of the operator it is named after."""
-    if taker.is_update:
+def consumer_demand(seen: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Demand:
+    """What a consumer that isn't a step asks, by the interface of the operator it is named after."""
+    if consumer.is_update:
         return Demand(seen.results[0], None)
-    return operand_demand(seen, taker.name, taker.position, gradients)
+    return operand_demand(seen, consumer.name, consumer.position, gradients)
 
 
 def as_copy(demand: Demand, with_gradient: bool) -> Demand:
-    """A demand as that of a copy for several takers, of whom some have a gradient or none."""
+    """A demand as that of a copy for several consumers, of whom some have a gradient or none."""
     return Demand(demand.layout, (demand.varying or ()) if with_gradient else None)
 
 
 def copies(demands: Sequence[Demand]) -> list[Demand]:
-    """The copies that takers with these demands may share."""
+    """The copies that consumers with these demands may share."""
     with_gradient = any(demand.varying is not None for demand in demands)
     return list(dict.fromkeys(as_copy(demand, with_gradient) for demand in demands))
 
 
-def demand_of(view: StrategyView, tensor: Tensor, taker: Taker) -> Demand:
-    """What a taker asks under a strategy."""
-    if taker.is_step:
-        return step_demand(view.strategy.mesh, tensor, taker)
-    return taker_demand(view.interfaces[taker.name], taker, view.gradients)
+def demand_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> Demand:
+    """What a consumer asks under a strategy."""
+    if consumer.is_step:
+        return step_demand(view.strategy.mesh, tensor, consumer)
+    return consumer_demand(view.interfaces[consumer.name], consumer, view.gradients)

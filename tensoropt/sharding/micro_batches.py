@@ -8,9 +8,9 @@ is made without the batch.
 
 So there is nothing to search: whether an operator is split over the axis, and along which factor, follows from its operands,
 by :func:`of_slices` in program order. The result is the graph of one slice, with the slice's shapes; devices, configs and
-deliveries are then those of this graph.
+reshardings are then those of this graph.
 
-- An operator that has an operand split takes the one config in which nothing would have to be delivered over the axis.
+- An operator that has an operand split takes the one config in which nothing would have to be resharded over the axis.
 - What is made without the batch isn't split, and is computed once a step. An operand that is to be a partial sum (a penalty
   on parameters that is added to the loss) is taken by the first slice alone.
 - What takes the batch and isn't needed for the loss, as metrics and their updates, may come after all slices: it then takes
@@ -151,7 +151,7 @@ class _Propagation:
                 after.add(op.name)
                 written.update([op.updates] if op.updates else [])
         for op in operators:
-            # A constant that was split for one taker may have another that takes it whole.
+            # A constant that was split for one consumer may have another that takes it whole.
             if op.name not in after and not self._agrees(op, forms, configs):
                 raise _refused(self.n, f"{op.where()} takes in whole what others take in slices")
         return dict(forms), dict(configs), after

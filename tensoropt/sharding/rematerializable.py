@@ -8,7 +8,7 @@
 | lookups in tables that are updated by rows | updates take the indices as they were |
 | operators without a rule | nothing is known of them |
 | operators that no gradient passes | the backward pass doesn't come to them |
-| a config with deliveries inside of the operator | they communicate |
+| a config with reshardings inside of the operator | they communicate |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..ir.body import COMPOSITES
 from ..ir.graph import SOURCES, Graph, Operator
 from ..rules.random import FROM_KEY, FROM_SEED
 from ..rules.rule import Config, Rule
-from .resharding import differentiated_operands, inner_deliveries
+from .resharding import differentiated_operands, inner_reshardings
 
 NEVER = frozenset([*SOURCES, *COMPOSITES, *FROM_KEY, *FROM_SEED, "StatelessRandomGetKeyCounter"])
 
@@ -41,4 +41,4 @@ def is_recomputable(
     """Whether it may in this config."""
     if not may_be_recomputed(graph, op, rule, gradients):
         return False
-    return not inner_deliveries(op, rule, config, differentiated_operands(op, gradients))
+    return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))

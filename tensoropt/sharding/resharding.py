@@ -1,7 +1,7 @@
-"""Deliveries: a tensor brought from the layout in which it is made to the demand of whoever takes it.
+"""Reshardings: a tensor brought from the layout in which it is made to the demand of whoever takes it.
 
 Forward from the result layout to the operand layout; backward from the operand's gradient layout to the result's. What is
-charged for a delivery and what is executed both come from the two paths that :class:`Router` finds.
+charged for a resharding and what is executed both come from the two paths that :class:`Router` finds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Resharding:
     """One tensor, from a layout to a demand.
 
     Attributes:
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
-        of_variable: whether a variable's own value is delivered, for whose gradient only its update waits.
+        of_variable: whether a variable's own value is resharded, for whose gradient only its update waits.
     """
 
     shape: Shape
@@ -52,7 +52,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The paths of a delivery.
+    """The paths of a resharding.
 
     Attributes:
         backward: None where no gradient comes back.
@@ -84,72 +84,72 @@ class Router:
     costs: StepCosts
     choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
     in_buckets: bool = True
-    _routes: dict[Delivery, Route] = field(default_factory=dict, init=False, repr=False)
+    _routes: dict[Resharding, Route] = field(default_factory=dict, init=False, repr=False)
     _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
 
-    def route(self, delivery: Delivery) -> Route:
+    def route(self, resharding: Resharding) -> Route:
         """The cheapest forward path, and backward path where a gradient comes back."""
-        found = self._routes.get(delivery)
+        found = self._routes.get(resharding)
         if found is None:
-            in_bucket = self.in_buckets and delivery.in_bucket
-            backward = _one_sum(delivery) if in_bucket else self._backward(delivery)
-            found = self._routes[delivery] = Route(self._forward(delivery), backward, in_bucket)
+            in_bucket = self.in_buckets and resharding.in_bucket
+            backward = _one_sum(resharding) if in_bucket else self._backward(resharding)
+            found = self._routes[resharding] = Route(self._forward(resharding), backward, in_bucket)
         return found
 
-    def time_ns(self, delivery: Delivery) -> int:
-        route = self.route(delivery)
-        total = route.forward.time_ns(self.costs, delivery.item_bytes)
+    def time_ns(self, resharding: Resharding) -> int:
+        route = self.route(resharding)
+        total = route.forward.time_ns(self.costs, resharding.item_bytes)
         if route.in_bucket:
-            return total + bucket_share_ns(delivery, self.costs)
-        return total + (route.backward.time_ns(self.costs, delivery.item_bytes) if route.backward else 0)
+            return total + bucket_share_ns(resharding, self.costs)
+        return total + (route.backward.time_ns(self.costs, resharding.item_bytes) if route.backward else 0)
 
-    def forward_ns(self, delivery: Delivery) -> int:
-        return self.route(delivery).forward.time_ns(self.costs, delivery.item_bytes)
+    def forward_ns(self, resharding: Resharding) -> int:
+        return self.route(resharding).forward.time_ns(self.costs, resharding.item_bytes)
 
-    def _path(self, source: Layout, target: Layout, delivery: Delivery) -> Path:
-        key = (source, target, delivery.shape, delivery.item_bytes)
+    def _path(self, source: Layout, target: Layout, resharding: Resharding) -> Path:
+        key = (source, target, resharding.shape, resharding.item_bytes)
         if key not in self._paths:
             self._paths[key] = self.choose(*key, self.costs)
         return self._paths[key]
 
-    def _forward(self, delivery: Delivery) -> Path:
-        source, target = delivery.source, delivery.demand.layout
-        if delivery.halo is not None:
-            return Path(source, target, (delivery.halo,), delivery.shape)
-        if delivery.reduction == "sum":
-            return self._path(source, target, delivery)
+    def _forward(self, resharding: Resharding) -> Path:
+        source, target = resharding.source, resharding.demand.layout
+        if resharding.halo is not None:
+            return Path(source, target, (resharding.halo,), resharding.shape)
+        if resharding.reduction == "sum":
+            return self._path(source, target, resharding)
         # A maximum can't be split into reduce-scatter and all-gather by the shortest path's sums: one all-reduce.
         move = Move("all_reduce", source.partial, None, None, State.of(target))
-        return Path(source, target, (make_step(source, move),), delivery.shape)
+        return Path(source, target, (make_step(source, move),), resharding.shape)
 
-    def _backward(self, delivery: Delivery) -> Path | None:
-        demand, source = delivery.demand, delivery.source
+    def _backward(self, resharding: Resharding) -> Path | None:
+        demand, source = resharding.demand, resharding.source
         if demand.varying is None:
             return None
-        if delivery.halo is not None:
-            return Path(demand.layout, source, (delivery.halo.backward(),), delivery.shape)
-        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(delivery.returning), delivery)
+        if resharding.halo is not None:
+            return Path(demand.layout, source, (resharding.halo.backward(),), resharding.shape)
+        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(resharding.returning), resharding)
 
 
-def delivery_of(
+def resharding_of(
     tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = (), of_variable: bool = False
-) -> Delivery:
-    return Delivery(tensor.shape, tensor.item_bytes, source, demand, returning=returning or (), of_variable=of_variable)
+) -> Resharding:
+    return Resharding(tensor.shape, tensor.item_bytes, source, demand, returning=returning or (), of_variable=of_variable)
 
 
-def _one_sum(delivery: Delivery) -> Path:
+def _one_sum(resharding: Resharding) -> Path:
     """The way back of a gradient that is only to be summed."""
-    source = delivery.source
-    before = source.with_partial(delivery.demand.varying or ())
+    source = resharding.source
+    before = source.with_partial(resharding.demand.varying or ())
     step = make_step(before, Move("all_reduce", before.partial, None, None, State.of(source)))
-    return Path(before, source, (step,), delivery.shape)
+    return Path(before, source, (step,), resharding.shape)
 
 
-def bucket_share_ns(delivery: Delivery, costs: StepCosts) -> int:
+def bucket_share_ns(resharding: Resharding, costs: StepCosts) -> int:
     """What the sum of a gradient takes in a bucket: its share of a full one."""
-    n_bytes = math.prod(delivery.source.largest_local_shape(delivery.shape)) * delivery.item_bytes
-    axes = delivery.source.with_partial(delivery.demand.varying or ()).partial
-    return costs.time_ns("all_reduce", delivery.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
+    n_bytes = math.prod(resharding.source.largest_local_shape(resharding.shape)) * resharding.item_bytes
+    axes = resharding.source.with_partial(resharding.demand.varying or ()).partial
+    return costs.time_ns("all_reduce", resharding.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,33 +167,33 @@ class Statistic:
     has_gradient: bool
 
 
-def statistic_delivery(
+def statistic_resharding(
     statistic: Statistic, rule: Rule, config: Config, over: Axes, item_bytes: int, with_gradient: bool
-) -> Delivery:
-    """The delivery inside of an operator that completes a statistic over the axes ``over``."""
+) -> Resharding:
+    """The resharding inside of an operator that completes a statistic over the axes ``over``."""
     splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
     shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
     source = Layout(config.mesh, splits, over)
     demand = Demand(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
-    return Delivery(shape, item_bytes, source, demand, statistic.reduction)
+    return Resharding(shape, item_bytes, source, demand, statistic.reduction)
 
 
-def inner_deliveries(
+def inner_reshardings(
     op: Operator, rule: Rule, config: Config, differentiated: Collection[int]
-) -> tuple[Delivery, ...]:
-    """The deliveries inside of an operator whose config splits factors that need them, in order of execution.
+) -> tuple[Resharding, ...]:
+    """The reshardings inside of an operator whose config splits factors that need them, in order of execution.
 
     Args:
         differentiated: the positions of the operands to which a gradient comes back.
     """
     if rule.exchanged(config):
-        return (halo_delivery(op, rule, config, 0 in differentiated),)
+        return (halo_resharding(op, rule, config, 0 in differentiated),)
     over = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
     if not over:
         return ()
     item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
     return tuple(
-        statistic_delivery(statistic, rule, config, over, item_bytes, bool(differentiated))
+        statistic_resharding(statistic, rule, config, over, item_bytes, bool(differentiated))
         for statistic in statistics_of(op, rule)
     )
 
@@ -203,14 +203,14 @@ def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]
     return frozenset(position for position, _ in op.operands if (op.name, position) in gradients)
 
 
-def halo_delivery(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Delivery:
+def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
     """The exchange of what the windows of a convolution or a pool cover."""
     image, demand = op.inputs[0], interface(rule, config).operands[0]
     assert image is not None and demand is not None
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
     halo = HaloStep(HALO, demand.layout, rule.exchanged(config), fill)
     back = Demand(demand.layout, () if with_gradient else None)
-    return Delivery(image.shape, image.item_bytes, demand.layout, back, halo=halo)
+    return Resharding(image.shape, image.item_bytes, demand.layout, back, halo=halo)
 
 
 def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
@@ -227,7 +227,7 @@ def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlainCosts:
-    """Costs that depend on nothing measured, for deliveries that no plan names: fewer and smaller collectives first."""
+    """Costs that depend on nothing measured, for reshardings that no plan names: fewer and smaller collectives first."""
 
     latency_ns: int = 10_000
 

@@ -1,10 +1,10 @@
 """A strategy: a config for each operator, and for each shared tensor the copy from which its consumers take it.
 
-A tensor with several consumers is delivered once for a demand, and each consumer takes it from this *shared copy*, at no
+A tensor with several consumers is resharded once for a demand, and each consumer takes it from this *shared copy*, at no
 cost if it has just this demand. Their gradients are summed in the copy's gradient layout and go back together.
 
-A delivered copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
-delivered once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
+A resharded copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
+resharded once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
 section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
 
 What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed
@@ -25,14 +25,14 @@ from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Demand, Interface, Rule, interface
 from .rematerializable import is_recomputable
-from .resharding import Delivery, delivery_of
+from .resharding import Resharding, resharding_of
 
 
 class Copy(NamedTuple):
-    """A delivered copy of a tensor: the one that an operator takes, or where ``taker`` is None the one that all share."""
+    """A resharded copy of a tensor: the one that an operator takes, or where ``consumer`` is None the one that all share."""
 
     tensor: str
-    taker: str | None = None
+    consumer: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class StrategyView:
             and is_recomputable(self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients)
         )
 
-    def takes_anew(self, op: Operator, position: int) -> bool:
+    def takes_regathered(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes isn't kept if the tensor isn't: it is made without communication, or made
         again.
         """
@@ -112,16 +112,16 @@ class StrategyView:
         """Whether a tensor is the value of a variable when the step begins."""
         return self.graph.producers[tensor.name].type == VARIABLE
 
-    def shared_delivery(self, tensor: Tensor, demand: Demand) -> Delivery:
-        """What brings a tensor to the copy that its takers share."""
-        return delivery_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
+    def shared_resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
+        """What brings a tensor to the copy that its consumers share."""
+        return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
 
-    def delivery(self, tensor: Tensor, demand: Demand) -> Delivery:
+    def resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
         """What brings a tensor to a demand: from the copy that is shared, if there is one, else from its producer."""
         shared = self.strategy.shared.get(tensor.name)
         if shared is None:
-            return delivery_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
-        return delivery_of(tensor, shared.layout, demand, shared.varying)
+            return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
+        return resharding_of(tensor, shared.layout, demand, shared.varying)
 
     def is_remade(self, op: Operator, position: int) -> bool:
         """Whether the copy that an operator takes at an input position is made again in the backward pass."""
@@ -141,9 +141,9 @@ class StrategyView:
         source = left if shared is None else shared.layout
         if source == wanted or needs_communication(source, wanted):
             return False
-        is_anew = self.graph.producers[tensor.name].name in self.recomputed
-        is_anew = is_anew and (shared is None or not needs_communication(left, shared.layout))
-        return is_anew or Copy(tensor.name) in self.strategy.remade
+        is_regathered = self.graph.producers[tensor.name].name in self.recomputed
+        is_regathered = is_regathered and (shared is None or not needs_communication(left, shared.layout))
+        return is_regathered or Copy(tensor.name) in self.strategy.remade
 
     def reads_remade(self, op: Operator, position: int) -> bool:
         """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""

@@ -1,4 +1,4 @@
-"""The deliveries of an update: what is charged for it, and what it executes."""
+"""The reshardings of an update: what is charged for it, and what it executes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from ..ir.optimizer import ParameterUpdate
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..rules.rule import Config, Demand, Rule, interface
-from .resharding import Delivery
+from .resharding import Resharding
 
 
-def sum_delivery(mesh: Mesh, length: int, item_bytes: int) -> Delivery:
+def sum_resharding(mesh: Mesh, length: int, item_bytes: int) -> Resharding:
     """A vector that is added up over all devices."""
     source = Layout(mesh, ((),), mesh.axes)
-    return Delivery((length,), item_bytes, source, Demand(Layout.replicated(mesh, 1), None))
+    return Resharding((length,), item_bytes, source, Demand(Layout.replicated(mesh, 1), None))
 
 
-def whole_delivery(tensor: Tensor, layout: Layout) -> Delivery:
+def whole_resharding(tensor: Tensor, layout: Layout) -> Resharding:
     """A parameter, or its gradient, brought to every device in whole."""
     whole = Layout.replicated(layout.mesh, len(tensor.shape))
-    return Delivery(tensor.shape, tensor.item_bytes, layout, Demand(whole, None))
+    return Resharding(tensor.shape, tensor.item_bytes, layout, Demand(whole, None))
 
 
-def piece_delivery(tensor: Tensor, layout: Layout) -> Delivery:
+def piece_resharding(tensor: Tensor, layout: Layout) -> Resharding:
     """A parameter that every device has in whole, cut to its pieces again."""
     whole = Layout.replicated(layout.mesh, len(tensor.shape))
-    return Delivery(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
+    return Resharding(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
 
 
-def update_deliveries(
+def update_reshardings(
     updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout, by_rows: bool
-) -> Iterator[Delivery]:
-    """The deliveries of a parameter's updates, one for each training step that trains it.
+) -> Iterator[Resharding]:
+    """The reshardings of a parameter's updates, one for each training step that trains it.
 
     Args:
         by_rows: whether the gradient comes as rows, which every device has.
@@ -41,16 +41,16 @@ def update_deliveries(
     mesh = layout.mesh
     for update in updates:
         if mesh.n_devices > 1:
-            yield from (sum_delivery(mesh, length, item_bytes) for length, item_bytes in update.sums)
+            yield from (sum_resharding(mesh, length, item_bytes) for length, item_bytes in update.sums)
         if update.is_whole and not layout.is_replicated:
             # The gradient, the parameter, and the parameter's piece on the way back.
             if not by_rows:
-                yield whole_delivery(tensor, layout)
-            yield whole_delivery(tensor, layout)
-            yield piece_delivery(tensor, layout)
+                yield whole_resharding(tensor, layout)
+            yield whole_resharding(tensor, layout)
+            yield piece_resharding(tensor, layout)
 
 
-def row_deliveries(op: Operator, rule: Rule, config: Config) -> tuple[Delivery, Delivery]:
+def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Resharding, Resharding]:
     """Of a lookup whose table is updated by rows: the indices, and the gradient of what was found, whole on every device."""
     seen, indices = interface(rule, config), op.inputs[1]
     demand = seen.operands[1]
@@ -61,5 +61,5 @@ def row_deliveries(op: Operator, rule: Rule, config: Config) -> tuple[Delivery, 
     )
 
 
-def _whole(shape: Shape, item_bytes: int, source: Layout) -> Delivery:
-    return Delivery(shape, item_bytes, source, Demand(Layout.replicated(source.mesh, len(shape)), None))
+def _whole(shape: Shape, item_bytes: int, source: Layout) -> Resharding:
+    return Resharding(shape, item_bytes, source, Demand(Layout.replicated(source.mesh, len(shape)), None))

@@ -1,4 +1,4 @@
-"""A plan made ready to run on made-up batches, with all that its collectives take written down."""
+"""A plan made ready to run on synthetic batches, with all that its collectives take written down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from ..lowering.resharding.backends import CommunicatingBackend, TimedBackend
-from ..lowering.resharding.deliver import Collective
+from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent
 from ..runtime.collectives.timed import TimedCall, TimedCommunicator
@@ -68,7 +68,7 @@ class PlanTrial:
         return tuple(chain.from_iterable(communicator.take() for communicator in self._communicators))
 
     def take_paths_s(self) -> float:
-        """What whole deliveries took since they were last taken, with what they copy."""
+        """What whole reshardings took since they were last taken, with what they copy."""
         return sum(chain.take() for chain in self.chains)
 
     def take_memory(self) -> tuple[MemoryEvent, ...]:

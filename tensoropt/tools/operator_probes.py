@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..costs.operator_costs import DeliveryCosting, OperatorCosting
+from ..costs.operator_costs import OperatorCosting, ReshardingCosting
 from ..ir.graph import SOURCES
 from ..profiling.compute import Evicting, time_s
 from ..profiling.costs import CollectiveCosts, OperatorCosts
@@ -144,8 +144,8 @@ class Calibration:
     def _probes_of(self, function: Probes, dtype: str, sides: tuple[int, ...]) -> Iterator[tuple[Trial, Work]]:
         model = record(lambda: _loss(function, dtype, sides), f"probes of {function.__name__}").model
         mesh = self.hardware.mesh(1)
-        deliveries = DeliveryCosting(mesh, CollectiveCosts(self.hardware, mesh))
-        costing = OperatorCosting(model.graph, model.backward, OperatorCosts(self.hardware), deliveries)
+        reshardings = ReshardingCosting(mesh, CollectiveCosts(self.hardware, mesh))
+        costing = OperatorCosting(model.graph, model.backward, OperatorCosts(self.hardware), reshardings)
         for op in model.graph.step_operators:
             if op.type in SOURCES or op.name.startswith(_LOSS):
                 continue

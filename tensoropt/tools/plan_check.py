@@ -3,7 +3,7 @@
 Collectives: a rank that comes early to a collective waits in it for the others, so of each group's members the one that came
 last tells what the transfer took; of the groups, which work at the same time, the slowest counts. What the ranks spend in
 collectives beyond that is waiting. Copies before and after, to where the parts of a tensor belong, are network too; the
-engine's call, and deliveries without a collective, which TensorFlow's operators make, are compute. Operators: from
+engine's call, and reshardings without a collective, which TensorFlow's operators make, are compute. Operators: from
 TensorFlow's profiler, in one step after the timed ones. TensorFlow runs some operators as one (a convolution with its bias
 and activation): those are compared as one. Where collectives run beside compute its time is the profiler's too.
 """
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
-from ..lowering.resharding.deliver import Collective
+from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.costs import CollectiveCosts
 from ..profiling.hardware import Hardware
@@ -90,7 +90,7 @@ def check_plan(
     steps: int,
     hardware: Hardware,
 ) -> PlanCheck:
-    """Run a plan on made-up batches and compare; every rank must call it, and those that take part get the same.
+    """Run a plan on synthetic batches and compare; every rank must call it, and those that take part get the same.
 
     Args:
         steps: that are timed, after a few that are not.
@@ -119,7 +119,7 @@ def check_plan(
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one rank saw; ``paths_s`` is what deliveries took in each step, with their collectives and copies."""
+    """What one rank saw; ``paths_s`` is what reshardings took in each step, with their collectives and copies."""
 
     steps_s: list[float]
     paths_s: list[float]
@@ -134,7 +134,7 @@ class _Rank:
 
     @property
     def copies_s(self) -> np.ndarray:
-        """[steps]: of deliveries, outside of their collectives."""
+        """[steps]: of reshardings, outside of their collectives."""
         return np.array(self.paths_s) - self.calls_s.sum(axis=1)
 
 
@@ -179,7 +179,7 @@ def _compared(
 
 
 def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
-    """What a step takes outside of deliveries; where these run beside operators, what the profiler saw those take."""
+    """What a step takes outside of reshardings; where these run beside operators, what the profiler saw those take."""
     if not overlaps:
         return float(statistics.median(np.subtract(rank.steps_s, rank.paths_s))) * 1e6
     group_of = ran_as(model, rank.operators_us)
@@ -187,12 +187,12 @@ def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
 
 
 def _in_graph_us(plan: Plan, hardware: Hardware, n_collectives: int) -> float:
-    """What a plan counts as network and isn't seen there: deliveries by TensorFlow's operators, and calls of collectives.
+    """What a plan counts as network and isn't seen there: reshardings by TensorFlow's operators, and calls of collectives.
 
     Args:
-        n_collectives: that a step has; fewer than the plan's deliveries where small sums travel together.
+        n_collectives: that a step has; fewer than the plan's reshardings where small sums travel together.
     """
-    local_us = sum(delivery.time_us for delivery in plan.deliveries if not delivery.n_collectives)
+    local_us = sum(resharding.time_us for resharding in plan.reshardings if not resharding.n_collectives)
     return local_us + n_collectives * hardware.collective_call_us
 
 
@@ -233,7 +233,7 @@ def _collectives(
 
 
 def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndarray) -> tuple[Compared, ...]:
-    """By the operator that a delivery leads to; none where collectives can't be told apart.
+    """By the operator that a resharding leads to; none where collectives can't be told apart.
 
     Of a collective for several, each has the share of its elements.
     """
@@ -245,10 +245,10 @@ def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndar
         return name if name in computing else STEP
 
     predicted: dict[str, float] = {}
-    for delivery in plan.deliveries:
-        if delivery.n_collectives:
-            name = called(delivery.takers[0])
-            predicted[name] = predicted.get(name, 0.0) + delivery.time_us
+    for resharding in plan.reshardings:
+        if resharding.n_collectives:
+            name = called(resharding.consumers[0])
+            predicted[name] = predicted.get(name, 0.0) + resharding.time_us
     measured: dict[str, list[float]] = {}
     for entry, time_us in zip(log, each_us.tolist(), strict=True):
         sizes = [math.prod(shape) for _, shape in entry.parts]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..lowering.resharding.deliver import Collective
+from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
 from ..runtime.ranks import Processes
@@ -78,7 +78,7 @@ class StepShares:
 def traced(
     plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, n_steps: int
 ) -> list[RankTimeline]:
-    """Run a plan on made-up batches and trace some steps; every rank must call it and gets all that take part.
+    """Run a plan on synthetic batches and trace some steps; every rank must call it and gets all that take part.
 
     Raises:
         InputError: the plan is for another model, or for more devices than there are.

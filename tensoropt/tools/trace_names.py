@@ -18,7 +18,7 @@ _GRADIENT = re.compile(r"gradients(?:_\d+)?/(?P<operator>.+?)_grad/")
 class TracedName(NamedTuple):
     """``operator`` is the model's where the way is forward or backward, else TensorFlow's name.
 
-    ``way``: also the update of a variable, the call of collectives, or what the model doesn't have, such as deliveries.
+    ``way``: also the update of a variable, the call of collectives, or what the model doesn't have, such as reshardings.
     """
 
     operator: str
@@ -45,12 +45,12 @@ def without_slice(name: str) -> str:
 def ran_as(model: Model, traced: Iterable[str]) -> dict[str, str]:
     """Operator name to the name under which TensorFlow ran it: its own, or that of an operator that takes its result."""
     groups: dict[str, str] = {}
-    takers: dict[str, str] = {}
+    consumers: dict[str, str] = {}
     names = set(map(without_slice, traced))
     for op in model.graph.step_operators:
         for _, tensor in op.operands:
-            takers.setdefault(model.graph.producers[tensor.name].name, op.name)
+            consumers.setdefault(model.graph.producers[tensor.name].name, op.name)
     for op in reversed(model.graph.step_operators):
         ran_by_itself = op.name in names or op.type in ALIASES or op.type in SOURCES
-        groups[op.name] = op.name if ran_by_itself else groups.get(takers.get(op.name, ""), op.name)
+        groups[op.name] = op.name if ran_by_itself else groups.get(consumers.get(op.name, ""), op.name)
     return groups

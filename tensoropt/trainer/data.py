@@ -66,7 +66,7 @@ class Shares:
 
     Attributes:
         one_reads: whether rank 0 reads for all.
-        opened: how often the dataset was opened: one that shuffles anew each time counts that.
+        opened: how often the dataset was opened: one that shuffles again each time counts that.
         taken: how many batches were taken since it was opened last.
     """
 

@@ -17,7 +17,7 @@ from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, find, request_of
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..runtime.context import Surroundings
+from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, execute, loaded_plan
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, install_error_handling
@@ -64,7 +64,7 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
             f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
             "model is built to run"
         )
-    surroundings = Surroundings(wishes.cluster, None)
+    context = Context(wishes.cluster, None)
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
@@ -74,21 +74,21 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
         return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
 
     def first_values(captured: Captured) -> _FirstValues:
-        return _FirstValues(captured, surroundings)
+        return _FirstValues(captured, context)
 
     captured = capture(TRAIN, signature)
-    model = model_of(captured.graph, surroundings)
+    model = model_of(captured.graph, context)
     if wishes.plan is not None:
-        plan = _given(wishes.plan, surroundings)
+        plan = _given(wishes.plan, context)
     else:
-        plan = _found(model, surroundings, wishes, lambda: first_values(captured), collectives)
-    execution = execute(plan, model, first_values(captured), surroundings.processes, collectives)
+        plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
+    execution = execute(plan, model, first_values(captured), context.processes, collectives)
     trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
 
 
-def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
+def _given(wanted: Plan | str, context: Context) -> Plan:
     plan = loaded_plan(wanted)
-    other = surroundings.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
+    other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
     if other is not None:
         raise InputError(f"ranks 0 and {other} were given different plans; give all ranks the same plan=")
     return plan
@@ -96,13 +96,13 @@ def _given(wanted: Plan | str, surroundings: Surroundings) -> Plan:
 
 def _found(
     model: Model,
-    surroundings: Surroundings,
+    context: Context,
     wishes: Wishes,
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
 ) -> Plan:
     request = request_of(
-        model, surroundings.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
+        model, context.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
     )
     if wishes.profile_budget is not None:
         return find_measured(
@@ -110,12 +110,12 @@ def _found(
             request,
             wishes.parallelism,
             wishes.profile_budget,
-            surroundings.processes,
-            surroundings.on_first_rank,
+            context.processes,
+            context.on_first_rank,
             first_values,
             collectives,
         )
-    plan = surroundings.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
+    plan = context.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
     assert isinstance(plan, Plan)
     return plan
 
@@ -141,12 +141,12 @@ class _FirstValues:
     """The values of the user's variables on rank 0: each process has drawn its own."""
 
     captured: Captured
-    surroundings: Surroundings
+    context: Context
 
     def __call__(self, name: str) -> np.ndarray:
         variable = self.captured.capture.variables[name]
-        value = variable.numpy() if self.surroundings.processes.rank == 0 else None
-        return np.asarray(self.surroundings.processes.broadcast(value))
+        value = variable.numpy() if self.context.processes.rank == 0 else None
+        return np.asarray(self.context.processes.broadcast(value))
 
 
 # What keras.Model.compile takes beside, and what becomes of it.

@@ -23,7 +23,7 @@ from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
 
-RIVAL = 1.25
+NEAR = 1.25
 """Data parallelism that is predicted to take more than this many times as long as the plan isn't tried."""
 LEAST_TURNS, MOST_TURNS = 3, 8
 """Where not even the least are within the budget, none is taken."""
@@ -33,7 +33,7 @@ OnFirstRank = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
-class Contest:
+class BaselineTrial:
     """Attributes:
     first_values: gives each plan what gives its variables' first values.
     collectives: by which plans run.
@@ -99,7 +99,7 @@ class Contest:
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
         found = find_baseline(frontier, "data-parallel")
-        if found.points[0].time_us > RIVAL * plan.time_us:
+        if found.points[0].time_us > NEAR * plan.time_us:
             return None
         rival = replace(found, assumed=plan.assumed).plan(0, plan.option)
         needed_bytes = found.needed_bytes(0)
@@ -122,9 +122,9 @@ def _told(chosen: Plan, plan_s: float, rival_s: float, name: str) -> Plan:
 def runs_as(plan: Plan) -> str:
     """A digest of what a plan runs as, whatever it is predicted to cost."""
     operators = [(op.name, str(op.config), op.is_recomputed) for op in plan.operators]
-    deliveries = [
-        {name: value for name, value in delivery.to_json().items() if name not in ("time_us", "again_us")}
-        for delivery in plan.deliveries
+    reshardings = [
+        {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "again_us")}
+        for resharding in plan.reshardings
     ]
-    text = json.dumps([plan.model_digest, str(plan.mesh), plan.micro_batches, operators, deliveries], sort_keys=True)
+    text = json.dumps([plan.model_digest, str(plan.mesh), plan.micro_batches, operators, reshardings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Plans that take training steps in turn on made-up batches: which is the fastest here, whatever was predicted.
+"""Plans that take training steps in turn on synthetic batches: which is the fastest here, whatever was predicted.
 
 A machine's speed drifts by more than plans differ. So the plans' engines stand beside each other, and each takes a few steps
 at a time: the first of them finds the caches as another plan left them, and doesn't count.

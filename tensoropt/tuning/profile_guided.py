@@ -39,7 +39,7 @@ from ..search.baselines.task import Task
 from ..search.problem.choices import ACCUMULATE
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy
-from .baseline_trial import Contest
+from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
 
 Search = Callable[[Known], Plan]
@@ -310,7 +310,7 @@ def find_measured(
         plan = searching.find(on_first_rank)
         if first_values is None or request.force or not plan.parallelism == processes.size > 1:
             return plan
-        contest = Contest(
+        baseline_trial = BaselineTrial(
             processes,
             request.model,
             first_values,
@@ -321,4 +321,4 @@ def find_measured(
             searching.told,
             request.progress,
         )
-        return contest.winner(plan, on_first_rank)
+        return baseline_trial.winner(plan, on_first_rank)

@@ -2,8 +2,8 @@
 
 The products of a layer's inputs are one MatMul for all steps; only what depends on the step before is an operator per step.
 A layer's inputs are unstacked after that product and its outputs are stacked again, so that each step's tensor has few
-takers, and the recurrent weights, one variable, have one taker per step. Rows are batch-major, so that the batch can be
-split through all of it.
+consumers, and the recurrent weights, one variable, have one consumer per step. Rows are batch-major, so that the batch can
+be split through all of it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from helpers import zoo
 from helpers.strategies import random_strategy
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.lowering.resharding.deliver import Backend
+from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid

@@ -17,7 +17,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import charges, check_deliveries
+from tensoropt.plan.build import charges, check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import Request, mini_time
@@ -94,14 +94,14 @@ def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["mlp", "attention", "windows"])
 def test_points_cost_what_they_are_charged(name: str) -> None:
-    """Costs of a strategy are those of its operators and its deliveries, of which each slice has its own."""
+    """Costs of a strategy are those of its operators and its reshardings, of which each slice has its own."""
     model = models.recorded(name, "momentum").model
     found = find_frontier(model, HARDWARE, 2, micro_batches=2, space="full")
     for point in range(0, len(found), max(1, len(found) // 5)):
         plan = found.plan(point)
-        in_deliveries = sum(delivery.time_us for delivery in plan.deliveries)
+        in_reshardings = sum(resharding.time_us for resharding in plan.reshardings)
         in_operators = sum(op.time_us for op in plan.operators)
-        assert plan.time_us == pytest.approx(in_deliveries + in_operators, abs=0.01)
+        assert plan.time_us == pytest.approx(in_reshardings + in_operators, abs=0.01)
         assert plan.micro_batches == 2
         strategy = found.built.strategy(found.found.strategies[point])
         again = found.built.problem.cost(found.built.states_of(strategy).tolist())
@@ -137,7 +137,7 @@ def test_accumulators_are_charged_where_copies_lie_otherwise() -> None:
     force = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Placeholder": {"d0": 2}}
     model = record(_products, "products", "sgd").model
     plan = find_frontier(model, HARDWARE, 2, force=force, micro_batches=2).fastest()
-    gathered = [each for each in plan.deliveries if each.tensor.startswith("w")]
+    gathered = [each for each in plan.reshardings if each.tensor.startswith("w")]
     assert gathered and all(each.n_runs == 1 and each.accumulator_bytes == 4 * 64 * 64 for each in gathered)
     assert "gradients accumulated" in plan.explain() and "2 micro-batches" in plan.explain()
 
@@ -156,18 +156,18 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
     plan = frontier(4).smallest()
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.micro_batches == 4 and loaded.deliveries == plan.deliveries and loaded.summary() == plan.summary()
+    assert loaded.micro_batches == 4 and loaded.reshardings == plan.reshardings and loaded.summary() == plan.summary()
     loaded.check_for(lenet().graph)
     sliced = lenet().in_slices(4)
     view = sliced.view(loaded.strategy)
-    check_deliveries(view, loaded)
+    check_reshardings(view, loaded)
     router = loaded.router(PlainCosts())
-    executed = sum(router.route(charge.delivery).n_collectives * charge.n_runs for charge in charges(view)
+    executed = sum(router.route(charge.resharding).n_collectives * charge.n_runs for charge in charges(view)
                    if not charge.is_remade)
-    remade = sum(each.n_collectives for each in loaded.deliveries if each.is_remade)
+    remade = sum(each.n_collectives for each in loaded.reshardings if each.is_remade)
     assert loaded.n_collectives == executed + remade
-    with pytest.raises(InputError, match="delivery"):
-        check_deliveries(lenet().view(loaded.strategy), loaded)
+    with pytest.raises(InputError, match="resharding"):
+        check_reshardings(lenet().view(loaded.strategy), loaded)
 
 
 def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.local_hardware import prepared_processes
-from tensoropt.sharding import resharding as deliveries
+from tensoropt.sharding import resharding as reshardings
 from tensoropt.tools.instrumented_run import PlanTrial
 from tensoropt.tools.offline import record
 
-SMALL_BYTES = deliveries.SMALL_BYTES
+SMALL_BYTES = reshardings.SMALL_BYTES
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         plan = Plan.from_json(processes.broadcast(found.plan(0).to_json()))
         trials, seconds = {}, {}
         for small_bytes in (SMALL_BYTES, 0):
-            deliveries.SMALL_BYTES = small_bytes
+            reshardings.SMALL_BYTES = small_bytes
             trials[small_bytes] = PlanTrial.of(plan, recorded.model, recorded.first_values(), processes)
             seconds[small_bytes] = []
         for _ in range(arguments.rounds):
@@ -52,7 +52,7 @@ def main() -> None:
                 started = time.perf_counter()
                 trial.step()
                 seconds[small_bytes].append(time.perf_counter() - started)
-        deliveries.SMALL_BYTES = SMALL_BYTES
+        reshardings.SMALL_BYTES = SMALL_BYTES
         ratios = [alone / together for together, alone in zip(*seconds.values(), strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         times = [f"{1e3 * statistics.median(each):.1f}" for each in seconds.values()]

@@ -11,9 +11,9 @@ doesn't lengthen much; the last column is the clock's. Nothing of the model's si
 | trace | Keras's layers become a TensorFlow graph |
 | import | the graph is made flat, and imported |
 | backward | what the backward pass reads is asked of TensorFlow |
-| costs | configs, and what operators and deliveries cost |
+| costs | configs, and what operators and reshardings cost |
 | search | the frontier |
-| unroll | the strategy of the chosen point, with its deliveries |
+| unroll | the strategy of the chosen point, with its reshardings |
 | build | one rank's graph, with gradients and updates |
 """
 

@@ -25,31 +25,31 @@ import_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend  # noqa: E402
-from tensoropt.lowering.resharding.deliver import Deliverer  # noqa: E402
+from tensoropt.lowering.resharding.reshard import Resharder  # noqa: E402
 from tensoropt.reschedule.layout import Layout  # noqa: E402
 from tensoropt.reschedule.mesh import Mesh  # noqa: E402
 from tensoropt.reschedule.path import cheapest_path  # noqa: E402
 from tensoropt.rules.rule import Demand  # noqa: E402
 from tensoropt.runtime.collectives.mpi import MpiCommunicator  # noqa: E402
 from tensoropt.runtime.ranks import current_processes  # noqa: E402
-from tensoropt.sharding.resharding import Delivery, PlainCosts, Router  # noqa: E402
+from tensoropt.sharding.resharding import PlainCosts, Resharding, Router  # noqa: E402
 
 FEW, MANY = 1, 9
 
 
 def chained(
-    backend: CommunicatingBackend, delivery: Delivery, count: int, piece: np.ndarray, keeps: bool
+    backend: CommunicatingBackend, resharding: Resharding, count: int, piece: np.ndarray, keeps: bool
 ) -> Callable[[], object]:
-    """A function with ``count`` deliveries of a tensor, each by its own callback; it keeps all results, or the last."""
+    """A function with ``count`` reshardings of a tensor, each by its own callback; it keeps all results, or the last."""
     router = Router(PlainCosts(), cheapest_path)
-    deliverer = Deliverer(backend)
+    resharder = Resharder(backend)
 
     def body(x: tf.Tensor) -> list[tf.Tensor]:
-        with deliverer.building():
+        with resharder.building():
             results = [x]
             for _ in range(count):
                 source = x if keeps else results[-1]
-                results.append(deliverer.deliver(delivery, router.route(delivery), [source], "benchmark")[0])
+                results.append(resharder.reshard(resharding, router.route(resharding), [source], "benchmark")[0])
             return results[1:] if keeps else results[-1:]
 
     compiled = tf.function(body, input_signature=[tf.TensorSpec(piece.shape, tf.float32)], autograph=False)
@@ -70,10 +70,10 @@ def main() -> None:
     rows = []
     for n_bytes in (1 << 12, 1 << 16, 1 << 20, 1 << 24):
         piece = np.ones(n_bytes // 4, np.float32)
-        delivery = Delivery(piece.shape, 4, Layout(mesh, ((),), mesh.axes), Demand(Layout(mesh, ((),)), None))
+        resharding = Resharding(piece.shape, 4, Layout(mesh, ((),), mesh.axes), Demand(Layout(mesh, ((),)), None))
         actions = [
-            chained(backend, delivery, FEW, piece, arguments.keep),
-            chained(backend, delivery, MANY, piece, arguments.keep),
+            chained(backend, resharding, FEW, piece, arguments.keep),
+            chained(backend, resharding, MANY, piece, arguments.keep),
             lambda piece=piece: communicator.all_reduce(mesh.axes, piece),
         ]
         few, many, alone = alternate(actions, arguments.rounds)

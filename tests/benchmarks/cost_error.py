@@ -56,7 +56,7 @@ from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
-from tensoropt.runtime.context import Surroundings
+from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
@@ -65,7 +65,7 @@ from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import Recorded, record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
-from tensoropt.tuning.baseline_trial import Contest, runs_as
+from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import seconds_in_turn
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
@@ -213,7 +213,7 @@ def planned(
     Every rank must call it. The second value is the reference's seconds while the operators were measured.
     """
     request = Request(recorded.model, hardware, None, assumed=assumptions(hardware))
-    on_first_rank = Surroundings(hardware, None).on_first_rank
+    on_first_rank = Context(hardware, None).on_first_rank
 
     def search(known: Known) -> Plan:
         return mini_time(replace(request, known=known), processes.size)
@@ -223,10 +223,10 @@ def planned(
     with closing(opened_store(processes)) as store:
         searching = MeasuredSearch(processes, recorded.model, search, parse_budget(arguments.budget), store)
         plan = searching.find(on_first_rank)
-        contest = Contest(
+        baseline_trial = BaselineTrial(
             processes, recorded.model, recorded.first_values, MPI, None, searching.budget_s, store, searching.told
         )
-        winner = contest.winner(plan, on_first_rank)
+        winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:
             assert isinstance(plan.frontier, ModelFrontier)
             frontier = plan.frontier

@@ -15,7 +15,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.offline import Recorded
 
 v1 = tf.compat.v1
@@ -36,7 +36,7 @@ def hybrid_vgg16(
     (step,) = recorded.model.graph.train_steps.values()
     pairs = [step.variables[i : i + 2] for i in range(0, len(step.variables), 2)]
     convolutions, dense = pairs[:-N_DENSE], pairs[-N_DENSE:]
-    batch = {tensor.name: value for tensor, value in made_up_batch(recorded.model.graph).items()}
+    batch = {tensor.name: value for tensor, value in synthetic_batch(recorded.model.graph).items()}
     images, labels = batch.values() if next(iter(batch.values())).ndim == 4 else reversed(batch.values())
     share = len(images) // processes.size
     rows = slice(processes.rank * share, (processes.rank + 1) * share)

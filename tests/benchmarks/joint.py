@@ -5,7 +5,7 @@
 
 *Joint* is the frontier as a search finds it, with the choices to make copies again and to compute operators again. In *two
 stages* the frontier without these choices is found first; then for the plan of each of its points, the configs of all
-operators held fixed, the choices are searched (and which copies takers share, which is chosen anew and in favour of two
+operators held fixed, the choices are searched (and which copies consumers share, which is chosen again and in favour of two
 stages). The best of all second stages counts at each memory: a system that shards first and saves memory afterwards, and
 knows which of all minimal shardings to save it with, would do no better. Second stages are searched as a frontier is: with
 what is computed again, and without; exact or nearly so without; and then changed for the better, one node at a time.

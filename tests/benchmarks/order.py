@@ -24,7 +24,7 @@ from tensoropt.runtime.engine import Engine, Feed, Fetch
 from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.offline import record
 
 WARM_STEPS = 2
@@ -39,7 +39,7 @@ def row(name: str, processes: Processes, steps: int) -> list[str]:
         found = find_frontier(recorded.model, named(f"v100-1x{processes.size}"), processes.size).fastest().to_json()
     plan, graph = Plan.from_json(processes.broadcast(found)), recorded.model.graph
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
-    feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+    feeds = {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
     engines: list[Engine] = []
     for in_order in (False, True):
         engines.append(execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine)

@@ -3,8 +3,8 @@
     python tests/benchmarks/paper_figures.py [--only 6,7a,7b,7c,8,table4] [--seconds S] [--limit S]
 
 Draws ``docs/figures/paper_*.png``, prints the numbers, and keeps them in ``docs/figures/paper.json`` (with ``--only``, those
-that were made anew). ``docs/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of a
-roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two cores.
+that were made again). ``docs/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of
+a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two cores.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
 
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
-    """The copies that are delivered again in the backward pass instead of being kept: how many, and the bytes not kept."""
-    copies = [delivery for delivery in frontier.plan(point).deliveries if delivery.is_remade]
+    """The copies that are resharded again in the backward pass instead of being kept: how many, and the bytes not kept."""
+    copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_remade]
     return {"copies_made_again": len(copies), "bytes_not_kept": sum(copy.copy_bytes for copy in copies)}
 
 

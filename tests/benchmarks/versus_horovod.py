@@ -14,7 +14,7 @@ Ratios are medians of the ratios round by round, with quartiles: how many times 
 "All cores" is plain TensorFlow on the whole batch in one process, which has the cores of all ranks of its machine to itself
 and runs after the others: that column's ratios are of medians.
 
-Momentum, made-up batches, equal first values: the losses of the first steps are compared.
+Momentum, synthetic batches, equal first values: the losses of the first steps are compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tensoropt.runtime.engine import Feed, Fetch
 from tensoropt.runtime.execute import MPI, execute
 from tensoropt.runtime.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.offline import Recorded, record
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
@@ -146,7 +146,7 @@ def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes) -> Step
     engine = execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine
     graph = recorded.model.graph
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
-    feeds = {Feed(tensor, False): value for tensor, value in made_up_batch(graph).items()}
+    feeds = {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
     return lambda: float(engine.run(fetch, feeds)[0][0])
 
 
@@ -168,7 +168,7 @@ def plain_step(name: str, recorded: Recorded, processes: Processes, reduced: Cal
         mine = slice(processes.rank * share, (processes.rank + 1) * share)
         feeds = {
             graph.get_tensor_by_name(tensor.name): value[mine]
-            for tensor, value in made_up_batch(recorded.model.graph).items()
+            for tensor, value in synthetic_batch(recorded.model.graph).items()
         }
         run = session.make_callable([loss, train], feed_list=list(feeds))
     values = list(feeds.values())
@@ -184,7 +184,7 @@ def alone(name: str, rounds: int) -> list[float]:
         session = v1.Session()
         session.run(v1.global_variables_initializer())
         recorded = record(lambda: function(**sizes), name, "momentum")
-        fed = made_up_batch(recorded.model.graph)
+        fed = synthetic_batch(recorded.model.graph)
         run = session.make_callable([loss, train], feed_list=[graph.get_tensor_by_name(tensor.name) for tensor in fed])
     seconds = [time_s(lambda: run(*fed.values())) for _ in range(WARM_STEPS + rounds)]
     return seconds[WARM_STEPS:]

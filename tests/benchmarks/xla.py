@@ -19,7 +19,7 @@ from tabulate import tabulate
 from versus_horovod import LEARNING_RATE, MODELS, MOMENTUM
 
 from tensoropt.profiling.compute import time_s
-from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.tools.offline import record
 
 v1 = tf.compat.v1
@@ -29,7 +29,7 @@ def step_of(name: str, clustered: bool) -> Callable[[], object]:
     """A training step on half the batch."""
     function, sizes = MODELS[name]
     sizes = {**sizes, "batch": sizes["batch"] // 2}
-    fed = made_up_batch(record(lambda: function(**sizes), name, "momentum").model.graph)
+    fed = synthetic_batch(record(lambda: function(**sizes), name, "momentum").model.graph)
     with tf.Graph().as_default() as graph:
         loss = function(**sizes)
         train = v1.train.MomentumOptimizer(LEARNING_RATE, MOMENTUM).minimize(loss)

@@ -6,7 +6,7 @@ from composite import models
 from composite.models import BATCH, UNITS
 from helpers import zoo
 
-from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.gradient_analysis import analyse_body
 from tensoropt.profiling.work import Work
@@ -26,7 +26,7 @@ class Flops:
 
 
 def costing_of(model: zoo.Recorded) -> OperatorCosting:
-    return OperatorCosting(model.graph, model.model.backward, Flops(), DeliveryCosting(MESH, None))  # type: ignore[arg-type]
+    return OperatorCosting(model.graph, model.model.backward, Flops(), ReshardingCosting(MESH, None))  # type: ignore[arg-type]
 
 
 def costs(costing: OperatorCosting, op: Operator, text: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensoropt.ir.graph import Tensor
 from tensoropt.lowering.resharding import buckets
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.lowering.resharding.deliver import Collective
+from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.plan.build import plan_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
@@ -23,7 +23,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import Demand
 from tensoropt.runtime.engine import Engine
-from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, delivery_of
+from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, resharding_of
 from tensoropt.sharding.strategy import StrategyView
 
 HARDWARE = named("v100-1x2")
@@ -87,16 +87,16 @@ def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
 def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, varying: tuple[int, ...], of_variable: bool) -> None:
     axes = tuple(MESH.axes[place] for place in varying)
     tensor, whole = Tensor("t:0", (extent,), "float32"), Layout.replicated(MESH, 1)
-    delivery = delivery_of(tensor, whole, Demand(whole, axes), of_variable=of_variable)
+    resharding = resharding_of(tensor, whole, Demand(whole, axes), of_variable=of_variable)
     router = Router(COSTS)
-    route = router.route(delivery)
+    route = router.route(resharding)
     assert route.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
     if route.in_bucket:
         assert route.backward is not None and [step.kind for step in route.backward.steps] == ["all_reduce"]
         share_ns = math.floor(COSTS.time_ns("all_reduce", MESH, axes, BUCKET_BYTES) * 4 * extent / BUCKET_BYTES)
-        assert router.time_ns(delivery) == bucket_share_ns(delivery, COSTS) == share_ns
+        assert router.time_ns(resharding) == bucket_share_ns(resharding, COSTS) == share_ns
     else:
-        assert router.time_ns(delivery) == Router(COSTS, in_buckets=False).time_ns(delivery)
+        assert router.time_ns(resharding) == Router(COSTS, in_buckets=False).time_ns(resharding)
 
 
 def test_a_gradient_that_goes_on_is_not_put_off() -> None:
@@ -104,6 +104,6 @@ def test_a_gradient_that_goes_on_is_not_put_off() -> None:
     axis = MESH.axes[0]
     tensor, whole = Tensor("v:0", (8,), "float32"), Layout.replicated(MESH, 1)
     split = Layout(MESH, ((axis,),))
-    finer = delivery_of(tensor, split, Demand(whole, (axis,)), of_variable=True)
-    shared = delivery_of(tensor, whole, Demand(whole, (axis,)), returning=(axis,), of_variable=True)
+    finer = resharding_of(tensor, split, Demand(whole, (axis,)), of_variable=True)
+    shared = resharding_of(tensor, whole, Demand(whole, (axis,)), returning=(axis,), of_variable=True)
     assert not finer.in_bucket and not shared.in_bucket

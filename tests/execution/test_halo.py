@@ -22,8 +22,8 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import charges, check_deliveries
-from tensoropt.plan.plan import Plan, PlannedDelivery, PlannedOperator
+from tensoropt.plan.build import charges, check_reshardings
+from tensoropt.plan.plan import Plan, PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView
@@ -49,26 +49,27 @@ def test_split_windows_give_one_device_numbers(seed: int) -> None:
 def test_a_plan_keeps_its_exchanges(tmp_path: Path) -> None:
     view = random_strategy(model(), Mesh.of(4), 90, slides)
     plan = plan_of_view(view)
-    assert any(delivery.halo is not None and delivery.backward is not None for delivery in plan.deliveries)
+    assert any(resharding.halo is not None and resharding.backward is not None for resharding in plan.reshardings)
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.deliveries == plan.deliveries and "halo(" in loaded.table()
-    check_deliveries(view, loaded)
+    assert loaded.reshardings == plan.reshardings and "halo(" in loaded.table()
+    check_reshardings(view, loaded)
 
 
 def plan_of_view(view: StrategyView) -> Plan:
     """A plan without a search: costs are left out."""
     router = Router(Link())
-    deliveries = []
+    reshardings = []
     for charge in charges(view):
-        route = router.route(charge.delivery)
+        route = router.route(charge.resharding)
         if not route.is_free:
-            demand, reduction = charge.delivery.demand, charge.delivery.reduction
+            demand, reduction = charge.resharding.demand, charge.resharding.reduction
             ways = route.forward, route.backward
-            deliveries.append(PlannedDelivery(charge.tensor, charge.takers, demand, charge.is_shared, *ways, 0.0, reduction))
+            planned = PlannedResharding(charge.tensor, charge.consumers, demand, charge.is_shared, *ways, 0.0, reduction)
+            reshardings.append(planned)
     graph, strategy = view.graph, view.strategy
     operators = [
         PlannedOperator(name, graph.operators[name].type, strategy.configs[name], seen.results, 0, 0.0)
         for name, seen in view.interfaces.items()
     ]
-    return Plan(strategy.mesh, tuple(operators), tuple(deliveries), 0, 0.0, 0.0, graph.digest, False, "mini_time")
+    return Plan(strategy.mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, graph.digest, False, "mini_time")

@@ -51,7 +51,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
     step = max(1, -(-len(found) // MOST_POINTS))
     for point in sorted({*range(0, len(found), step), len(found) - 1}):
         plan = plan_of(frontier, point, "mini_time", {})
-        parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
+        parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = model.model.view(plan.strategy)
         engine = engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh))
@@ -60,8 +60,8 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
         log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
         planned = [
             (each.kind, axes_text(each.group_axes), path.shape)
-            for delivery in plan.deliveries
-            for path in delivery.paths
+            for resharding in plan.reshardings
+            for path in resharding.paths
             for each in path.steps
             if each.communicates
         ]

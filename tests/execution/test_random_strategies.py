@@ -98,7 +98,7 @@ def test_a_wrong_number_is_noticed() -> None:
 
 
 def test_strategies_and_paths_are_as_random_as_they_should_be() -> None:
-    """Over the seeds: every config of an operator, shared and own deliveries, detours, sums kept pending."""
+    """Over the seeds: every config of an operator, shared and own reshardings, detours, sums kept pending."""
     model = recorded("cnn", "sgd")
     views = [random_strategy(model, Mesh.of(4), seed) for seed in range(100)]
     conv = {view.strategy.configs["Conv2D_1"] for view in views}

@@ -28,7 +28,7 @@ def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
 
 @pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
 def test_copies_are_made_again_between_processes(n_ranks: int, collectives: str) -> None:
-    """With and without an order of the backward pass; over a link second deliveries are in the chain of the passes."""
+    """With and without an order of the backward pass; over a link second reshardings are in the chain of the passes."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "remade", 6, collectives, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "6 strategies, " in result.stdout and not result.stdout.rstrip().endswith(", 0 made again")

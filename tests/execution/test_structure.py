@@ -16,8 +16,8 @@ from helpers.strategies import Link, engine_of, feeds_of, random_strategy, train
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.callbacks import TRAILING_NAME
-from tensoropt.lowering.resharding.deliver import Backend
 from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.engine import BuiltFunction, Engine, Feed, Fetch
@@ -136,6 +136,6 @@ def test_what_only_updates_wait_for_has_a_chain_of_its_own(function: Any, optimi
         assert trailing and sum(entry.is_trailing for entry in built.log) >= len(trailing)
         loss = built.call.graph.outputs[0].op
         assert all(names.isdisjoint(needed(op)) for op in [*urgent, loss.inputs[0].op])
-        takers = {op.type for op in built.call.graph.get_operations() if names & needed(op) and op not in trailing}
-        assert any(kind.startswith("ResourceApply") for kind in takers)
-        assert not any(kind.startswith(("Conv2D", "MatMul", "Relu", "Softmax")) for kind in takers), takers
+        consumers = {op.type for op in built.call.graph.get_operations() if names & needed(op) and op not in trailing}
+        assert any(kind.startswith("ResourceApply") for kind in consumers)
+        assert not any(kind.startswith(("Conv2D", "MatMul", "Relu", "Softmax")) for kind in consumers), consumers

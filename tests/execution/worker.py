@@ -28,8 +28,8 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
-from tensoropt.lowering.resharding.deliver import Backend, Collective
 from tensoropt.lowering.resharding.in_graph import GraphBackend
+from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import charges
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh

@@ -17,7 +17,7 @@ from helpers.zoo import Built, cnn, mlp, record
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
 from tensoropt.profiling import hardware
 from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts
@@ -107,8 +107,8 @@ def problem_of(function: Callable[[], Built], n_devices: int) -> Problem:
     model: Model = record(function, "momentum").model
     described = hardware.named("v100-2x8")
     mesh = described.mesh(n_devices)
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(described, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(described), deliveries)
+    reshardings = ReshardingCosting(mesh, CollectiveCosts(described, mesh))
+    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(described), reshardings)
     return ProblemBuilder(model.graph, model.backward, costing, mesh).build().problem
 
 

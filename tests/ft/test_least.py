@@ -212,7 +212,7 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
         assert [m.tolist() for m in one.nodes] == [m.tolist() for m in other.nodes]
 
 
-def test_sharing_out_anew_lifts_bounds_and_keeps_them_valid() -> None:
+def test_sharing_out_again_lifts_bounds_and_keeps_them_valid() -> None:
     n_relaxed, before, after = 0, 0.0, 0.0
     for draw, max_cells in ((small_problem, 3), (entangled_problem, 8), (entangled_problem, 3)):
         for problem, search, (strategies, mem, time_ns) in searches(range(30), max_cells, draw):

@@ -144,7 +144,7 @@ def test_a_bound_of_other_times_proves_nothing() -> None:
     """What was chosen by plain sums keeps its doubts when it is shown at its true times."""
     problem = Problem((Node("n", np.array([5]), np.array([100])),), ())
     overlap = Overlap({0: Part(0, np.array([40]))}, {}, {0: Part(0, np.array([50]))})
-    bound = LowerBound(np.array([5]), np.array([90]), "made up")
+    bound = LowerBound(np.array([5]), np.array([90]), "a test")
     found = replace(search(problem), bound=bound)
     shown = at_true_times(problem, overlap, found, bound.lowered(overlap.most_ns))
     assert not shown.exact and shown.bound is not None and shown.bound.time_ns.tolist() == [50]

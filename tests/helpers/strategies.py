@@ -13,7 +13,7 @@ import numpy as np
 
 from helpers import zoo
 from tensoropt.ir.graph import Graph, Tensor
-from tensoropt.lowering.resharding.deliver import Backend, Collective
+from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import charges
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
@@ -24,7 +24,7 @@ from tensoropt.reschedule.steps import legal_steps
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine, Feed, Fetch
-from tensoropt.sharding.consumers import copies, demand_of, takers_of
+from tensoropt.sharding.consumers import consumers_of, copies, demand_of
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
@@ -47,7 +47,7 @@ def random_strategy(
     share_remade: float = 0.0,
     share_recomputed: float = 0.0,
 ) -> StrategyView:
-    """A random config for every operator; for every tensor with several takers a random one of their demands, or none.
+    """A random config for every operator; for every tensor with several consumers a random one of their demands, or none.
 
     Args:
         prefers: narrows the choice wherever an operator has such a config.
@@ -61,15 +61,15 @@ def random_strategy(
         chosen[name] = rng.choice([config for config in possible if prefers and prefers(config)] or possible)
     view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
     shared = {}
-    for name, takers in takers_of(model.graph).items():
-        if len(takers) > 1:
+    for name, consumers in consumers_of(model.graph).items():
+        if len(consumers) > 1:
             tensor = model.graph.tensors[name]
-            demand = rng.choice([None, *copies([demand_of(view, tensor, taker) for taker in takers])])
+            demand = rng.choice([None, *copies([demand_of(view, tensor, consumer) for consumer in consumers])])
             if demand is not None:
                 shared[name] = demand
     remade = set()
-    for name, takers in takers_of(model.graph).items() if share_remade else ():
-        each = dict.fromkeys(Copy(name, taker.name) for taker in takers)
+    for name, consumers in consumers_of(model.graph).items() if share_remade else ():
+        each = dict.fromkeys(Copy(name, consumer.name) for consumer in consumers)
         remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
     recomputed = {name for name in chosen if share_recomputed and rng.random() < share_recomputed}
     strategy = Strategy(mesh, chosen, shared, frozenset(remade), frozenset(recomputed))
@@ -195,10 +195,10 @@ def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
 
 
 def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape]]:
-    """The collectives of all deliveries that a strategy is charged for."""
+    """The collectives of all reshardings that a strategy is charged for."""
     counts: Counter[tuple[str, str, Shape]] = Counter()
     for charge in charges(view):
-        route = router.route(charge.delivery)
+        route = router.route(charge.resharding)
         for path in (route.forward, route.backward, route.forward if charge.is_remade else None):
             for step in path.steps if path is not None else ():
                 if step.communicates:

@@ -26,7 +26,7 @@ class Entry:
     """A model with what it is trained on.
 
     Attributes:
-        make: makes the model, with weights drawn anew.
+        make: makes the model, with weights drawn again.
         batch: arrays for its inputs, and labels, from a seed.
         batch_size: samples in it.
     """

@@ -16,7 +16,7 @@ from helpers.strategies import assert_close, charged, executed, feeds_of, random
 from tensoropt.frontend.importer import RecordedStep, import_graph
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse
-from tensoropt.lowering.resharding.deliver import Backend
+from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.lowering.variables import StateEntry
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.reschedule.mesh import Mesh

@@ -8,7 +8,7 @@ from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_deliveries, plan_of
+from tensoropt.plan.build import check_reshardings, plan_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
@@ -22,10 +22,10 @@ def test_points_of_a_frontier(name: str) -> None:
     frontier = find_frontier(case.model, resolve("v100-1x2"), 2)
     for point in {0, len(frontier.found) - 1}:
         plan = plan_of(frontier, point, "mini_time", {})
-        parts = [each.time_us for each in (*plan.operators, *plan.deliveries)]
+        parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = case.model.view(plan.strategy)
-        check_deliveries(view, plan)
+        check_reshardings(view, plan)
         engine = Engine(view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh), lambda n: case.first_values[n])
         fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
         for batch in case.batches:
@@ -34,8 +34,8 @@ def test_points_of_a_frontier(name: str) -> None:
         log = engine.function(fetch, tuple(feeds_of(case.graph, case.batches[0]))).log
         planned = [
             (each.kind, axes_text(each.group_axes), path.shape)
-            for delivery in plan.deliveries
-            for path in delivery.paths
+            for resharding in plan.reshardings
+            for path in resharding.paths
             for each in path.steps
             if each.communicates
         ]

@@ -20,7 +20,7 @@ from optimizers.test_keras import CASES
 from optimizers.test_rows import CASES as ROWS
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
-from tensoropt.lowering.resharding.deliver import Collective
+from tensoropt.lowering.resharding.reshard import Collective
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather

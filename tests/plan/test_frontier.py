@@ -38,7 +38,7 @@ def with_metrics_and_adam():
 
 
 def shared_many_times():
-    """A mask with several takers, a tensor taken twice by one operator, a variable that is used again."""
+    """A mask with several consumers, a tensor taken twice by one operator, a variable that is used again."""
     x = tensoropt.placeholder(tensoropt.float32, [8, 4, 4], name="x")
     mask = tensoropt.placeholder(tensoropt.float32, [8, 1, 4], name="mask")
     w = tensoropt.get_variable("w", [4, 4])
@@ -108,7 +108,7 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
     for point in range(len(searched)):
         plan = plan_of(searched, point, "point", dict(searched.assumed))
         assert same(loaded.plan(point), plan) and loaded.plan(point).point == point
-        assert loaded.plan(point).deliveries == plan.deliveries
+        assert loaded.plan(point).reshardings == plan.reshardings
     assert repr(loaded) == repr(searched)
 
 
@@ -152,7 +152,7 @@ def test_points_are_listed(found, whole):
             plan = frontier.plan(number)
             assert (point.memory_bytes, point.time_us) == (plan.memory_bytes, plan.time_us)
             assert point.compute_time_us == plan.compute_time_us and point.exact
-            assert point.network_time_us == pytest.approx(sum(delivery.time_us for delivery in plan.deliveries))
+            assert point.network_time_us == pytest.approx(sum(resharding.time_us for resharding in plan.reshardings))
             assert point.compute_time_us == pytest.approx(sum(op.time_us for op in plan.operators))
 
 
@@ -310,8 +310,8 @@ def test_it_is_drawn(found, whole, tmp_path):
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 2}', "has version 2, expected 1"),
-        ('{"format": "tensoropt/frontier", "version": 1}', "is damaged (KeyError: 'checksum')"),
+        ('{"format": "tensoropt/frontier", "version": 1}', "has version 1, expected 2"),
+        ('{"format": "tensoropt/frontier", "version": 2}', "is damaged (KeyError: 'checksum')"),
     ],
 )
 def test_files_that_are_no_frontiers(tmp_path, text, said):
@@ -338,7 +338,7 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
         with pytest.raises(tensoropt.InputError):
             tensoropt.load_frontier(file)
         file.write_bytes(whole.read_bytes())
-    for part in ("operators", "deliveries", "points"):
+    for part in ("operators", "reshardings", "points"):
         for key in value[part][0]:
             changed(file, lambda value, part=part, key=key: value[part][0].pop(key), checked=False)
             with pytest.raises(tensoropt.InputError, match=r"is damaged|was changed since it was saved"):
@@ -354,7 +354,7 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
         lambda value: value["points"][1].update(exact=False),
         lambda value: value["operators"][0]["choices"][0].update(memory_bytes=1),
         lambda value: value["operators"][0]["choices"][0].update(config="-"),
-        lambda value: value["deliveries"][0]["pool"][0].update(time_us=0.001),
+        lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
         lambda value: value.update(model_digest="0123456789abcdef"),
         lambda value: value["assumed"].update(tensorflow="1.0"),
         lambda value: value.update(checksum="0123456789abcdef"),
@@ -379,8 +379,8 @@ def test_what_was_changed_by_hand_is_noticed(file, change):
         (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
         (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
         (lambda value: value["operators"][0].update(column="0"), "TypeError"),
-        (lambda value: value["deliveries"][0].update(choices=[]), "a point takes choice"),
-        (lambda value: value["deliveries"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
+        (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
+        (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
         (lambda value: value["points"].reverse(), "strictly ascending memory"),
         (lambda value: value["points"][0].update(memory_bytes=1.5), "must be integers"),
         (lambda value: value["points"][0].update(memory_bytes="1"), "must be integers"),
@@ -417,7 +417,7 @@ def test_the_file_has_what_points_share_once(found, whole):
     for operator in value["operators"]:
         texts = [json.dumps(choice) for choice in operator["choices"]]
         assert len(set(texts)) == len(texts)
-    for part in value["deliveries"]:
+    for part in value["reshardings"]:
         texts = [json.dumps(row) for row in part["pool"]]
         assert len(set(texts)) == len(texts) and len(set(map(tuple, part["choices"]))) == len(part["choices"])
     assert len(set(value["columns"])) == len(value["columns"])

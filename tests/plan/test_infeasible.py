@@ -11,7 +11,7 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes
-from tensoropt.plan import infeasible as ways_out
+from tensoropt.plan import infeasible as suggestions
 from tensoropt.plan import request as requests
 from tensoropt.plan.batch_size import batch_that_fits
 from tensoropt.plan.find_frontier import ModelFrontier
@@ -47,7 +47,7 @@ def request(model: Model, **asked: object) -> Request:
 @pytest.fixture(autouse=True)
 def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is said doesn't depend on how busy the machine is."""
-    monkeypatch.setattr(ways_out, "LEAST_S", 600.0)
+    monkeypatch.setattr(suggestions, "LEAST_S", 600.0)
 
 
 def said(asked: Request, parallelism: int, limit: int) -> str:
@@ -106,7 +106,7 @@ def test_devices_that_cannot_hold_their_share_of_the_parameters_are_not_searched
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: asked.append(count) or frontiers(request, count))
+    monkeypatch.setattr(suggestions, "frontiers", lambda request, count: asked.append(count) or frontiers(request, count))
     said(request(model, space="compact"), 1, least_held_bytes(model.graph, 8))
     assert asked[0] == 8 and set(asked) <= {8, 16, 1}
     asked.clear()
@@ -189,13 +189,13 @@ def test_what_force_costs_is_told() -> None:
     assert f"a search without force= (at least {memory_text(free)})" in said(forced, 4, whole - 1)
 
 
-def test_looking_for_ways_out_ends_in_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_for_suggestions_ends_in_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time nothing is searched any more, and what might do is told as that; what takes no search is told as ever."""
     needed = least(searched(request(model), 4))
-    monkeypatch.setattr(ways_out, "LEAST_S", -600.0)
-    monkeypatch.setattr(ways_out, "OF_SEARCH", 0.0)
+    monkeypatch.setattr(suggestions, "LEAST_S", -600.0)
+    monkeypatch.setattr(suggestions, "OF_SEARCH", 0.0)
     searches: list[int] = []
-    monkeypatch.setattr(ways_out, "frontiers", lambda request, count: searches.append(count) or frontiers(request, count))
+    monkeypatch.setattr(suggestions, "frontiers", lambda request, count: searches.append(count) or frontiers(request, count))
     text = said(request(model, without=frozenset(["reuse"])), 4, 3 * needed // 4)
     assert not searches
     assert re.search(r"the least on 4 devices that was found in time is .*; use a batch of about \d+ .*, perhaps a", text)

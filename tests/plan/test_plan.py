@@ -44,7 +44,7 @@ def test_a_plan_comes_back_as_it_was(planned, file):
     assert loaded.to_json() == planned.to_json() == json.loads(file.read_text())
     assert loaded.strategy.configs == planned.strategy.configs
     assert loaded.strategy.shared == planned.strategy.shared
-    assert loaded.deliveries == planned.deliveries
+    assert loaded.reshardings == planned.reshardings
     assert loaded.operators == planned.operators
     assert (loaded.table(), repr(loaded), loaded.frontier_table()) == (
         planned.table(),
@@ -81,8 +81,8 @@ def test_saving_leaves_one_whole_file(planned, tmp_path):
         ("\x80", "is not whole JSON"),
         ("[1]", "is not a plan: got format 'list', expected 'tensoropt/plan'"),
         ('{"format": "tensoropt/curve", "version": 1}', "got format 'tensoropt/curve', expected 'tensoropt/plan'"),
-        ('{"format": "tensoropt/plan", "version": 2}', "has version 2, expected 1"),
-        ('{"format": "tensoropt/plan", "version": 1}', "is damaged"),
+        ('{"format": "tensoropt/plan", "version": 1}', "has version 1, expected 2"),
+        ('{"format": "tensoropt/plan", "version": 2}', "is damaged"),
     ],
 )
 def test_files_that_are_no_plans(tmp_path, text, said):
@@ -114,7 +114,7 @@ def test_any_key_that_is_missing_is_noticed(file):
         file.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
         with pytest.raises(tensoropt.InputError):
             tensoropt.load_plan(file)
-    for part in ("operators", "deliveries"):
+    for part in ("operators", "reshardings"):
         for key in whole[part][0]:
             bent = json.loads(json.dumps(whole))
             del bent[part][0][key]
@@ -131,7 +131,7 @@ def test_any_key_that_is_missing_is_noticed(file):
         lambda value: value.update(mesh=[{"name": "device", "count": 0}]),
         lambda value: value["operators"][0].update(config="n:Z"),
         lambda value: value["operators"][0].update(results=["[z]"]),
-        lambda value: value["deliveries"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"]),
+        lambda value: value["reshardings"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"]),
     ],
 )
 def test_values_that_make_no_sense_are_noticed(file, change):
@@ -176,13 +176,14 @@ def test_a_factor_that_the_operator_does_not_have_is_refused(file):
     )
 
 
-def test_deliveries_that_do_not_follow_from_the_configs_are_refused(file):
-    refused(changed(file, lambda value: value["deliveries"].pop()), r"the plan lacks the delivery of .* find the strategy")
+def test_reshardings_that_do_not_follow_from_the_configs_are_refused(file):
+    lacking = changed(file, lambda value: value["reshardings"].pop())
+    refused(lacking, r"the plan lacks the resharding of .* find the strategy")
 
     def add(value):
-        value["deliveries"].append(value["deliveries"][0] | {"takers": ["v"]})
+        value["reshardings"].append(value["reshardings"][0] | {"consumers": ["v"]})
 
-    refused(changed(file, add), r"the plan (lacks|has, against its configs,) the delivery of")
+    refused(changed(file, add), r"the plan (lacks|has, against its configs,) the resharding of")
 
 
 def test_a_plan_of_another_model_names_the_difference(file):

@@ -1,4 +1,4 @@
-"""Free memory under control groups of both versions, in made-up file trees."""
+"""Free memory under control groups of both versions, in synthetic file trees."""
 
 import pytest
 

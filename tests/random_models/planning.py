@@ -98,7 +98,7 @@ def _as_plan(view: StrategyView, seed: int, request: Request, n_slices: int) -> 
         else:
             operators.append(PlannedOperator(name, op.type, config, seen.results, 0, 0.0))
     router = random_router(seed)
-    deliveries = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
+    reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
     digest = view.graph.whole.digest
-    plan = Plan(mesh, tuple(operators), tuple(deliveries), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_slices)
+    plan = Plan(mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_slices)
     return Plan.from_json(json.loads(json.dumps(plan.to_json())))

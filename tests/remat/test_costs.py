@@ -25,12 +25,12 @@ def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
 @pytest.mark.parametrize("without", [(), ("reuse",)])
 @pytest.mark.parametrize("space", ["full", "compact"])
 @pytest.mark.parametrize("name", SMALL)
-def test_a_strategy_takes_the_time_of_its_operators_and_deliveries(name: str, space: str, without: tuple[str, ...]) -> None:
-    """Of random states; in the full space operators that take a tensor twice are charged for both deliveries."""
+def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, space: str, without: tuple[str, ...]) -> None:
+    """Of random states; in the full space operators that take a tensor twice are charged for both reshardings."""
     found = frontier(name, space, without)
     built, rng, n_recomputed, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
-    router = Router(costing.deliveries.steps)
+    router = Router(costing.reshardings.steps)
     for number in range(240):
         states = random_states(found, rng, number % 3)
         if states is None:
@@ -40,7 +40,7 @@ def test_a_strategy_takes_the_time_of_its_operators_and_deliveries(name: str, sp
         view = found.model.view(strategy)
         assert view.recomputed == strategy.recomputed
         made = [charge for charge in charges(view) if charge.is_shared and charge.is_remade]
-        if {copy.tensor for copy in strategy.remade if copy.taker is None} - {charge.tensor for charge in made}:
+        if {copy.tensor for copy in strategy.remade if copy.consumer is None} - {charge.tensor for charge in made}:
             continue  # a shared copy that is made again though nobody reads it is charged, and isn't executed
         n_checked += 1
         total = sum(charge.time_ns(router) for charge in charges(view))
@@ -73,14 +73,14 @@ def test_a_parameter_gathered_again_is_there_while_its_block_is_computed_again(n
     assert built.transient is not None
     variables = {op.result.name for op in found.model.graph.step_operators if op.type == VARIABLE}
     nodes = {op.name: n for n, (node, _) in enumerate(built.nodes) for op in node.operators}
-    of_variables = [c for c in built.choices if c.copy.tensor in variables and c.copy.taker in nodes]
+    of_variables = [c for c in built.choices if c.copy.tensor in variables and c.copy.consumer in nodes]
     for _ in range(60):
         states = random_states(found, rng, 2)
         if states is None:
             continue
         for choice in of_variables:
-            taker = nodes[str(choice.copy.taker)]
-            if not built.nodes[taker][1].recomputes[states[taker]] or not choice.is_remade[states[choice.node]]:
+            consumer = nodes[str(choice.copy.consumer)]
+            if not built.nodes[consumer][1].recomputes[states[consumer]] or not choice.is_remade[states[choice.node]]:
                 continue
             for other in np.flatnonzero(~choice.is_remade):
                 kept = states.copy()

@@ -15,7 +15,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.plan.build import check_deliveries
+from tensoropt.plan.build import check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -35,13 +35,13 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.strategy.recomputed == plan.strategy.recomputed and loaded.operators == plan.operators
     loaded.check_for(found.model.graph)
-    check_deliveries(found.model.view(loaded.strategy), loaded)
+    check_reshardings(found.model.view(loaded.strategy), loaded)
 
 
-def test_operators_and_deliveries_come_to_the_plan_s_time(found: ModelFrontier) -> None:
+def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier) -> None:
     for point in range(0, len(found), max(1, len(found) // 8)):
         plan = found.plan(point)
-        total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.deliveries)
+        total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.reshardings)
         assert total == pytest.approx(plan.time_us + plan.hidden_time_us, rel=1e-9)
         again = {op.name for op in plan.operators if op.is_recomputed}
         assert again == plan.strategy.recomputed
@@ -129,6 +129,6 @@ def test_without_zero_no_parameter_is_gathered() -> None:
     found = find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0), without=["zero"])
     variables = {op.result.name for op in model.graph.variables}
     for point in range(0, len(found), max(1, len(found) // 8)):
-        for each in found.plan(point).deliveries:
+        for each in found.plan(point).reshardings:
             if each.tensor in variables:
                 assert not each.forward.communicates

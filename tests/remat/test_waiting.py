@@ -30,4 +30,4 @@ def test_it_waits_for_the_loss_and_for_its_reader(function, seed: int, monkeypat
     for op in again:
         # Copies of operators that follow each other wait for the first of them.
         assert op.control_inputs or any(tensor.op.name.startswith(AGAIN) for tensor in op.inputs), op.name
-        assert not any(is_idle(taker) for output in op.outputs for taker in output.consumers()), op.name
+        assert not any(is_idle(consumer) for output in op.outputs for consumer in output.consumers()), op.name

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt import zoo as models
-from tensoropt.costs.operator_costs import DeliveryCosting, Keeping, piece_bytes
+from tensoropt.costs.operator_costs import Keeping, ReshardingCosting, piece_bytes
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import Tensor
@@ -67,7 +67,7 @@ def test_with_little_memory_copies_are_made_again_and_without_a_limit_they_are_n
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> tuple[Tensor, Demand, Demand]:
+def reshardings(draw: st.DrawFn) -> tuple[Tensor, Demand, Demand]:
     shape = tuple(draw(st.lists(st.integers(4, 9), min_size=1, max_size=2)))
     layouts = all_layouts(MESH, shape)
     source, target = (draw(st.sampled_from(layouts)) for _ in range(2))
@@ -75,12 +75,12 @@ def deliveries(draw: st.DrawFn) -> tuple[Tensor, Demand, Demand]:
     return Tensor("t:0", shape, "float32"), Demand(source, ()), Demand(target, varying)
 
 
-@given(deliveries())
+@given(reshardings())
 @settings(deadline=None)
 def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Demand, Demand]) -> None:
     tensor, source, demand = case
     steps = CollectiveCosts(HARDWARE, MESH)
-    costing = DeliveryCosting(MESH, steps)
+    costing = ReshardingCosting(MESH, steps)
     back = [] if demand.varying is None else [demand.layout.with_partial(demand.varying), source.layout.with_partial(())]
     costing.expect(tensor.shape, tensor.item_bytes, [source.layout, demand.layout, *back])
     of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, [source], [demand], each)] for each in Keeping}
@@ -92,11 +92,11 @@ def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Dema
     assert of[Keeping.AGAIN][0] == piece and of[Keeping.AGAIN_OF_KEPT][0] == 0
     if source.layout == demand.layout:
         assert of[Keeping.COPY] == of[Keeping.AGAIN]
-    # A second delivery takes what the first one did, and keeping takes no time.
+    # A second resharding takes what the first one did, and keeping takes no time.
     time_ns = of[Keeping.NOTHING][1]
     assert of[Keeping.COPY][1] == of[Keeping.COPY_OF_KEPT][1] == time_ns
     assert of[Keeping.AGAIN][1] == of[Keeping.AGAIN_OF_KEPT][1] == time_ns + forward
-    # Of a shared copy that is made again a taker's is too, unless that communicates.
+    # Of a shared copy that is made again a consumer's is too, unless that communicates.
     is_local = not needs_communication(source.layout, demand.layout)
     assert of[Keeping.FROM_AGAIN] == ([0, time_ns + forward] if is_local else [copy, time_ns])
     # A shared copy that isn't kept can't be read.
@@ -106,18 +106,18 @@ def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Dema
 
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0]))
 @settings(deadline=None, max_examples=25)
-def test_a_strategy_pays_for_each_second_delivery_and_for_nothing_else(seed: int, share: float) -> None:
+def test_a_strategy_pays_for_each_second_resharding_and_for_nothing_else(seed: int, share: float) -> None:
     model = recorded()
     view = random_strategy(model, Mesh.of(2, 2), seed, share_remade=share)
     router = random_router(seed)
     n_remade = 0
     for charge in charges(view):
-        again = router.route(charge.delivery).forward.time_ns(router.costs, charge.delivery.item_bytes)
-        assert charge.time_ns(router) - router.time_ns(charge.delivery) == (again if charge.is_remade else 0)
+        again = router.route(charge.resharding).forward.time_ns(router.costs, charge.resharding.item_bytes)
+        assert charge.time_ns(router) - router.time_ns(charge.resharding) == (again if charge.is_remade else 0)
         n_remade += charge.is_remade
         if charge.is_remade and not charge.is_shared:
             # What is made again is read by the gradient of the operator that takes it.
-            op = view.graph.operators[charge.takers[0]]
+            op = view.graph.operators[charge.consumers[0]]
             positions = [i for i, tensor in op.operands if tensor.name == charge.tensor]
             assert any((op.name, i) in view.kept_operands for i in positions)
     assert (n_remade > 0) or share < 1.0

@@ -14,7 +14,7 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
-from tensoropt.plan.build import charges, check_deliveries
+from tensoropt.plan.build import charges, check_reshardings
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -36,13 +36,13 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     assert plan.strategy.remade
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.strategy.remade == plan.strategy.remade and loaded.deliveries == plan.deliveries
+    assert loaded.strategy.remade == plan.strategy.remade and loaded.reshardings == plan.reshardings
     view = found.model.view(loaded.strategy)
-    check_deliveries(view, loaded)
+    check_reshardings(view, loaded)
     router = loaded.router(PlainCosts())
     executed = sum(
-        router.route(charge.delivery).n_collectives
-        + (router.route(charge.delivery).forward.n_collectives if charge.is_remade else 0)
+        router.route(charge.resharding).n_collectives
+        + (router.route(charge.resharding).forward.n_collectives if charge.is_remade else 0)
         for charge in charges(view)
     )
     assert loaded.n_collectives == executed
@@ -71,7 +71,7 @@ def test_any_strategy_survives_being_a_plan() -> None:
                 states[edge.target] = rng.choice(possible)
         point = Frontier(np.ones(1, np.int64), np.ones(1, np.int64), states[None], {}, "random")
         plan = replace(frontier, found=point).plan(0)
-        check_deliveries(model.view(plan.strategy), plan)
+        check_reshardings(model.view(plan.strategy), plan)
         n_remade += bool(plan.strategy.remade)
     assert n_remade > 50
 
@@ -79,10 +79,10 @@ def test_any_strategy_survives_being_a_plan() -> None:
 def test_a_plan_says_what_is_made_again_and_what_that_costs(found: ModelFrontier) -> None:
     plan = found.smallest()
     told = plan.explain().split("copies made again in the backward pass")[1].split("\n\n")[0]
-    for delivery in plan.deliveries:
-        if delivery.is_remade:
-            assert f"{delivery.tensor} to {delivery.takers[0]}" in told and f"{delivery.again_us:,.1f}" in told
-            assert delivery.copy_bytes > 0 and 0 < delivery.again_us < delivery.time_us
+    for resharding in plan.reshardings:
+        if resharding.is_remade:
+            assert f"{resharding.tensor} to {resharding.consumers[0]}" in told and f"{resharding.again_us:,.1f}" in told
+            assert resharding.copy_bytes > 0 and 0 < resharding.again_us < resharding.time_us
     assert "copies made again" not in found.fastest().explain()
 
 
@@ -95,12 +95,12 @@ def test_a_file_of_the_frontier_keeps_it_for_every_point(found: ModelFrontier, t
 
 def test_a_plan_that_makes_again_what_nobody_reads_is_refused(found: ModelFrontier) -> None:
     plan = found.smallest()
-    unread = next(i for i, each in enumerate(plan.deliveries) if not each.copy_bytes and each.forward.steps)
-    deliveries = list(plan.deliveries)
-    deliveries[unread] = replace(deliveries[unread], is_remade=True)
-    changed = replace(plan, deliveries=tuple(deliveries))
+    unread = next(i for i, each in enumerate(plan.reshardings) if not each.copy_bytes and each.forward.steps)
+    reshardings = list(plan.reshardings)
+    reshardings[unread] = replace(reshardings[unread], is_remade=True)
+    changed = replace(plan, reshardings=tuple(reshardings))
     with pytest.raises(InputError, match="it was changed: find the strategy again"):
-        check_deliveries(found.model.view(changed.strategy), changed)
+        check_reshardings(found.model.view(changed.strategy), changed)
 
 
 def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

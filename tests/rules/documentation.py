@@ -1,4 +1,4 @@
-"""The tables of docs/operators.md and docs/rules.md: ``python tests/rules/documentation.py`` writes them anew."""
+"""The tables of docs/operators.md and docs/rules.md: ``python tests/rules/documentation.py`` writes them again."""
 
 from __future__ import annotations
 

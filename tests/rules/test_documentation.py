@@ -14,7 +14,7 @@ RULES = documentation.DOCS / "rules.md"
 
 @pytest.mark.parametrize("name", documentation.TABLES)
 def test_tables_are_up_to_date(name: str) -> None:
-    """``python tests/rules/documentation.py`` writes them anew; a split that is newly missing needs a reason."""
+    """``python tests/rules/documentation.py`` writes them again; a split that is newly missing needs a reason."""
     path, table = documentation.TABLES[name]
     assert documentation.section(path.read_text(), name) == table()
 

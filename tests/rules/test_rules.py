@@ -173,7 +173,7 @@ def test_registering_a_lowering_twice_is_refused() -> None:
         operators.lowering("Softmax")(lambda job, operands: [])
 
 
-def test_a_band_that_starts_anew_in_each_block_is_caught() -> None:
+def test_a_band_that_starts_again_in_each_block_is_caught() -> None:
     with _without_lowering("MatrixBandPart"):
         faults = _faults_of("MatrixBandPart", Mesh.of(2), rule_of(case_of("MatrixBandPart").op))
     assert {fault.split("config ")[1][:3] for fault in faults} == {"m:a", "n:a"}

@@ -1,7 +1,7 @@
 """The brute-force validator of rules: an operator split by a config against the whole operator.
 
 Every config of a case is emitted into one graph on all ranks of a mesh. Operands start in random layouts, partial ones
-included, and are delivered as the config demands; results are delivered in whole. A random W is the gradient with which
+included, and are resharded as the config demands; results are resharded in whole. A random W is the gradient with which
 each floating-point result starts, as if the loss were ``sum(op(x...) * W)``. Held against TensorFlow's own operator on whole
 operands are
 
@@ -30,7 +30,7 @@ from tensoropt.lowering import operators
 from tensoropt.lowering.local import uniform_shape
 from tensoropt.lowering.operators import Job, Values, emit
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.lowering.resharding.deliver import Deliverer
+from tensoropt.lowering.resharding.reshard import Resharder
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
@@ -38,7 +38,7 @@ from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, Demand, Interface, Rule, interface
 from tensoropt.sharding.local_shapes import piece_of
-from tensoropt.sharding.resharding import Router, delivery_of, inner_deliveries
+from tensoropt.sharding.resharding import Router, inner_reshardings, resharding_of
 
 from .case import Case
 
@@ -176,7 +176,7 @@ class _Building:
 
     def __init__(self, case: Case, mesh: Mesh, rule: Rule, truth: Truth) -> None:
         self.case, self.mesh, self.rule, self.truth = case, mesh, rule, truth
-        self.deliverer = Deliverer(EmulatedBackend(mesh))
+        self.resharder = Resharder(EmulatedBackend(mesh))
         self.random = random.Random(f"{case.seed} {mesh}")
         self.rng = np.random.default_rng(case.seed + 2)
         self.feed: dict[tf.Tensor, np.ndarray] = {}
@@ -201,16 +201,16 @@ class _Building:
         operands = [self._operand(i, item) for i in range(len(fed))]
         with_gradient = zip(self.positions, self.truth.gradients, strict=True)
         differentiated = {position for position, gradient in with_gradient if gradient is not None}
-        inner = inner_deliveries(op, self.rule, config, differentiated)
+        inner = inner_reshardings(op, self.rule, config, differentiated)
 
         def complete(k: int, values: Values) -> Values:
-            return self.deliverer.deliver(inner[k], ROUTER.route(inner[k]), values, op.name)
+            return self.resharder.reshard(inner[k], ROUTER.route(inner[k]), values, op.name)
 
-        job = Job(op, self.rule, config, seen, self.deliverer.backend.ranks, complete, RandomMode.ONE_DEVICE)
+        job = Job(op, self.rule, config, seen, self.resharder.backend.ranks, complete, RandomMode.ONE_DEVICE)
         item.results = emit(job, operands)
         for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
             whole = Layout.replicated(self.mesh, len(tensor.shape))
-            arrived = self._deliver(tensor, layout, Demand(whole, None if weight is None else ()), values)
+            arrived = self._reshard(tensor, layout, Demand(whole, None if weight is None else ()), values)
             item.whole.append(arrived)
         return item
 
@@ -226,11 +226,11 @@ class _Building:
         assert demand is not None
         if self.truth.gradients[i] is None:
             demand = Demand(demand.layout, None)
-        return self._deliver(self.tensors[i], item.layouts[i], demand, item.fed[i])
+        return self._reshard(self.tensors[i], item.layouts[i], demand, item.fed[i])
 
-    def _deliver(self, tensor: Tensor, layout: Layout, demand: Demand, values: Values) -> Values:
-        delivery = delivery_of(tensor, layout, demand)
-        return self.deliverer.deliver(delivery, ROUTER.route(delivery), values, self.case.label)
+    def _reshard(self, tensor: Tensor, layout: Layout, demand: Demand, values: Values) -> Values:
+        resharding = resharding_of(tensor, layout, demand)
+        return self.resharder.reshard(resharding, ROUTER.route(resharding), values, self.case.label)
 
     def differentiate(self, emitted: list[_Emitted]) -> None:
         """One pass for all configs: each has operands of its own, so their gradients don't mix."""
@@ -249,7 +249,7 @@ class _Building:
             for value in values
         ]
         fed = [value for item, i in wanted for value in item.fed[i]]
-        with self.deliverer.building():
+        with self.resharder.building():
             found = iter(tf.gradients([value for value, _ in starts], fed, [weight for _, weight in starts]))
         for item, i in wanted:
             per_rank = [next(found) for _ in item.fed[i]]

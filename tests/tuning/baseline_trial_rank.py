@@ -1,6 +1,6 @@
 """One rank on which a plan and data parallelism take steps in turn.
 
-Usage: contest_rank.py WIDTH BATCH [OPERATOR:FACTOR ...]
+Usage: baseline_trial_rank.py WIDTH BATCH [OPERATOR:FACTOR ...]
 
 The model is three wide layers. The plan is the fastest of those that do what is forced: each named operator splits its
 factor in two. Prints on every rank what was chosen, when asked once, and again by what the first left in the store.
@@ -20,7 +20,7 @@ from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
-from tensoropt.tuning.baseline_trial import Contest, runs_as
+from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.profile_guided import opened_store
 
 width, batch, *forced = sys.argv[1:]
@@ -37,7 +37,7 @@ for layer in range(3):
 loss = tensoropt.reduce_mean(hidden * hidden)
 step = tensoropt.GradientDescentOptimizer(0.01).minimize(loss)
 model, processes = session.model(), session.processes
-on_first_rank = session.surroundings.on_first_rank
+on_first_rank = session.context.on_first_rank
 force = {name: {factor: 2} for name, factor in (each.split(":") for each in forced)}
 
 
@@ -46,19 +46,19 @@ def find():
     return frontier.fastest()
 
 
-with session.recording_for("a contest").paused(), closing(opened_store(processes)) as store:
+with session.recording_for("a baseline trial").paused(), closing(opened_store(processes)) as store:
     plan = on_first_rank(find)
     runs = []
 
     def first_values():
         runs.append(1)
-        return FirstValues(session.recording_for("a contest").graph)
+        return FirstValues(session.recording_for("a baseline trial").graph)
 
     def told(plan):
         return {"measured": 0, "predicted": len(plan.operators), "measured_time_percent": 0.0}
 
-    contest = Contest(processes, model, first_values, MPI, None, 60.0, store, told)
-    first, again = (contest.winner(plan, on_first_rank) for _ in range(2))
+    baseline_trial = BaselineTrial(processes, model, first_values, MPI, None, 60.0, store, told)
+    first, again = (baseline_trial.winner(plan, on_first_rank) for _ in range(2))
 assert not any(isinstance(each, Engine) for each in gc.get_objects()), "what was built for a while is still there"
 taken = first.assumed.get("steps_in_turn", {})
 assert again.assumed.get("steps_in_turn", {}) == taken

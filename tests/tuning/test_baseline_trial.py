@@ -13,7 +13,7 @@ from tensoropt.profiling.store import Store
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
 from tensoropt.sharding.model import Model
-from tensoropt.tuning.baseline_trial import RIVAL, Contest, runs_as
+from tensoropt.tuning.baseline_trial import NEAR, BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import FirstValue
 
 PLENTY = 10**12
@@ -23,9 +23,9 @@ def not_asked() -> FirstValue:
     raise AssertionError("no plan is run")
 
 
-def contest(model: Model, limit_bytes: int | None = None, budget_s: float = 60.0) -> Contest:
+def baseline_trial(model: Model, limit_bytes: int | None = None, budget_s: float = 60.0) -> BaselineTrial:
     alone, store = Processes(0, 1, ("here",)), Store(None, "here")
-    return Contest(alone, model, not_asked, MPI, limit_bytes, budget_s, store, lambda plan: {})
+    return BaselineTrial(alone, model, not_asked, MPI, limit_bytes, budget_s, store, lambda plan: {})
 
 
 def test_data_parallelism_is_tried_where_it_is_near_the_plan():
@@ -34,11 +34,11 @@ def test_data_parallelism_is_tried_where_it_is_near_the_plan():
     alone = find_baseline(frontier, "data-parallel")
     time_us = alone.points[0].time_us
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
-    near, far = (replace(plan, time_us=time_us / factor) for factor in (RIVAL * 0.99, RIVAL * 1.01))
-    rival = contest(model)._rival(near, PLENTY)
+    near, far = (replace(plan, time_us=time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
+    rival = baseline_trial(model)._rival(near, PLENTY)
     assert rival is not None
     assert runs_as(rival) == runs_as(alone.plan(0))
-    assert contest(model)._rival(far, PLENTY) is None
+    assert baseline_trial(model)._rival(far, PLENTY) is None
 
 
 def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
@@ -48,12 +48,12 @@ def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
     needed_bytes = alone.needed_bytes(0)
-    assert contest(model, needed_bytes)._rival(plan, PLENTY) is not None
-    assert contest(model, needed_bytes - 1)._rival(plan, PLENTY) is None
-    assert contest(model)._rival(plan, needed_bytes + plan.peak_bytes) is not None
-    assert contest(model)._rival(plan, needed_bytes + plan.peak_bytes - 1) is None
-    assert contest(model, budget_s=1e-9)._rival(plan, PLENTY) is None
-    assert contest(model)._rival(replace(alone.plan(0), frontier=frontier), PLENTY) is None
+    assert baseline_trial(model, needed_bytes)._rival(plan, PLENTY) is not None
+    assert baseline_trial(model, needed_bytes - 1)._rival(plan, PLENTY) is None
+    assert baseline_trial(model)._rival(plan, needed_bytes + plan.peak_bytes) is not None
+    assert baseline_trial(model)._rival(plan, needed_bytes + plan.peak_bytes - 1) is None
+    assert baseline_trial(model, budget_s=1e-9)._rival(plan, PLENTY) is None
+    assert baseline_trial(model)._rival(replace(alone.plan(0), frontier=frontier), PLENTY) is None
 
 
 def test_what_a_plan_runs_as_has_nothing_of_its_costs():

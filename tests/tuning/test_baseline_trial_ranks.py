@@ -8,7 +8,7 @@ from helpers.mpirun import run_ranks
 SCRIPT = Path(__file__).with_name("baseline_trial_rank.py")
 
 
-def contest(tmp_path: Path, *arguments: object):
+def baseline_trial(tmp_path: Path, *arguments: object):
     """What ranks printed, which must be the same, and rank 0's explanation of what was chosen."""
     done = run_ranks(2, SCRIPT, *arguments, env={"TENSOROPT_CACHE": str(tmp_path), "TF_NUM_INTRAOP_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -19,7 +19,7 @@ def contest(tmp_path: Path, *arguments: object):
 
 def test_data_parallelism_is_taken_where_it_is_faster(tmp_path):
     # Small parameters and a long batch: gathering what is split by columns takes many times what the gradients' sums do.
-    said, explained = contest(tmp_path, 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
+    said, explained = baseline_trial(tmp_path, 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("data parallelism, 2 built"), said
     assert re.search(r"steps in turn: .* ms by the plan that was found, .* by data parallelism; chosen: data par", explained)
     assert "the plan is none of its frontier's" in explained
@@ -27,16 +27,16 @@ def test_data_parallelism_is_taken_where_it_is_faster(tmp_path):
 
 def test_the_plan_is_taken_where_that_is_faster(tmp_path):
     # Large parameters and a short batch: the gradients' sums take many times what the activations' gathering does.
-    said, explained = contest(tmp_path, 2048, 16, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
+    said, explained = baseline_trial(tmp_path, 2048, 16, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("plan, 2 built"), said
     assert "chosen: plan" in explained
 
 
 def test_data_parallelism_itself_has_no_rival_and_what_was_run_before_leaves_nothing(tmp_path):
     """Whether plans were run before or not, the model starts from its first values."""
-    itself, explained = contest(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
+    itself, explained = baseline_trial(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
     assert itself.startswith("None, 0 built"), itself
     assert "steps in turn" not in explained
-    other, _ = contest(tmp_path / "other", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
+    other, _ = baseline_trial(tmp_path / "other", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert other.startswith("data parallelism, 2 built"), other
     assert other.partition(" loss ")[2] == itself.partition(" loss ")[2]

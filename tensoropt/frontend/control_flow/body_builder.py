@@ -1,4 +1,4 @@
-"""Collecting a body: its operators copied into a graph of their own, where shapes are inferred and constants folded anew."""
+"""Collect a body: copy its operators into a graph of their own, where shapes are inferred and constants folded again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPS = ("While", "StatelessWhile")
 Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
 
 
-class Surroundings(Protocol):
+class Context(Protocol):
     """The importer of the graph that a composite operator stands in."""
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
@@ -53,7 +53,7 @@ class Collector:
         is_differentiated: whether gradients are taken of the copy.
     """
 
-    outside: Surroundings
+    outside: Context
     scope: str
     own: Own = lambda op: None
     is_differentiated: bool = True

@@ -21,7 +21,7 @@ from ...ir.body import BODY, FORM, LOOP, Body, LoopForm
 from ...ir.graph import Operator, Tensor
 from ..tracing.called import is_call_by_name
 from ..tracing.loops import is_passed_on, loop_functions
-from .body_builder import Collector, Surroundings
+from .body_builder import Collector, Context
 from .trip_counts import Counters, Trips
 
 LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList", "TensorListSetItem")
@@ -40,7 +40,7 @@ class ImportedLoop:
     tensors: Mapping[str, Tensor]
 
 
-def import_loop(op: tf.Operation, outside: Surroundings) -> ImportedLoop:
+def import_loop(op: tf.Operation, outside: Context) -> ImportedLoop:
     """The operator that stands for a ``While``.
 
     Raises:
@@ -61,7 +61,7 @@ class _Write:
 @dataclass
 class _Reader:
     op: tf.Operation
-    outside: Surroundings
+    outside: Context
     stacks: dict[tuple[str, tuple[int, ...]], tf.Tensor] = field(default_factory=dict)
     stack_operands: list[Tensor] = field(default_factory=list)
 

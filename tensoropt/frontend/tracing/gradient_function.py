@@ -99,7 +99,7 @@ def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
 
 
 def copy_operator(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same operator on other inputs, in the graph that is the default one; its shapes are inferred anew."""
+    """The same operator on other inputs, in the graph that is the default one; its shapes are inferred again."""
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
     kinds = [tensor.dtype for tensor in op.outputs]
     graph = tf.compat.v1.get_default_graph()

@@ -48,7 +48,7 @@ class _Local:
 
     def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
         config, seen = self.composition.inner(op, self.config)
-        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_delivery, self.random)
+        job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_resharding, self.random)
         results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
         made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
@@ -61,8 +61,8 @@ class _Local:
         return tf.where(tf.equal(keeps, 1), gradient, tf.zeros_like(gradient))
 
 
-def _no_delivery(k: int, values: Values) -> Values:
-    raise AssertionError("nothing is delivered inside of a composite operator")
+def _no_resharding(k: int, values: Values) -> Values:
+    raise AssertionError("nothing is resharded inside of a composite operator")
 
 
 def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -32,7 +32,7 @@ NAME, TRAILING_NAME = "collective", "trailing_collective"
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class CollectiveRequest:
     """What a path is taken for.
 
     Attributes:
@@ -58,11 +58,11 @@ class Carrier(Protocol):
         """Whether it has several paths share a collective."""
         ...
 
-    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
+    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Local values after a path with collectives."""
         ...
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Local values, by path, after paths that are one all-reduce each, over the same axes."""
         ...
 
@@ -99,29 +99,29 @@ class Callbacks:
     def joins(self) -> bool:
         return True
 
-    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
-        runners = self._runners(errand)
-        runner = runners.runner(path, errand.what) if errand.reduction == "sum" else runners.maximum(path, errand.what)
-        results = self._call(runner, values, errand)
+    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+        runners = self._runners(request)
+        runner = runners.runner(path, request.what) if request.reduction == "sum" else runners.maximum(path, request.what)
+        results = self._call(runner, values, request)
         for result in results:
             result.set_shape(shape_after(path.steps[-1], path.shape))
         return results
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
-        runner = self._runners(errand).together(paths, errand.what)
-        results = iter(self._call(runner, [value for of_path in values for value in of_path], errand))
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+        runner = self._runners(request).together(paths, request.what)
+        results = iter(self._call(runner, [value for of_path in values for value in of_path], request))
         summed = [[next(results) for _ in of_path] for of_path in values]
         for path, of_path in zip(paths, summed, strict=True):
             for result in of_path:
                 result.set_shape(shape_after(path.steps[-1], path.shape))
         return summed
 
-    def _runners(self, errand: Errand) -> Runners:
-        return self.trailing if errand.is_trailing and self.trailing is not None else self.runners
+    def _runners(self, request: CollectiveRequest) -> Runners:
+        return self.trailing if request.is_trailing and self.trailing is not None else self.runners
 
-    def _call(self, runner: Runner, values: Values, errand: Errand) -> Values:
+    def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
         """What a runner makes of local values, in its turn."""
-        trails, n_values = errand.is_trailing and self.trailing is not None, len(values)
+        trails, n_values = request.is_trailing and self.trailing is not None, len(values)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
             keep_thread_state()
@@ -130,7 +130,7 @@ class Callbacks:
         turn = self._turns[trails] if trails in self._turns else tf.constant(_TURN)
         types = [tf.int32, *[values[0].dtype] * len(values)]
         # What must be there before is an operand as well, for the same reason as the turn.
-        operands = [turn, *values, *errand.after]
+        operands = [turn, *values, *request.after]
         name = TRAILING_NAME if trails else NAME
         turn, *results = tf.numpy_function(in_turn, operands, types, stateful=True, name=name)
         turn.set_shape([])

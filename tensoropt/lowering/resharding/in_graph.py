@@ -25,9 +25,9 @@ from ...reschedule.path import Path
 from ...reschedule.steps import Step
 from ..local import local_shape, opaque
 from ..operators import Values
-from .callbacks import Errand
-from .deliver import Collective
+from .callbacks import CollectiveRequest
 from .local_steps import LocalSteps, shape_after
+from .reshard import Collective
 
 
 class GraphCollectives(Protocol):
@@ -99,21 +99,21 @@ class InGraph:
         """Horovod does that by itself."""
         return False
 
-    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], errand: Errand) -> list[Values]:
-        return [self.carry(path, of_path, errand) for path, of_path in zip(paths, values, strict=True)]
+    def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+        return [self.carry(path, of_path, request) for path, of_path in zip(paths, values, strict=True)]
 
-    def carry(self, path: Path, values: Values, errand: Errand) -> Values:
+    def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         (value,) = values
         # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
-        with tf.name_scope(_SCOPE), tf.control_dependencies(errand.after):
+        with tf.name_scope(_SCOPE), tf.control_dependencies(request.after):
             for step in path.steps:
-                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{errand.operator}")
+                name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{request.operator}")
                 if not step.communicates:
                     value = self._local_steps.step(step, path.shape, self._rank, value)
                 elif isinstance(step, HaloStep):
                     value = self._halo(step, path.shape, value, name)
                 elif step.kind == "all_reduce":
-                    value = self._reduced(step, path.shape, value, errand.reduction, name)
+                    value = self._reduced(step, path.shape, value, request.reduction, name)
                 else:
                     value = self._moved(step, path.shape, value, name)
                 value.set_shape(shape_after(step, path.shape))

@@ -3,10 +3,10 @@
 Equation (1) of the TensorOpt paper adds up what operators keep, so that a search can add, too. What is alive at once is less
 (a gradient goes when it has been used; what was kept goes while the backward pass runs) and more (gradients on their way,
 results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
-operator at a time: forward in program order, deliveries where the lowering makes them, backward in the order in which
-TensorFlow comes to operators and deliveries (:mod:`tensoropt.program.backward_order`), updates as soon as they can be
+operator at a time: forward in program order, reshardings where the lowering makes them, backward in the order in which
+TensorFlow comes to operators and reshardings (:mod:`tensoropt.program.backward_order`), updates as soon as they can be
 (:mod:`tensoropt.lowering.schedule`). A batch that is taken in slices is replayed slice by slice: what is made without it is
-delivered once, gradients are added up where it was delivered, and go back from there after the last slice. The slices
+resharded once, gradients are added up where it was resharded, and go back from there after the last slice. The slices
 between the first and the last are alike, so that one of them is replayed.
 """
 
@@ -35,7 +35,7 @@ def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, ro
     Args:
         view: a strategy on its graph; operators that it has no config for aren't run.
         costing: knows what composite operators keep inside.
-        router: finds the path of each delivery.
+        router: finds the path of each resharding.
     """
     return peak_of_program(program_of(view, backward, costing, router))
 

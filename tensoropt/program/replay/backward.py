@@ -1,4 +1,4 @@
-"""The backward pass and updates, in the order in which TensorFlow comes to operators and deliveries."""
+"""The backward pass and updates, in the order in which TensorFlow comes to operators and reshardings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from ...costs.operator_costs import piece_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
-from ...sharding.consumers import LOSS, Taker, step_demand
-from ...sharding.resharding import Delivery
-from ...sharding.update_resharding import row_deliveries
+from ...sharding.consumers import LOSS, Consumer, step_demand
+from ...sharding.resharding import Resharding
+from ...sharding.update_resharding import row_reshardings
 from ..backward_order import reverse_order
 from ..liveness import Buffer
 from .forward import Forward
@@ -35,7 +35,7 @@ class Gradients:
         self.program, self.places, self.forward, self.backward = program, places, forward, backward
         self.view, self.router = program.view, program.router
         self.again = Again(program, places, forward, backward)
-        # The sum of the gradients that have come to a delivery, or to a result, so far.
+        # The sum of the gradients that have come to a resharding, or to a result, so far.
         self._coming: dict[Place, Buffer] = {}
         # By loss its own gradient: a constant, which all slices of the batch take.
         self._ones: dict[str, Buffer] = {}
@@ -53,7 +53,7 @@ class Gradients:
         graph = self.view.graph
         losses = [step.loss for step in graph.train_steps.values()]
         for loss in losses:
-            whole = step_demand(self.view.strategy.mesh, loss, Taker(loss.name, LOSS))
+            whole = step_demand(self.view.strategy.mesh, loss, Consumer(loss.name, LOSS))
             with self.program.perhaps_later():
                 self.program.add([self.forward.operand(loss, whole)])
             if loss.name not in self._ones:
@@ -111,7 +111,7 @@ class Gradients:
         return place.kind == OPERATOR and self.view.graph.operators[place.name].type == VARIABLE
 
     def _back_at(self, place: Place) -> None:
-        """What the backward pass does at an operator or a delivery."""
+        """What the backward pass does at an operator or a resharding."""
         graph = self.view.graph
         if place.kind == START:
             return
@@ -124,13 +124,13 @@ class Gradients:
         op = graph.operators[place.name]
         if place.kind == OPERAND:
             operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
-            delivery = self.view.delivery(operand, demand)
-            self._leave(operand, self._returned(operand, delivery, self._coming.pop(place)))
+            resharding = self.view.resharding(operand, demand)
+            self._leave(operand, self._returned(operand, resharding, self._coming.pop(place)))
         elif op.type not in SOURCES and op.updates is None:
             self._back_through(op)
 
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
-        """A gradient has come to where takers of a tensor take it."""
+        """A gradient has come to where consumers of a tensor take it."""
         place = self.places.left_at(tensor)
         self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
 
@@ -192,15 +192,15 @@ class Gradients:
             self._update_by_rows(op, arriving[0][0])
 
     def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
-        """Add a gradient to those of the slices before, where its operand was delivered for all slices."""
+        """Add a gradient to those of the slices before, where its operand was resharded for all slices."""
         key = self.places.goes_to(op, position), operand_of(op, position).name
         known = self._sums.get(key)
         self._sums[key] = gradient if known is None else self._sum(known, gradient)
 
-    def _returned(self, tensor: Tensor, delivery: Delivery, gradient: Buffer) -> Buffer:
-        path = self.router.route(delivery).backward
+    def _returned(self, tensor: Tensor, resharding: Resharding, gradient: Buffer) -> Buffer:
+        path = self.router.route(resharding).backward
         trails = tensor.name in self.view.graph.made_of_variables
-        return gradient if path is None else self.program.move(path, gradient, delivery.item_bytes, GRADIENTS, trails)
+        return gradient if path is None else self.program.move(path, gradient, resharding.item_bytes, GRADIENTS, trails)
 
     # Updates
 
@@ -218,7 +218,7 @@ class Gradients:
 
     def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
         """Each device gets all that was found in a table, and updates by it what it has of the table."""
-        _, of_gradient = row_deliveries(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
+        _, of_gradient = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
         path = self.router.route(of_gradient).forward
         rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
         if self.view.graph.n_runs(op.result.name) > 1:

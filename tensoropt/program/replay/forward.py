@@ -10,7 +10,7 @@ from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand
 from ...reschedule.path import Path
 from ...rules.rule import Demand
-from ...sharding.resharding import Delivery, halo_delivery
+from ...sharding.resharding import Resharding, halo_resharding
 from ..liveness import Buffer
 from .gradient_flow import OPERAND, SHARED, Place, Places
 from .program import COPIES, OVERWRITE, RESULTS, STATE, USES, StepProgram
@@ -21,9 +21,9 @@ _WHICH_CLASS = frozenset(["SparseSoftmaxCrossEntropyWithLogits"])
 
 class Forward:
     """Attributes:
-    values: by tensor, where its producer left it; ``shared``: the copy that its takers share.
+    values: by tensor, where its producer left it; ``shared``: the copy that its consumers share.
     taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
-    collectives: the deliveries that are collectives, in order; None for one that has no gradient.
+    collectives: the reshardings that are collectives, in order; None for one that has no gradient.
     """
 
     def __init__(self, program: StepProgram, places: Places) -> None:
@@ -35,7 +35,7 @@ class Forward:
         self.collectives: list[Place | None] = []
         # By what they are of, and how, copies that are made without a collective.
         self._copies: dict[tuple[Buffer, Path], Buffer] = {}
-        # What is delivered once for all slices of the batch.
+        # What is resharded once for all slices of the batch.
         self._once: dict[Place, Buffer] = {}
 
     def source(self, op: Operator) -> None:
@@ -52,7 +52,7 @@ class Forward:
         self.program.lasting += [piece, others, Buffer(sum(slots), STATE, of=op.result.name)]
 
     def begin_slice(self, operators: Sequence[Operator]) -> None:
-        """Forget what the slice before delivered of these operators' results."""
+        """Forget what the slice before resharded of these operators' results."""
         self.collectives.clear()
         self.shared = {name: copy for name, copy in self.shared.items() if name not in {op.result.name for op in operators}}
 
@@ -68,7 +68,7 @@ class Forward:
         self.values.update({tensor.name: piece for tensor in op.outputs})
 
     def run(self, op: Operator) -> None:
-        """One operator, after the deliveries of what it takes."""
+        """One operator, after the reshardings of what it takes."""
         program = self.program
         for position, tensor in op.operands:
             place, demand = Place(OPERAND, op.name, position), self.view.demand(op, position)
@@ -80,8 +80,8 @@ class Forward:
             self.taken[op.name, position] = self._once[place]
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         if rule.exchanged(config):
-            windows = halo_delivery(op, rule, config, True)
-            self.taken[op.name, 0] = self._delivered(windows, self.taken[op.name, 0])
+            windows = halo_resharding(op, rule, config, True)
+            self.taken[op.name, 0] = self._resharded(windows, self.taken[op.name, 0])
         operands = [(self.taken[op.name, position], program.operand_bytes(op, position)) for position, _ in op.operands]
         made: list[Buffer] = []
         for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
@@ -102,25 +102,25 @@ class Forward:
             reads = [buffer for buffer, _ in operands]
             program.add([*reads, *self._completed(op, reads)], made, program.scratch_bytes(op), overwrites)
 
-    def operand(self, tensor: Tensor, demand: Demand, taker: Place | None = None) -> Buffer:
+    def operand(self, tensor: Tensor, demand: Demand, consumer: Place | None = None) -> Buffer:
         """A tensor as it is demanded."""
         source = self.values[tensor.name]
         to_shared = self.places.to_shared(tensor)
         if to_shared is not None:
             if tensor.name not in self.shared:
-                self.shared[tensor.name] = self._delivered(to_shared, source, Place(SHARED, tensor.name))
+                self.shared[tensor.name] = self._resharded(to_shared, source, Place(SHARED, tensor.name))
             source = self.shared[tensor.name]
-        return self._delivered(self.view.delivery(tensor, demand), source, taker)
+        return self._resharded(self.view.resharding(tensor, demand), source, consumer)
 
-    def _delivered(self, delivery: Delivery, source: Buffer, place: Place | None = None) -> Buffer:
-        path = self.program.router.route(delivery).forward
+    def _resharded(self, resharding: Resharding, source: Buffer, place: Place | None = None) -> Buffer:
+        path = self.program.router.route(resharding).forward
         if path.communicates:
             self.collectives.append(place)
-            return self.program.move(path, source, delivery.item_bytes, COPIES)
+            return self.program.move(path, source, resharding.item_bytes, COPIES)
         # TensorFlow merges equal operators on equal operands.
         key = source, path
         if key not in self._copies:
-            self._copies[key] = self.program.move(path, source, delivery.item_bytes, COPIES)
+            self._copies[key] = self.program.move(path, source, resharding.item_bytes, COPIES)
         return self._copies[key]
 
     def _completed(self, op: Operator, reads: Sequence[Buffer]) -> list[Buffer]:

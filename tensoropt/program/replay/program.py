@@ -22,7 +22,7 @@ from ..liveness import Buffer, Instruction
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 
 STATE, INPUTS, CONSTANTS = "parameters and slots", "inputs", "constants"
-RESULTS, COPIES, GRADIENTS = "results of operators", "delivered copies", "gradients"
+RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
 COLLECTIVES = "workspace of collectives"
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
@@ -45,7 +45,7 @@ class StepProgram:
 
     def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
         self.view, self.costing, self.router = view, costing, router
-        self.overlaps = costing.deliveries.overlaps
+        self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self._program: list[Instruction] = []
         # Collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time comes

@@ -1,4 +1,4 @@
-"""What the backward pass makes again, since it wasn't kept: delivered copies, and what is computed again."""
+"""What the backward pass makes again, since it wasn't kept: resharded copies, and what is computed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...costs.operator_costs import piece_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand
-from ...sharding.resharding import Delivery
+from ...sharding.resharding import Resharding
 from ..liveness import Buffer
 from .forward import Forward
 from .gradient_flow import Places
@@ -54,13 +54,13 @@ class Again:
             if to_shared is not None:
                 source = self._shared_copy(op, position, to_shared, source, gradient)
                 kept = self.forward.shared[tensor.name]
-            delivery = self.view.delivery(tensor, self.view.demand(op, position))
-            path = self.program.router.route(delivery).forward
+            resharding = self.view.resharding(tensor, self.view.demand(op, position))
+            path = self.program.router.route(resharding).forward
             follows = source is not kept and not path.communicates
             if not path.steps:
                 self._taken[key] = source
             elif follows or self.view.is_remade(op, position):
-                self._taken[key] = self._delivered(delivery, source, gradient)
+                self._taken[key] = self._resharded(resharding, source, gradient)
             else:
                 self._taken[key] = self.forward.taken[key]
         return self._taken[key]
@@ -78,21 +78,21 @@ class Again:
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
         """Whether a collective brings an operand once more, whoever reads it then."""
-        delivery = self.view.delivery(tensor, self.view.demand(op, position))
+        resharding = self.view.resharding(tensor, self.view.demand(op, position))
         to_shared, router = self.places.to_shared(tensor), self.program.router
-        return (self.view.is_remade(op, position) and router.route(delivery).forward.communicates) or (
+        return (self.view.is_remade(op, position) and router.route(resharding).forward.communicates) or (
             to_shared is not None
             and self.view.reads_remade(op, position)
             and router.route(to_shared).forward.communicates
         )
 
-    def _shared_copy(self, op: Operator, position: int, to_shared: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
-        """The copy that all takers share, in the backward pass."""
+    def _shared_copy(self, op: Operator, position: int, to_shared: Resharding, source: Buffer, gradient: Buffer) -> Buffer:
+        """The copy that all consumers share, in the backward pass."""
         name = operand_of(op, position).name
         path = self.program.router.route(to_shared).forward
         follows = source is not self.forward.values[name] and not path.communicates
         if name not in self._shared and (follows or self.view.reads_remade(op, position)):
-            self._shared[name] = self._delivered(to_shared, source, gradient) if path.steps else source
+            self._shared[name] = self._resharded(to_shared, source, gradient) if path.steps else source
         return self._shared.get(name, self.forward.shared[name])
 
     def _compute(self, op: Operator, gradient: Buffer) -> None:
@@ -111,6 +111,6 @@ class Again:
             overwrites = operands if op.type in OVERWRITE else ()
             program.add([buffer for buffer, _ in operands], made, program.scratch_bytes(op), overwrites)
 
-    def _delivered(self, delivery: Delivery, source: Buffer, gradient: Buffer) -> Buffer:
-        path = self.program.router.route(delivery).forward
-        return self.program.move(path, source, delivery.item_bytes, COPIES, after=gradient)
+    def _resharded(self, resharding: Resharding, source: Buffer, gradient: Buffer) -> Buffer:
+        path = self.program.router.route(resharding).forward
+        return self.program.move(path, source, resharding.item_bytes, COPIES, after=gradient)

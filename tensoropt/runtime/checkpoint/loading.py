@@ -68,7 +68,7 @@ def restore(
         ranks: the ranks that this process builds, in the order of the entries' pieces.
         processes: the processes that take part.
         objects: where it is given, the variables of Keras objects are found by their position and not by their names,
-            which Keras numbers anew when a model is built again.
+            which Keras numbers again when a model is built again.
 
     Returns:
         What the checkpoint says about itself.

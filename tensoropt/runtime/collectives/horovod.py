@@ -34,7 +34,7 @@ from ..error_handling import at_the_very_end
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
-MAKE = "make it anew with make horovod"
+MAKE = "make it again with make horovod"
 WARN_S = 60.0
 """After how long Horovod names collectives for which some ranks wait; half of a shorter timeout."""
 
@@ -184,7 +184,7 @@ class HorovodCollectives:
     def check_running(self) -> None:
         """Raises InputError where Horovod was started for other ranks since: numbers of process sets mean others then."""
         if not _running or _running[0] is not self._running:
-            raise InputError("Horovod was started anew for a plan with other devices; build the graph of this plan again")
+            raise InputError("Horovod was started again for a plan with other devices; build the graph of this plan again")
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
         """The members' tensors, one after the other in group order."""

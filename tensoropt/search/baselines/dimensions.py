@@ -1,8 +1,8 @@
 """Logical dimensions: factors of different operators that are one, since tensors carry them from the one to the other.
 
-A result's dimension is its taker's operand's dimension, so the factors that name it are joined (where several are merged in
-it, the major ones, as in :mod:`..problem.fusion_groups`). The classes of this relation are the model's logical dimensions:
-the batch, a hidden layer's width, and so on. A factor whose operator can't split it is in no class.
+A result's dimension is its consumer's operand's dimension, so the factors that name it are joined (where several are merged
+in it, the major ones, as in :mod:`..problem.fusion_groups`). The classes of this relation are the model's logical
+dimensions: the batch, a hidden layer's width, and so on. A factor whose operator can't split it is in no class.
 
 Complexity: O(operands), by union-find.
 """

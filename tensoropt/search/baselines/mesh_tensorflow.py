@@ -1,8 +1,8 @@
 """Mesh-TensorFlow: the frontier of all strategies that split a logical dimension the same way everywhere, on one mesh.
 
-All assignments of names to places (:mod:`.naming`) are costed; what is left to choose under each is the copies that takers
-share. The costs of an assignment are a sum over operators, deliveries and shared copies, each of which depends on few
-names: it is worked out once for each combination of their places, and then looked up by all assignments at once.
+All assignments of names to places (:mod:`.naming`) are costed; what is left to choose under each is the copies that
+consumers share. The costs of an assignment are a sum over operators, reshardings and shared copies, each of which depends on
+few names: it is worked out once for each combination of their places, and then looked up by all assignments at once.
 
     lowest(a)   = (sum of least memories, sum of least times): no strategy of assignment a is below
     fastest(a)  = the strategy whose copies are all the fastest: a real one, at the least time of a
@@ -54,7 +54,7 @@ class _Combinations:
 
 @dataclass(frozen=True, eq=False)
 class _Copies:
-    """The copies of one tensor that its takers may share, by combination: int64[combinations, copies]."""
+    """The copies of one tensor that its consumers may share, by combination: int64[combinations, copies]."""
 
     node: int
     columns: Columns

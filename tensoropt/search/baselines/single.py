@@ -1,4 +1,4 @@
-"""The point of one strategy, where only the copies that takers share are left to choose."""
+"""The point of one strategy, where only the copies that consumers share are left to choose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -
 
 def point_of(problem: Problem, least: Least, algorithm: str) -> Frontier:
     """What a weighted search found, as a baseline's result."""
-    assert least.strategy is not None, "deliveries are possible between any two configs"
+    assert least.strategy is not None, "reshardings are possible between any two configs"
     mem_bytes, time_ns = problem.cost(least.strategy.tolist())
     costs = np.array([[mem_bytes], [time_ns]], np.int64)
     return Frontier(costs[0], costs[1], least.strategy[None], {}, algorithm)

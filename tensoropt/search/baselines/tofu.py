@@ -42,7 +42,7 @@ def search(task: Task) -> Answer:
         built = task.among(choices)
         found = _least_memory(built.problem)
         off = max(off, _off(found))
-        assert found.strategy is not None, "deliveries are possible between any two configs"
+        assert found.strategy is not None, "reshardings are possible between any two configs"
         strategy = built.strategy(found.strategy.tolist())
         decided = {name: strategy.configs[name] for name in decided}
     note = f"not proven the least of every round: {off:.2%} above a lower bound at most" if off else ""

@@ -18,7 +18,7 @@ from ...ir.graph import Graph
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_of
 from ...sharding.constraints import Force, allowed, check_force, pinned
-from ...sharding.consumers import takers_of
+from ...sharding.consumers import consumers_of
 from .choices import Choices
 from .config_space import FULL, Assignments, nodes_of, states_of
 from .edges import Connections, Steps
@@ -101,7 +101,7 @@ class ProblemBuilder:
         operators = self.graph.step_operators
         forced = frozenset(op.name for op in operators if pinned(self.force, op))
         found = []
-        groups = nodes_of(self.space, self.graph, self.rules, takers_of(self.graph), forced)
+        groups = nodes_of(self.space, self.graph, self.rules, consumers_of(self.graph), forced)
         for done, node in enumerate(groups):
             self.tell(done, 2 * len(groups))
             if self.states is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...common.errors import InputError, short
 
 REUSE = "reuse"
-"""A delivered copy is kept for the backward pass, or made again there."""
+"""A resharded copy is kept for the backward pass, or made again there."""
 REMAT = "remat"
 """What an operator makes is kept for the backward pass, or computed again there."""
 ZERO = "zero"

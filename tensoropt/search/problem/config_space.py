@@ -25,7 +25,7 @@ from ...reschedule.mesh import Mesh
 from ...reschedule.units import MOST_AXES, units
 from ...rules.registry import rule_of
 from ...rules.rule import NONE, Config, Rule, why_invalid
-from ...sharding.consumers import Taker
+from ...sharding.consumers import Consumer
 from .fusion_groups import Followers, followers
 
 FULL, COMPACT = "full", "compact"
@@ -52,11 +52,11 @@ def described(space: str) -> str:
 
 
 def nodes_of(
-    space: str, graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
+    space: str, graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
     """The nodes of a space; operators in ``apart`` are always nodes of their own."""
     if space == COMPACT:
-        return followers(graph, rules, takers, apart)
+        return followers(graph, rules, consumers, apart)
     alone = [op for op in graph.step_operators if op.updates is None]
     return tuple(Followers((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
 

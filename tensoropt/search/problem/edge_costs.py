@@ -1,12 +1,12 @@
-"""The arrays of a Problem's costs: of deliveries between the states of nodes, each built once and shared by identity.
+"""The arrays of a Problem's costs: of reshardings between the states of nodes, each built once and shared by identity.
 
-What a delivery keeps for the backward pass depends on both its ends: on *how the source is there* then and on *how the copy
-is read*. So each end has a way by state beside its layout or demand, and a table says what the pairs of ways come to.
+What a resharding keeps for the backward pass depends on both its ends: on *how the source is there* then and on *how the
+copy is read*. So each end has a way by state beside its layout or demand, and a table says what the pairs of ways come to.
 
 | source | |
 |---|---|
 | ``LEFT`` | it is kept if the copy needs it |
-| ``ANEW`` | it isn't kept but computed again |
+| ``REGATHERED`` | it isn't kept but computed again |
 | ``PAID`` | it is kept, and paid for elsewhere |
 | ``REMADE`` | a shared copy that is made again of a source that is kept |
 
@@ -27,14 +27,14 @@ from functools import cached_property
 
 import numpy as np
 
-from ...costs.operator_costs import DeliveryCosting, Keeping, accumulator_bytes
+from ...costs.operator_costs import Keeping, ReshardingCosting, accumulator_bytes
 from ...ft.choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor
 from ...rules.rule import Demand
 from .node_states import Choice
 
-LEFT, ANEW, PAID, REMADE = range(4)
+LEFT, REGATHERED, PAID, REMADE = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
 """By the way of the source, and by that of the copy."""
@@ -63,10 +63,10 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """One end of a delivery by the states of a node: what it asks or leaves, and the way (see above), int[K].
+    """One end of a resharding by the states of a node: what it asks or leaves, and the way (see above), int[K].
 
     Attributes:
-        is_shared: whether it is a copy that takers share.
+        is_shared: whether it is a copy that consumers share.
     """
 
     choice: Choice[Demand]
@@ -87,7 +87,7 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """A delivery with a choice, as a node between its ends.
+    """A resharding with a choice, as a node between its ends.
 
     Attributes:
         is_remade: whether a state makes the copy again, bool[M].
@@ -102,11 +102,11 @@ class Choosing:
     of_choice: Costs
 
 
-class DeliveryArrays:
-    """What deliveries of a graph's tensors cost, as arrays over the layouts in which they are left and the demands."""
+class ReshardingArrays:
+    """What reshardings of a graph's tensors cost, as arrays over the layouts in which they are left and the demands."""
 
-    def __init__(self, deliveries: DeliveryCosting, graph: Graph, gathers_parameters: bool = True) -> None:
-        self.deliveries, self.graph, self.gathers_parameters = deliveries, graph, gathers_parameters
+    def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
+        self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
         self._alive: list[object] = []  # what keys name by its id
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
@@ -122,14 +122,14 @@ class DeliveryArrays:
                 self._alive.append(choice)
                 forward = [demand.layout for demand in choice.values]
                 backward = [d.layout.with_partial(d.varying) for d in choice.values if d.varying is not None]
-                self.deliveries.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
+                self.reshardings.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def trails(self, tensor: Tensor) -> bool:
         """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile.
 
         Accumulated gradients go back after the last slice of the batch, when little compute is left.
         """
-        return self.deliveries.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
+        return self.reshardings.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         self._alive += [source.choice.values, target.choice.values]
@@ -138,7 +138,7 @@ class DeliveryArrays:
         return tensor.shape, tensor.item_bytes, *ends, table, *kind
 
     def _kind(self, tensor: Tensor, source: End) -> tuple[bool | int, ...]:
-        """What deliveries of tensors of one shape cost is equal where this is."""
+        """What reshardings of tensors of one shape cost is equal where this is."""
         in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
         return self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_slices
 
@@ -151,7 +151,7 @@ class DeliveryArrays:
         return not self.gathers_parameters and self.graph.producers[tensor.name].type == VARIABLE
 
     def along(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
-        """Deliveries within each state of one node: int64[K] each."""
+        """Reshardings within each state of one node: int64[K] each."""
         *_, of_source = source.pairs
         *_, of_target = target.pairs
         return self._by_pair(tensor, source, target, table).at(of_source, of_target)
@@ -175,7 +175,7 @@ class DeliveryArrays:
                 places = np.ix_(left[of_left == way], wanted[of_wanted == taken])
                 of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[way][taken])]
                 mem[part], time_ns[part] = of_part
-                if way == ANEW and taken != PASSED:
+                if way == REGATHERED and taken != PASSED:
                     kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
                     allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)
@@ -194,7 +194,7 @@ class DeliveryArrays:
         of_variable = self._is_variable(tensor, source)
         key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping, *self._kind(tensor, source)
         if key not in self._costs:
-            mem, time_ns = self.deliveries.matrix(tensor, left, wanted, keeping, of_variable)
+            mem, time_ns = self.reshardings.matrix(tensor, left, wanted, keeping, of_variable)
             if self.graph.accumulates(tensor.name):
                 mem = mem + accumulators_bytes(tensor, left, wanted)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
@@ -209,7 +209,7 @@ class DeliveryArrays:
         of_variable = self._is_variable(tensor, source)
         key = tensor.shape, tensor.item_bytes, id(left), id(wanted), of_variable
         if key not in self._returning:
-            self._returning[key] = self.deliveries.returning_ns(tensor, left, wanted, of_variable)
+            self._returning[key] = self.reshardings.returning_ns(tensor, left, wanted, of_variable)
             self._alive += [left, wanted]
         return self._returning[key]
 

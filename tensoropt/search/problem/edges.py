@@ -1,13 +1,13 @@
-"""How the nodes of a Problem are connected: what the deliveries between them cost, and which are nodes themselves.
+"""How the nodes of a Problem are connected: what the reshardings between them cost, and which are nodes themselves.
 
 A tensor that one node takes is an edge; one that its own node takes, a cost of that node. A tensor that several take is a
-node as well: its states are the demands for which it may be delivered once, for all to take it from there. So collectives
+node as well: its states are the demands for which it may be resharded once, for all to take it from there. So collectives
 charged are collectives executed.
 
 A copy that a gradient reads may be kept or made again in the backward pass (:class:`...sharding.strategy.Copy`). Of a shared
-copy that is another state of its tensor's node; of a single taker's, a node between its ends, with a state for each choice
-that can matter (:mod:`...ft.choices`). Where a shared copy isn't what a taker wants, the taker keeps its own; where all who
-read do, the shared copy need be neither kept nor made again, which is a state as well.
+copy that is another state of its tensor's node; of a single consumer's, a node between its ends, with a state for each
+choice that can matter (:mod:`...ft.choices`). Where a shared copy isn't what a consumer wants, the consumer keeps its own;
+where all who read do, the shared copy need be neither kept nor made again, which is a state as well.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
 from ...reschedule.layout import Layout, is_view, needs_communication
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Demand, Rule
-from ...sharding.consumers import Taker, as_copy, step_demand, takers_of
+from ...sharding.consumers import Consumer, as_copy, consumers_of, step_demand
 from ...sharding.strategy import Copy
 from .choices import Choices
 from .edge_costs import (
-    ANEW,
     FIXED,
     HELD,
     LEFT,
     PAID,
     PASSED,
     READ,
+    REGATHERED,
     REMADE,
     UNREAD,
     Costs,
-    DeliveryArrays,
     End,
+    ReshardingArrays,
     Table,
 )
 from .fusion_groups import Followers
@@ -63,8 +63,8 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class _Taker:
-    """A taker as the search sees it: its node and what it asks, and how it reads that, by the node's state."""
+class _Consumer:
+    """A consumer as the search sees it: its node and what it asks, and how it reads that, by the node's state."""
 
     node: int
     end: End
@@ -101,12 +101,12 @@ class _Made:
         return self.end.choice
 
     @property
-    def may_be_anew(self) -> bool:
-        return bool((self.end.way == ANEW).any())
+    def may_be_regathered(self) -> bool:
+        return bool((self.end.way == REGATHERED).any())
 
 
 class Connections:
-    """The nodes' costs, and between them the deliveries of every tensor.
+    """The nodes' costs, and between them the reshardings of every tensor.
 
     Args:
         of_node: the nodes that are operators.
@@ -126,8 +126,8 @@ class Connections:
         tell: Callable[[int, int], None],
     ) -> None:
         self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
-        self.arrays = DeliveryArrays(steps.costing.deliveries, steps.graph, choices.zero)
-        self.takers = takers_of(steps.graph)
+        self.arrays = ReshardingArrays(steps.costing.reshardings, steps.graph, choices.zero)
+        self.consumers = consumers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
         self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
         self.transients = Transients(blocks)
@@ -135,7 +135,7 @@ class Connections:
         for i, (_, states) in enumerate(of_node):
             self.transients.begin(i, states.transient_bytes)
         self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
-        self.beside = Beside(steps.costing.deliveries, self._program_places(), [states for _, states in of_node])
+        self.beside = Beside(steps.costing.reshardings, self._program_places(), [states for _, states in of_node])
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
@@ -149,58 +149,59 @@ class Connections:
         places = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_place)
         for n, (node, _) in enumerate(self.of_node):
             if all(op.type in SOURCES for op in node.operators):
-                takers = (taker for op in node.operators for taker in self.takers.get(op.result.name, ()))
-                taken = [places[self.place[taker.name][0]] for taker in takers if not (taker.is_step or taker.is_update)]
+                consumers = (consumer for op in node.operators for consumer in self.consumers.get(op.result.name, ()))
+                read_by = [each for each in consumers if not (each.is_step or each.is_update)]
+                taken = [places[self.place[each.name][0]] for each in read_by]
                 places[n] = min(taken, default=places[n])
         return places
 
     def connect(self) -> None:
-        """Everything: first which layouts there are of each shape, then what the deliveries between them cost."""
+        """Everything: first which layouts there are of each shape, then what the reshardings between them cost."""
         tensors = []
         for n, (node, states) in enumerate(self.of_node):
             for i, op in enumerate(node.operators):
                 for result, tensor in enumerate(op.outputs):
-                    takers = [self._taker(tensor, taker) for taker in self.takers.get(tensor.name, ())]
-                    if takers:
-                        left = self._as_left(states.layouts(i, result), takers)
+                    consumers = [self._consumer(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
+                    if consumers:
+                        left = self._as_left(states.layouts(i, result), consumers)
                         made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
-                        is_anew = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
-                        way = np.where(states.recomputes & is_anew, ANEW, LEFT)
-                        shared = self._shared_copies(left, takers)
-                        choices = [left, *(taker.demands for taker in takers), *([shared] if shared else [])]
+                        is_regathered = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
+                        way = np.where(states.recomputes & is_regathered, REGATHERED, LEFT)
+                        shared = self._shared_copies(left, consumers)
+                        choices = [left, *(consumer.demands for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
-                        tensors.append((_Made(n, tensor, End(left, way)), takers, shared))
-        for made, takers, shared in tensors:
+                        tensors.append((_Made(n, tensor, End(left, way)), consumers, shared))
+        for made, consumers, shared in tensors:
             self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
-            self._connect(made, takers, shared)
+            self._connect(made, consumers, shared)
 
-    def _taker(self, tensor: Tensor, taker: Taker) -> _Taker:
-        if taker.is_step:
-            key = len(tensor.shape), taker.position
+    def _consumer(self, tensor: Tensor, consumer: Consumer) -> _Consumer:
+        if consumer.is_step:
+            key = len(tensor.shape), consumer.position
             if key not in self._whole:
-                self._whole[key] = Choice.of([step_demand(self.steps.mesh, tensor, taker)])
-            return _Taker(self.step_place[taker.name], End(self._whole[key], np.array([UNREAD])))
-        n, i = self.place[taker.name]
+                self._whole[key] = Choice.of([step_demand(self.steps.mesh, tensor, consumer)])
+            return _Consumer(self.step_place[consumer.name], End(self._whole[key], np.array([UNREAD])))
+        n, i = self.place[consumer.name]
         states, backward = self.of_node[n][1], self.steps.backward
-        demands = states.demands(i, taker, backward.gradients)
-        is_own = (taker.name, taker.position) in backward.kept_operands and not taker.is_update
+        demands = states.demands(i, consumer, backward.gradients)
+        is_own = (consumer.name, consumer.position) in backward.kept_operands and not consumer.is_update
         way = np.full(states.n_states, UNREAD)
-        if self.steps.costing.reads(taker):
+        if self.steps.costing.reads(consumer):
             way[:] = READ if is_own else FIXED
-            way[self._exchanged(taker)] = FIXED
-        if i in states.recomputed and not taker.is_update:
+            way[self._exchanged(consumer)] = FIXED
+        if i in states.recomputed and not consumer.is_update:
             way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, HELD)
-        return _Taker(n, End(demands, way))
+        return _Consumer(n, End(demands, way))
 
-    def _exchanged(self, taker: Taker) -> np.ndarray:
+    def _exchanged(self, consumer: Consumer) -> np.ndarray:
         """In which states the operator exchanges windows: its gradient reads these instead of the operand."""
-        n, i = self.place[taker.name]
-        states, rule = self.of_node[n][1], self.steps.rules[taker.name]
-        if not rule.halos or taker.position:
+        n, i = self.place[consumer.name]
+        states, rule = self.of_node[n][1], self.steps.rules[consumer.name]
+        if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
         return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
 
-    def _as_left(self, layouts: Choice[Layout], ends: list[_Taker]) -> Choice[Demand]:
+    def _as_left(self, layouts: Choice[Layout], ends: list[_Consumer]) -> Choice[Demand]:
         """How a tensor's producer leaves it, by its node's state, as a demand: the gradient comes back summed."""
         with_gradient = any(_has_gradient(end.demands) for end in ends)
         key = id(layouts), with_gradient
@@ -209,10 +210,10 @@ class Connections:
             self._left[key] = Choice(values, layouts.place)
         return self._left[key]
 
-    def _shared_copies(self, left: Choice[Demand], ends: list[_Taker]) -> Choice[Demand] | None:
-        """The copies among which a tensor's takers may choose one to share; None where there is no such choice.
+    def _shared_copies(self, left: Choice[Demand], ends: list[_Consumer]) -> Choice[Demand] | None:
+        """The copies among which a tensor's consumers may choose one to share; None where there is no such choice.
 
-        As the producer leaves it, or as more than one taker asks for it.
+        As the producer leaves it, or as more than one consumer asks for it.
         """
         if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
             return None
@@ -224,38 +225,38 @@ class Connections:
             self._copies[key] = Choice(tuple(values), np.arange(len(values)))
         return self._copies[key]
 
-    def _connect(self, made: _Made, takers: list[_Taker], shared: Choice[Demand] | None) -> None:
+    def _connect(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand] | None) -> None:
         producer, tensor = made.node, made.tensor
-        outside = {taker.node for taker in takers} - {producer}
-        if shared is not None and not (self.merges and len(outside) == 1 and sum(t.node != producer for t in takers) == 1):
-            self._share(made, takers, shared)
-        elif self.merges and len(takers) > 1 and len({taker.node for taker in takers}) == 1:
-            self._take_together(made, takers)
-        elif len(takers) == 1:
-            (taker,) = takers
-            self._add(made, taker, self._keeping(tensor), self._of_taker(tensor, taker))
+        outside = [consumer for consumer in consumers if consumer.node != producer]
+        if shared is not None and not (self.merges and len(outside) == 1):
+            self._share(made, consumers, shared)
+        elif self.merges and len(consumers) > 1 and len({consumer.node for consumer in consumers}) == 1:
+            self._take_together(made, consumers)
+        elif len(consumers) == 1:
+            (consumer,) = consumers
+            self._add(made, consumer, self._keeping(tensor), self._of_consumer(tensor, consumer))
         else:
-            self._take_inside(made, takers)
+            self._take_inside(made, consumers)
 
-    def _of_taker(self, tensor: Tensor, taker: _Taker) -> Copy | None:
-        """The copy of a single taker, if it may be made again in some state."""
-        if not np.isin(taker.end.way, (READ, PASSED, HELD)).any():
+    def _of_consumer(self, tensor: Tensor, consumer: _Consumer) -> Copy | None:
+        """The copy of a single consumer, if it may be made again in some state."""
+        if not np.isin(consumer.end.way, (READ, PASSED, HELD)).any():
             return None
-        (only,) = self.takers[tensor.name]
+        (only,) = self.consumers[tensor.name]
         return Copy(tensor.name, only.name)
 
-    def _take_inside(self, made: _Made, takers: list[_Taker]) -> None:
-        """All takers but one at most are in the producer's node: the piece that is left is paid for there if it is read."""
+    def _take_inside(self, made: _Made, consumers: list[_Consumer]) -> None:
+        """Connect consumers, all but one at most in the producer's node, which pays for the shard if it is read."""
         way, keeping = made.end.way.copy(), self._keeping(made.tensor)
         if keeping == Keeping.COPY:
-            inside = [taker.end.way != UNREAD for taker in takers if taker.node == made.node]
-            outside = any((taker.end.way != UNREAD).all() for taker in takers if taker.node != made.node)
+            inside = [consumer.end.way != UNREAD for consumer in consumers if consumer.node == made.node]
+            outside = any((consumer.end.way != UNREAD).all() for consumer in consumers if consumer.node != made.node)
             is_read = np.logical_or.reduce(inside) | outside
             way[is_read & (way == LEFT)] = PAID
-            by_gradient = [np.isin(taker.end.way, (READ, FIXED, HELD)) for taker in takers if taker.node == made.node]
-            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == ANEW))
-        for taker in takers:
-            self._add(_Made(made.node, made.tensor, End(made.left, way)), taker, keeping)
+            by_gradient = [np.isin(each.end.way, (READ, FIXED, HELD)) for each in consumers if each.node == made.node]
+            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == REGATHERED))
+        for consumer in consumers:
+            self._add(_Made(made.node, made.tensor, End(made.left, way)), consumer, keeping)
 
     def _may_remake(self, tensor: Tensor) -> bool:
         """Copies that all slices of a batch read are kept: they would be made again for each."""
@@ -268,36 +269,37 @@ class Connections:
         is_left = viewed in costing.left or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return Keeping.COPY_OF_KEPT if is_left else Keeping.COPY
 
-    def _share(self, made: _Made, takers: list[_Taker], shared: Choice[Demand]) -> None:
+    def _share(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand]) -> None:
         """A node for the shared copy: for each demand a state that keeps it; where that can pay, one that makes it again;
         and one that does neither, in which nobody may read it.
 
-        For a single taker that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor that
-        is computed again the copy is made again, unless communication makes it: a state of its own, since what takers make
-        of that is there as long as the block, and what they make of another that is made again is gone at once.
+        For a single consumer that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor
+        that is computed again the copy is made again, unless communication makes it: a state of its own, since what
+        consumers make of that is there as long as the block, and what they make of another that is made again is gone at
+        once.
         """
         tensor, number = made.tensor, len(self.nodes)
-        keeping, readers = self._keeping(tensor), [taker for taker in takers if taker.reads]
-        varies = made.may_be_anew or any(taker.may_read_or_not for taker in takers)
-        of_copy = of_taker = keeping if readers else Keeping.NOTHING
+        keeping, readers = self._keeping(tensor), [consumer for consumer in consumers if consumer.reads]
+        varies = made.may_be_regathered or any(consumer.may_read_or_not for consumer in consumers)
+        of_copy = of_consumer = keeping if readers else Keeping.NOTHING
         if len(readers) == 1 and keeping == Keeping.COPY and not varies:
             of_copy = Keeping.NOTHING
         elif readers:
-            of_taker = Keeping.COPY_OF_KEPT
-        may_be_remade = bool(self._may_remake(tensor) and readers and all(taker.may_be_remade for taker in readers))
+            of_consumer = Keeping.COPY_OF_KEPT
+        may_be_remade = bool(self._may_remake(tensor) and readers and all(consumer.may_be_remade for consumer in readers))
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
         remade = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
-        anew = everything if readers and made.may_be_anew else none
+        again = everything if readers and made.may_be_regathered else none
         unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
         if readers and varies:
             unread = everything
-        by_way = {LEFT: everything, REMADE: remade, ANEW: anew, PAID: unread}
+        by_way = {LEFT: everything, REMADE: remade, REGATHERED: again, PAID: unread}
         place = np.concatenate(list(by_way.values()))
         way = np.repeat(list(by_way), [len(places) for places in by_way.values()])
-        is_remade = np.isin(way, (REMADE, ANEW))
+        is_remade = np.isin(way, (REMADE, REGATHERED))
         zeros = np.zeros(len(place), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
-        self.beside.places.append(min(self.beside.places[taker.node] for taker in takers))
+        self.beside.places.append(min(self.beside.places[consumer.node] for consumer in consumers))
         self.shared.append(SharedCopy(tensor, number, tuple(shared.values[i] for i in place), way == PAID))
         if is_remade.any() and may_be_remade:
             self.choices.append(CopyChoice(Copy(tensor.name), number, is_remade))
@@ -305,9 +307,9 @@ class Connections:
         self._add_edge(
             made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
         )
-        for taker in takers:
-            costs = self.arrays.by_state(tensor, copy, taker.end, _of_shared(of_taker))
-            self._add_edge(number, taker.node, costs, made.node)
+        for consumer in consumers:
+            costs = self.arrays.by_state(tensor, copy, consumer.end, _of_shared(of_consumer))
+            self._add_edge(number, consumer.node, costs, made.node)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
         """The places of the copies that take more memory than some piece from which communication makes them."""
@@ -324,25 +326,25 @@ class Connections:
             np.intp,
         )
 
-    def _take_together(self, made: _Made, takers: list[_Taker]) -> None:
-        """Several takers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
-        tensor, node, n_states = made.tensor, takers[0].node, len(takers[0].demands.place)
+    def _take_together(self, made: _Made, consumers: list[_Consumer]) -> None:
+        """Several consumers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
+        tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].demands.place)
         options = []
-        for taker, copy in zip(takers, _as_copies(takers), strict=True):
-            choice = Choice(tuple(copy), taker.demands.place)
+        for consumer, copy in zip(consumers, _as_copies(consumers), strict=True):
+            choice = Choice(tuple(copy), consumer.demands.place)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, PAID), is_shared=True)
-            others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in takers]
+            others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in consumers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(demands)
         self.arrays.expect(tensor, [shared])
-        # Made again only where all takers that read the copy do so without a copy of their own.
-        ways = np.stack([taker.end.way for taker in takers])
+        # Made again only where all consumers that read the copy do so without a copy of their own.
+        ways = np.stack([consumer.end.way for consumer in consumers])
         has_its_own = [
             [shared.values[shared.place[k]].layout != t.demands.values[t.demands.place[k]].layout for k in range(n_states)]
-            for t in takers
+            for t in consumers
         ]
         fixed = ((ways != UNREAD) & ((ways == FIXED) | np.array(has_its_own, bool))).any(axis=0)
         way = np.full(n_states, UNREAD)
@@ -350,33 +352,33 @@ class Connections:
             way[(ways == each).any(axis=0)] = each
         way[fixed] = FIXED
         copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED, HELD)).any() else None
-        self._add(made, _Taker(node, End(shared, way)), self._keeping(tensor), copy_made)
+        self._add(made, _Consumer(node, End(shared, way)), self._keeping(tensor), copy_made)
         for k, (_, others) in enumerate(options):
             for other in others:
                 self._charge(node, other, best == k)
         self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
 
-    def _add(self, made: _Made, taker: _Taker, keeping: Keeping, copy: Copy | None = None) -> None:
-        """Charge deliveries between the states of two nodes, or within one.
+    def _add(self, made: _Made, consumer: _Consumer, keeping: Keeping, copy: Copy | None = None) -> None:
+        """Charge reshardings between the states of two nodes, or within one.
 
         Args:
             copy: that may be made again, if that can pay.
         """
-        tensor, ends = made.tensor, (made.end, taker.end)
-        if made.node == taker.node:
+        tensor, ends = made.tensor, (made.end, consumer.end)
+        if made.node == consumer.node:
             self._charge(made.node, self.arrays.along(tensor, *ends, _direct(keeping)))
             return
         tables = _direct(keeping), _direct_again(keeping)
         choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self._may_remake(tensor) else None
         if copy is not None and choosing is not None:
             number = len(self.nodes)
-            self.nodes.append(Node(f"{tensor.name} to {self.nodes[taker.node].name}", choosing.nothing, choosing.nothing))
-            self.beside.places.append(self.beside.places[taker.node])
+            self.nodes.append(Node(f"{tensor.name} to {self.nodes[consumer.node].name}", choosing.nothing, choosing.nothing))
+            self.beside.places.append(self.beside.places[consumer.node])
             self.choices.append(CopyChoice(copy, number, choosing.is_remade))
             self._add_edge(made.node, number, choosing.to_choice)
-            self._add_edge(number, taker.node, choosing.of_choice, made.node)
+            self._add_edge(number, consumer.node, choosing.of_choice, made.node)
             return
-        self._add_edge(made.node, taker.node, self.arrays.by_state(tensor, *ends, tables[0]))
+        self._add_edge(made.node, consumer.node, self.arrays.by_state(tensor, *ends, tables[0]))
 
     def _add_edge(self, from_node: int, to_node: int, costs: Costs, producer: int | None = None) -> None:
         """An edge; ``producer`` is the node of the tensor's producer, if it isn't the source."""
@@ -386,11 +388,11 @@ class Connections:
         self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
         self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
 
-    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_anew: np.ndarray) -> None:
+    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
         """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
         tensor, left = made.tensor, made.left
         pieces = np.array([piece_bytes(tensor, demand.layout) for demand in left.values], np.int64)[left.place]
-        self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_anew))
+        self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_regathered))
 
     def _charge(self, node: int, costs: Costs, where: np.ndarray | bool = True) -> None:
         before, mem, time_ns = self.nodes[node], np.where(where, costs.mem, 0), np.where(where, costs.time_ns, 0)
@@ -404,7 +406,7 @@ _NOTHING = Keeping.NOTHING
 
 
 def _direct(keeping: Keeping) -> Table:
-    """What a copy keeps that a single taker has."""
+    """What a copy keeps that a single consumer has."""
     return (
         (_NOTHING, keeping, keeping, keeping, keeping),
         (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
@@ -435,11 +437,11 @@ def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table
     )
 
 
-def _of_shared(of_taker: Keeping) -> Table:
-    """What a taker's copy of a shared copy keeps, in the same order."""
+def _of_shared(of_consumer: Keeping) -> Table:
+    """What a consumer's copy of a shared copy keeps, in the same order."""
     of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
     return (
-        (_NOTHING, *(of_taker,) * 4),
+        (_NOTHING, *(of_consumer,) * 4),
         of_again,
         (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
         of_again,
@@ -454,17 +456,17 @@ def _has_gradient(demands: Choice[Demand]) -> bool:
     return any(demand.varying is not None for demand in demands.values)
 
 
-def _may_be_unread(shared: Choice[Demand], readers: list[_Taker]) -> np.ndarray:
+def _may_be_unread(shared: Choice[Demand], readers: list[_Consumer]) -> np.ndarray:
     """The places of the copies that none of the readers may read, each having a copy of its own."""
 
-    def may_have_its_own(end: _Taker, layout: Layout) -> bool:
+    def may_have_its_own(end: _Consumer, layout: Layout) -> bool:
         return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
 
     places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
     return np.array(places, np.intp)
 
 
-def _as_copies(ends: list[_Taker]) -> list[list[Demand]]:
-    """By taker, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
+def _as_copies(ends: list[_Consumer]) -> list[list[Demand]]:
+    """By consumer, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
     with_gradient = any(_has_gradient(end.demands) for end in ends)
     return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

@@ -8,8 +8,8 @@ dimension of a tensor between them are one factor of the node.
 A light operator follows the latest light node among those that make its operands, as long as no other operand depends on
 that node by way of a third: so a residual connection ends in another node than it begins, and may be rescheduled. A view, or
 an operator that is linear in its one operand that isn't constant, follows even a heavy operator: it takes sums that are
-pending as they are. A source with one node of takers follows it, except for the parameters of heavy operators, whose layout
-is chosen for itself.
+pending as they are. A source with one node of consumers follows it, except for the parameters of heavy operators, whose
+layout is chosen for itself.
 
 Complexity: O(operators x operands).
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Operator
 from ...rules.rule import Rule
-from ...sharding.consumers import Taker
+from ...sharding.consumers import Consumer
 
 Member = tuple[int, str]
 """An operator of a node, by its place, and one of its factors."""
@@ -41,7 +41,7 @@ class Followers:
 
 
 def followers(
-    graph: Graph, rules: Mapping[str, Rule], takers: Mapping[str, list[Taker]], apart: frozenset[str]
+    graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
     """The nodes of the operators of training steps, in topological order of what computes first in each.
 
@@ -55,7 +55,7 @@ def followers(
             groups.place(op)
     for op in reversed(operators):
         if op.type in SOURCES:
-            groups.place_source(op, takers.get(op.result.name, []))
+            groups.place_source(op, consumers.get(op.result.name, []))
     members: dict[int, list[Operator]] = {}
     for op in operators:
         members.setdefault(groups.of[op.name], []).append(op)
@@ -105,9 +105,9 @@ class _Groups:
                 return
         self.of[op.name] = self._new(made_by.union(*(self.before[group] for group in made_by)), not heavy)
 
-    def place_source(self, op: Operator, takers: list[Taker]) -> None:
-        others = {self.of[taker.name] for taker in takers if taker.name in self.of and taker.name != op.name}
-        follows = len(others) == 1 and not any(taker.is_step for taker in takers) and op.name not in self.apart
+    def place_source(self, op: Operator, consumers: list[Consumer]) -> None:
+        others = {self.of[consumer.name] for consumer in consumers if consumer.name in self.of and consumer.name != op.name}
+        follows = len(others) == 1 and not any(consumer.is_step for consumer in consumers) and op.name not in self.apart
         follows = follows and not self.rules[op.name].spread
         if follows:
             (group,) = others

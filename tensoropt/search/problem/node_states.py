@@ -21,7 +21,7 @@ from ...ir.graph import Operator, Tensor
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config, Demand, Interface, Rule, interface
-from ...sharding.consumers import Taker, taker_demand
+from ...sharding.consumers import Consumer, consumer_demand
 from ...sharding.rematerializable import is_recomputable
 from .config_space import Assignments
 from .fusion_groups import Followers
@@ -93,10 +93,10 @@ class States:
         """The layout in which an operator of the node leaves a result, by state."""
         return self._choice(operator, "result", result, lambda seen: seen.results[result])
 
-    def demands(self, operator: int, taker: Taker, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
-        """What a taker that is an operator of the node asks of its operand, by state."""
-        kind = "update" if taker.is_update else "operand"
-        return self._choice(operator, kind, taker.position, lambda seen: taker_demand(seen, taker, gradients))
+    def demands(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
+        """What a consumer that is an operator of the node asks of its operand, by state."""
+        kind = "update" if consumer.is_update else "operand"
+        return self._choice(operator, kind, consumer.position, lambda seen: consumer_demand(seen, consumer, gradients))
 
     def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
         key = operator, kind, position
@@ -199,7 +199,7 @@ class Evaluation:
             mem_bytes=states.mem_bytes[both] - transient_bytes,
             compute_ns=states.compute_ns[both] + more_ns,
             network_ns=states.network_ns[both],
-            backward_ns=states.backward_ns[both] + (more_ns if costing.deliveries.overlaps else 0),
+            backward_ns=states.backward_ns[both] + (more_ns if costing.reshardings.overlaps else 0),
             trailing_ns=states.trailing_ns[both],
             recomputes=recomputes,
             transient_bytes=transient_bytes,
@@ -215,7 +215,7 @@ class Evaluation:
             seen = interface(rule, config)
             compute_ns = costing.compute_time_ns(op, rule, config, seen)
             mem_bytes = costing.mem_bytes(op, rule, config, seen)
-            backward_ns = costing.backward_time_ns(op, rule, config, seen) if costing.deliveries.overlaps else 0
+            backward_ns = costing.backward_time_ns(op, rule, config, seen) if costing.reshardings.overlaps else 0
             costs = mem_bytes, compute_ns, within_ns + updating_ns, backward_ns, updating_ns
             self._costs[signature, config.assignment] = (seen, *costs)
         return [self._costs[signature, config.assignment] for config in configs]

@@ -9,7 +9,7 @@ states:
 | memory, network | memory, time - compute | memory, time |
 | time, network | time, time - compute | time, time |
 
-since the deliveries of tensors, along edges and to shared copies, are all network. Time against memory knows what runs
+since the reshardings of tensors, along edges and to shared copies, are all network. Time against memory knows what runs
 beside what (:mod:`...ft.nonadditive.overlap`); time against network adds both up. What a strategy costs beside the pair is
 worked out from the problem as it was built (:func:`costs_of`, O(points x (nodes + edges))).
 """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...costs.operator_costs import DeliveryCosting
+from ...costs.operator_costs import ReshardingCosting
 from ...ft.nonadditive.overlap import Overlap, Part
 from .node_states import States
 
@@ -22,9 +22,9 @@ class Beside:
         places: by node, where in the program it is: the backward pass goes from the highest to the lowest.
     """
 
-    def __init__(self, deliveries: DeliveryCosting, places: list[int], states: Sequence[States]) -> None:
+    def __init__(self, reshardings: ReshardingCosting, places: list[int], states: Sequence[States]) -> None:
         self.places = places
-        self._deliveries = deliveries
+        self._reshardings = reshardings
         self._backward_ns = [each.backward_ns for each in states]
         self._trailing_ns: dict[int, Ints] = {i: each.trailing_ns for i, each in enumerate(states)}
         self._edges: dict[int, tuple[int, Ints]] = {}
@@ -40,7 +40,7 @@ class Beside:
 
     def overlap(self) -> Overlap | None:
         """All of it; None where nothing runs beside anything."""
-        if not self._deliveries.overlaps:
+        if not self._reshardings.overlaps:
             return None
         hideable = {i: Part(self.places[i], self._hidden(ns)) for i, ns in self._trailing_ns.items() if ns.any()}
         edges = {i: Part(place, self._hidden(ns)) for i, (place, ns) in self._edges.items() if ns.any()}
@@ -51,5 +51,5 @@ class Beside:
         """Equal arrays stay equal by identity, by which a search knows equal layers."""
         key = id(trailing_ns)
         if key not in self._hideable:
-            self._hideable[key] = self._deliveries.hideable_ns(trailing_ns)
+            self._hideable[key] = self._reshardings.hideable_ns(trailing_ns)
         return self._hideable[key]

@@ -88,7 +88,7 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting, n_devices: i
     path = _path(graph, program, costing)
     kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
     gathered = {op.name: n_devices * _gathered_bytes(op, costing) if op.name in path else 0 for op in program}
-    last = _last_takers(program)
+    last = _last_consumers(program)
     far = LONG * len(program)
     lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > far for t in op.outputs)}
     cuts = _cuts(program, path - lasting, last)
@@ -168,7 +168,7 @@ def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
     )
 
 
-def _last_takers(program: Sequence[Operator]) -> dict[str, int]:
+def _last_consumers(program: Sequence[Operator]) -> dict[str, int]:
     """By tensor, the place of the last operator that takes it."""
     return {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}
 

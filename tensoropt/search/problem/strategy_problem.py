@@ -20,10 +20,10 @@ from .node_states import States
 
 @dataclass(frozen=True)
 class SharedCopy:
-    """The copy of a tensor that its takers share, by the state of a node.
+    """The copy of a tensor that its consumers share, by the state of a node.
 
     Attributes:
-        is_unread: whether every taker whose copy is read in the backward pass has one of its own, bool[K].
+        is_unread: whether every consumer whose copy is read in the backward pass has one of its own, bool[K].
     """
 
     tensor: Tensor
@@ -115,7 +115,7 @@ class StrategyProblem:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
                 fits = edge.time_ns[states[edge.source]] < INFEASIBLE
                 is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
-                # Where nothing is delivered to keep and to make again are the same, and one of them may be missing.
+                # Where nothing is resharded to keep and to make again are the same, and one of them may be missing.
                 states[choice.node] = np.argmax(is_it if is_it.any() else fits)
         choices = {choice.node: choice for choice in self.choices}
         for copy in self.shared:

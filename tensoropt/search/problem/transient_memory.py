@@ -34,10 +34,10 @@ class Transients:
         if costs.transient is not None and node in self._block:
             self._nodes[node] = self._nodes[node] + np.where(where, costs.transient, 0)
 
-    def add_edge(self, edge: int, producer: int, taker: int, costs: Costs) -> None:
+    def add_edge(self, edge: int, producer: int, consumer: int, costs: Costs) -> None:
         """What isn't kept since the producer is computed again is there in the producer's block; copies that are there
-        while the taker is computed again, in the taker's."""
-        for node, n_bytes in ((producer, costs.transient), (taker, costs.held)):
+        while the consumer is computed again, in the consumer's."""
+        for node, n_bytes in ((producer, costs.transient), (consumer, costs.held)):
             if n_bytes is not None and node in self._block:
                 of_edge = self._edges.setdefault(edge, {})
                 before = of_edge.get(self._block[node])

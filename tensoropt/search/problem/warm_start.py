@@ -102,7 +102,7 @@ def _cheapest(own: Node, node: int, edges: Sequence[_Beside], meant: np.ndarray,
     """Of a node's states that mean something the one of the least memory, then time, then of memory for a while, beside the
     states around it.
 
-    Where none may be there, any that may: where nothing is delivered, to keep a copy and to make it again are the same, and
+    Where none may be there, any that may: where nothing is resharded, to keep a copy and to make it again are the same, and
     one of them may be missing.
     """
     mem, time_ns, for_a_while = own.mem_bytes.copy(), own.time_ns.copy(), np.zeros_like(own.mem_bytes)

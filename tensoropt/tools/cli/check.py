@@ -83,7 +83,7 @@ def report(check: PlanCheck) -> str:
     totals = [
         [*_times(check.step), f"quartiles {low / 1e3:,.3f} to {high / 1e3:,.3f} ms"],
         [*_times(check.compute), "the slowest rank, outside of collectives"],
-        [*_times(check.network), "deliveries with collectives, without waiting for others"],
+        [*_times(check.network), "reshardings with collectives, without waiting for others"],
         ["waiting", "", f"{check.waiting_us / 1e3:,.3f} ms", "", "for other ranks, in collectives; no plan predicts it"],
         [
             "memory",

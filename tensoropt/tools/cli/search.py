@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without",
         metavar="CHOICE[,...]",
-        help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are delivered again, operators "
+        help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are resharded again, operators "
         "that are computed again, parameters that are gathered, a batch that is taken in slices",
     )
     parser.add_argument(

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from tensoropt.lowering.resharding.callbacks import Errand
+from tensoropt.lowering.resharding.callbacks import CollectiveRequest
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
 from tensoropt.reschedule.layout import Layout, Shape
@@ -44,7 +44,7 @@ def check_paths(backend: GraphBackend, cases: list[tuple[Path, list[np.ndarray]]
 
     def body(*pieces: tf.Tensor) -> list[tf.Tensor]:
         given = zip(cases, pieces, strict=True)
-        return [carrier.carry(path, [piece], Errand("a/test", "", reduction))[0] for (path, _), piece in given]
+        return [carrier.carry(path, [piece], CollectiveRequest("a/test", "", reduction))[0] for (path, _), piece in given]
 
     # Extents are unknown, as those of uneven blocks are.
     signature = [tf.TensorSpec([None] * pieces[0].ndim, pieces[0].dtype) for _, pieces in cases]

@@ -19,7 +19,7 @@ from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_fron
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
-from tensoropt.sharding.consumers import Taker, demand_of, takers_of
+from tensoropt.sharding.consumers import Consumer, consumers_of, demand_of
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
@@ -33,7 +33,7 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
     """Memory and time by operators and charges, without a Problem."""
     costing, model = found.costing, found.model
     view = model.view(strategy)
-    router, takers = Router(costing.deliveries.steps), takers_of(model.graph)
+    router, consumers = Router(costing.reshardings.steps), consumers_of(model.graph)
     mem = time_ns = 0
     for op in view.graph.step_operators:
         if op.updates is None:
@@ -41,44 +41,44 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
             rule, config = view.rules[op.name], strategy.configs[op.name]
             mem += costing.mem_bytes(op, rule, config, seen)
             time_ns += costing.compute_time_ns(op, rule, config, seen)
-            mem += sum(kept_for_takers(found, view, op, tensor, takers.get(tensor.name, [])) for tensor in op.outputs)
+            mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
     return mem, time_ns + sum(charge.time_ns(router) for charge in charges(view))
 
 
-def kept_for_takers(
-    found: ModelFrontier, view: StrategyView, op: Operator, tensor: Tensor, takers: list[Taker]
+def kept_for_consumers(
+    found: ModelFrontier, view: StrategyView, op: Operator, tensor: Tensor, consumers: list[Consumer]
 ) -> int:
     """The bytes that are kept of a tensor since gradients of those who take it read it."""
     costing = found.costing
     is_paid = tensor.name in costing.left or op.type in ("Variable", "Const") or viewed_operand(op, tensor.name) is not None
     left, shared = view.layout(tensor), view.strategy.shared.get(tensor.name)
-    readers = [taker for taker in takers if costing.reads(taker)]
+    readers = [consumer for consumer in consumers if costing.reads(consumer)]
     node_of = {each.name: i for i, (node, _) in enumerate(found.built.nodes) for each in node.operators}
-    together = len({node_of.get(taker.name, taker.name) for taker in takers}) == 1
+    together = len({node_of.get(consumer.name, consumer.name) for consumer in consumers}) == 1
 
     def of_copy(source: Layout, target: Layout, of_source: int) -> int:
         return of_source if source == target or is_view(source, target) else piece_bytes(tensor, target)
 
-    def is_remade(taker: Taker) -> bool:
-        return view.is_remade(view.graph.operators[taker.name], taker.position)
+    def is_remade(consumer: Consumer) -> bool:
+        return view.is_remade(view.graph.operators[consumer.name], consumer.position)
 
     piece = 0 if is_paid else piece_bytes(tensor, left)
-    wanted = {taker: demand_of(view, tensor, taker).layout for taker in readers}
+    wanted = {consumer: demand_of(view, tensor, consumer).layout for consumer in readers}
     if not readers:
         return 0
     if shared is None:
-        if len(takers) > 1:
-            return piece + sum(of_copy(left, wanted[taker], 0) for taker in readers)
+        if len(consumers) > 1:
+            return piece + sum(of_copy(left, wanted[consumer], 0) for consumer in readers)
         return piece if is_remade(readers[0]) else of_copy(left, wanted[readers[0]], piece)
     if Copy(tensor.name) in view.strategy.remade:
-        return piece + sum(0 if is_remade(taker) else of_copy(shared.layout, wanted[taker], 0) for taker in readers)
-    lies_there = [shared.layout == wanted[taker] or is_view(shared.layout, wanted[taker]) for taker in readers]
+        return piece + sum(0 if is_remade(consumer) else of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
+    lies_there = [shared.layout == wanted[consumer] or is_view(shared.layout, wanted[consumer]) for consumer in readers]
     if not together and not any(lies_there):
-        return sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)
+        return sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
     if len(readers) == 1 and not is_paid and not together:
         return of_copy(shared.layout, wanted[readers[0]], piece_bytes(tensor, shared.layout))
-    of_takers = sum(of_copy(shared.layout, wanted[taker], 0) for taker in readers)
-    return of_copy(left, shared.layout, piece) + of_takers
+    of_consumers = sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
+    return of_copy(left, shared.layout, piece) + of_consumers
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -12,7 +12,7 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import DeliveryCosting, OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
 from tensoropt.plan.find_frontier import find_frontier
@@ -24,7 +24,7 @@ from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, space_for, states_of, unit_orders
 from tensoropt.search.problem.fusion_groups import Followers, followers, is_heavy
 from tensoropt.search.problem.strategy_problem import StrategyProblem
-from tensoropt.sharding.consumers import takers_of
+from tensoropt.sharding.consumers import consumers_of
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
@@ -37,14 +37,14 @@ def model_of(name: str) -> Model:
 
 def nodes_in(graph: Graph) -> tuple[Followers, ...]:
     rules = {op.name: rule_of(op) for op in graph.step_operators}
-    return followers(graph, rules, takers_of(graph), frozenset())
+    return followers(graph, rules, consumers_of(graph), frozenset())
 
 
 def problem_of(name: str, cluster: str, space: str) -> StrategyProblem:
     model, hardware = model_of(name), named(cluster)
     mesh = hardware.mesh()
-    deliveries = DeliveryCosting(mesh, CollectiveCosts(hardware, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), deliveries)
+    reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh))
+    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), reshardings)
     return ProblemBuilder(model.graph, model.backward, costing, mesh, space).build()
 
 
@@ -62,7 +62,7 @@ def test_a_node_has_one_heavy_operator_at_most(name: str) -> None:
 
 
 def test_operators_that_differ_in_what_is_kept_of_their_results_share_no_states() -> None:
-    """One product's result is read by way of a view, and counts where it lies; the other's counts with its delivery."""
+    """One product's result is read by way of a view, and counts where it lies; the other's counts with its resharding."""
 
     def products() -> tf.Tensor:
         x = tf.compat.v1.placeholder(tf.float32, [16, 32])

@@ -1,4 +1,4 @@
-"""What a Problem says runs beside compute, held against a strategy's own deliveries; and what a search makes of it."""
+"""What a Problem says runs beside compute, held against a strategy's own reshardings; and what a search makes of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_fron
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
-from tensoropt.sharding.consumers import takers_of
+from tensoropt.sharding.consumers import consumers_of
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView
@@ -40,7 +40,7 @@ def model_of(name: str) -> Model:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_trails_is_the_way_back_to_variables(name: str) -> None:
-    """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their deliveries."""
+    """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their reshardings."""
     model, mesh = model_of(name), HARDWARE.mesh()
     costing = costing_of(model, HARDWARE, mesh)
     built = ProblemBuilder(model.graph, model.backward, costing, mesh, FULL).build()
@@ -58,11 +58,11 @@ def test_what_trails_is_the_way_back_to_variables(name: str) -> None:
 
 def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
     """A device that goes through the backward pass and a link that serves gradients in order, operator by operator."""
-    graph, router = view.graph, Router(costing.deliveries.steps)
+    graph, router = view.graph, Router(costing.reshardings.steps)
     program = {op_name: i for i, op_name in enumerate(graph.operators)}
     last_use = {
         tensor: min([program[t.name] for t in those if not (t.is_step or t.is_update)], default=0)
-        for tensor, those in takers_of(graph).items()
+        for tensor, those in consumers_of(graph).items()
     }
     compute_ns, sent_ns = {}, {}
     for op in graph.step_operators:
@@ -74,7 +74,7 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
         if charge.tensor in graph.operators:
             # Inside of an operator: what an update takes, or an exchange that the operator waits for.
             op = graph.operators[charge.tensor]
-            whole_ns = router.time_ns(charge.delivery)
+            whole_ns = router.time_ns(charge.resharding)
             if op.type == VARIABLE:
                 place = last_use[op.result.name]
             elif op.name in graph.lookup_operators:
@@ -82,10 +82,10 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
             else:
                 continue
         elif charge.tensor in graph.made_of_variables:
-            backward = router.route(charge.delivery).backward
-            whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.delivery.item_bytes)
-            (taker, *_) = charge.takers
-            place = last_use[charge.tensor] if charge.is_shared else program.get(taker, len(program))
+            backward = router.route(charge.resharding).backward
+            whole_ns = 0 if backward is None else backward.time_ns(router.costs, charge.resharding.item_bytes)
+            (consumer, *_) = charge.consumers
+            place = last_use[charge.tensor] if charge.is_shared else program.get(consumer, len(program))
         else:
             continue
         sent_ns.setdefault(place, []).append(int(np.floor(whole_ns * (1 - EXPOSED))))
@@ -121,7 +121,7 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
 
 
 def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
-    """In the compact space the takers of one node share a copy, whose costs are the node's: here the step's own."""
+    """In the compact space the consumers of one node share a copy, whose costs are the node's: here the step's own."""
 
     def twice() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [16, 16])
@@ -138,10 +138,10 @@ def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
 def test_one_machine_of_several_hides_nothing() -> None:
     """Its ranks wait for no link: what was measured between machines doesn't hold there."""
     model = model_of("lenet5")
-    assert costing_of(model, HARDWARE, HARDWARE.mesh(4)).deliveries.exposed_share == EXPOSED
-    assert costing_of(model, HARDWARE, HARDWARE.mesh(2)).deliveries.exposed_share == 1
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(4)).reshardings.exposed_share == EXPOSED
+    assert costing_of(model, HARDWARE, HARDWARE.mesh(2)).reshardings.exposed_share == 1
     alone = replace(named("v100-1x4"), exposed_share=EXPOSED)
-    assert costing_of(model, alone, alone.mesh(2)).deliveries.exposed_share == EXPOSED
+    assert costing_of(model, alone, alone.mesh(2)).reshardings.exposed_share == EXPOSED
 
 
 @pytest.mark.parametrize("name", MODELS)

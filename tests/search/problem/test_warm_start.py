@@ -45,7 +45,7 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
 
 @pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
 def test_where_nothing_is_computed_again_nothing_is_there_for_a_while(name: str) -> None:
-    """Whatever copies are made again, and whatever takers make of these."""
+    """Whatever copies are made again, and whatever consumers make of these."""
     plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
     assert built is not None
     rng, tried = np.random.default_rng(0), []

@@ -22,7 +22,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import cheapest_path
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
-from tensoropt.runtime.synthetic_batch import made_up_batch
+from tensoropt.runtime.synthetic_batch import synthetic_batch
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.check import report
 from tensoropt.tools.cli.main import main
@@ -150,9 +150,9 @@ def test_the_report_puts_the_most_wrong_first():
     assert Compared("x", 1.0, 0.0).error is None
 
 
-def test_made_up_batches_are_in_range():
+def test_synthetic_batches_are_in_range():
     graph = record_named(MODEL).model.graph
-    batch = {tensor.name: value for tensor, value in made_up_batch(graph).items()}
+    batch = {tensor.name: value for tensor, value in synthetic_batch(graph).items()}
     assert set(batch) == {"x:0", "y:0"}
     assert batch["y:0"].min() >= 0 and batch["y:0"].max() == 5  # six classes
     assert batch["x:0"].dtype == np.float32 and batch["x:0"].shape == (16, 32, 32, 3)

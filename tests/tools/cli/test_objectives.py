@@ -98,7 +98,7 @@ def test_plans_cost_what_they_do(objectives):
     for number, point in enumerate(frontier):
         plan = frontier.plan(number)
         assert (plan.memory_bytes, plan.time_us, plan.compute_time_us) == dataclasses.astuple(point)[:3]
-        assert point.network_time_us == pytest.approx(sum(delivery.time_us for delivery in plan.deliveries))
+        assert point.network_time_us == pytest.approx(sum(resharding.time_us for resharding in plan.reshardings))
         assert point.compute_time_us == pytest.approx(sum(op.time_us for op in plan.operators))
 
 

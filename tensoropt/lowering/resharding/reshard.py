@@ -1,9 +1,9 @@
-"""Deliveries in the graph: a path of steps forward, and the path between the gradient layouts backward.
+"""Reshardings in the graph: a path of steps forward, and the path between the gradient layouts backward.
 
 The backend's carrier emits what communicates. A path without communication is made of TensorFlow's own operators.
 
 The gradient is attached by a registered gradient, of the callback or of an ``IdentityN``, found by a number among the
-deliveries of the graph being built; ``tf.custom_gradient`` would add to a global registry with each delivery.
+reshardings of the graph being built; ``tf.custom_gradient`` would add to a global registry with each resharding.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import tensorflow as tf
 from ...reschedule.layout import Shape, axes_text
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
-from ...sharding.resharding import Delivery, Route
+from ...sharding.resharding import Resharding, Route
 from ..operators import Values
 from .buckets import Buckets
-from .callbacks import Carrier, Errand
+from .callbacks import Carrier, CollectiveRequest
 from .local_steps import LocalSteps
 
-GRADIENT_TYPE, NUMBER = "TensorOptDelivery", "_tensoropt_delivery"
+GRADIENT_TYPE, NUMBER = "TensorOptResharding", "_tensoropt_resharding"
 CALLBACK = "PyFunc"
 """The type of a callback's operator."""
 
@@ -80,8 +80,8 @@ class Backend(Protocol):
 
 
 @dataclass
-class Deliverer:
-    """Emits deliveries into the graph that is being built, and logs their collectives in order."""
+class Resharder:
+    """Emits reshardings into the graph that is being built, and logs their collectives in order."""
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
@@ -94,8 +94,8 @@ class Deliverer:
         self._carrier = self.backend.carrier()
         self._buckets = Buckets(self._run_together)
 
-    def deliver(
-        self, delivery: Delivery, route: Route, values: Values, operator: str, is_trailing: bool = False
+    def reshard(
+        self, resharding: Resharding, route: Route, values: Values, operator: str, is_trailing: bool = False
     ) -> Values:
         """Bring local values along a route; gradients come back along its backward path.
 
@@ -106,7 +106,7 @@ class Deliverer:
             return values
         forward, backward = route.forward, route.backward
         if backward is None:
-            return self._run(forward, values, delivery.reduction, operator, is_trailing)
+            return self._run(forward, values, resharding.reduction, operator, is_trailing)
 
         def back(gradients: Values) -> Values:
             if route.in_bucket and self._carrier.joins:
@@ -117,16 +117,16 @@ class Deliverer:
         self._backward.append(back)
         overridden = dict.fromkeys((CALLBACK, "IdentityN"), GRADIENT_TYPE)
         with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
-            results = self._run(forward, values, delivery.reduction, operator)
+            results = self._run(forward, values, resharding.reduction, operator)
             if not forward.steps:
-                results = tf.identity_n(values, name="delivery")
+                results = tf.identity_n(values, name="resharding")
             elif results[0].op.type != CALLBACK:
                 # The operands pass through as well, so that TensorFlow sees a way to them that isn't the steps' own.
-                results = tf.identity_n([*values, *results], name="delivery")[len(values) :]
+                results = tf.identity_n([*values, *results], name="resharding")[len(values) :]
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
         return list(results)
 
-    def deliver_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
+    def reshard_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
         """Bring local values along a path once more, when the values ``after`` are there; nothing is differentiated."""
         return self._run(path, values, "sum", operator, after=tuple(after))
 
@@ -166,8 +166,8 @@ class Deliverer:
             if step.communicates
         ]
         self.log += collectives
-        errand = Errand(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
-        return self._carrier.carry(path, values, errand)
+        request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
+        return self._carrier.carry(path, values, request)
 
     def _run_together(
         self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
@@ -181,7 +181,7 @@ class Deliverer:
             step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts
         )
         self.log.append(entry)
-        return self._carrier.carry_together(paths, values, Errand(operators[0], str(entry), is_trailing=True))
+        return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_trailing=True))
 
     def send_buckets(self) -> None:
         """Send the gradients that wait to be summed together; to be called when a backward pass has been emitted."""
@@ -189,7 +189,7 @@ class Deliverer:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """While this lasts, gradients of the graph's deliveries are emitted by this object."""
+        """While this lasts, gradients of the graph's reshardings are emitted by this object."""
         _building.append(self)
         try:
             yield
@@ -203,18 +203,18 @@ class Deliverer:
         return self._backward[number](gradients)
 
 
-_building: list[Deliverer] = []
+_building: list[Resharder] = []
 
 
 def send_buckets() -> None:
-    """:meth:`Deliverer.send_buckets` of the one that is building."""
+    """:meth:`Resharder.send_buckets` of the one that is building."""
     _building[-1].send_buckets()
 
 
 @tf.RegisterGradient(GRADIENT_TYPE)
-def _delivery_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    deliverer = _building[-1]
-    n_ranks, ahead = len(deliverer.backend.ranks), 1 if op.type == CALLBACK else 0
+def _resharding_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    resharder = _building[-1]
+    n_ranks, ahead = len(resharder.backend.ranks), 1 if op.type == CALLBACK else 0
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients[-n_ranks:]]
-    found = deliverer.gradient(op.get_attr(NUMBER), dense)
+    found = resharder.gradient(op.get_attr(NUMBER), dense)
     return [*[None] * ahead, *found, *[None] * (len(op.inputs) - ahead - n_ranks)]
