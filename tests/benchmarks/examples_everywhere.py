@@ -96,6 +96,7 @@ def keras(hardware: str, collectives: str, plan: Any, n_steps: int) -> tuple[Any
 
     import tensoropt
 
+    library.utils.clear_session()  # Keras counts up the names of layers, which plans hold.
     library.config.set_floatx("float64")
     library.config.set_dtype_policy("float64")
     trainer = tensoropt.parallelize(
