@@ -13,6 +13,7 @@ import ctypes
 import importlib.util
 import math
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -87,6 +88,8 @@ def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit
             file=sys.stderr,
             flush=True,
         )
+        if came is not None:
+            shutil.rmtree(came, ignore_errors=True)
         end(1)
 
     timer = threading.Timer(timeout_s + STAGGER_S * rank, late)
