@@ -20,13 +20,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ..common.gradient_types import carries_gradient
 from ..ft.problem import INFEASIBLE
-from ..ir.body import COMPOSITES, LOOP
+from ..ir.body import COMPOSITES
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
-from ..lowering.gradient_analysis import analyse_body
 from ..profiling.work import Work
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape, is_view, needs_communication
@@ -128,14 +126,8 @@ class OperatorCosting:
         if op.name not in self._bodies:
             is_differentiated = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
             composition = Composition(op)
-            body, backward = composition.body, NO_BACKWARD
-            if op.type == LOOP and is_differentiated:
-                followed = (
-                    [tensor for tensor in tensors if carries_gradient(tensor.dtype)]
-                    for tensors in (body.inputs, body.outputs)
-                )
-                backward = analyse_body(body.graph, *followed)
-            parts = OperatorCosting(body.graph, backward, self.compute, self.reshardings, is_body=True)
+            backward = self.backward.bodies.get(op.name, NO_BACKWARD)
+            parts = OperatorCosting(composition.body.graph, backward, self.compute, self.reshardings, is_body=True)
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
+from ..ir.body import BODY, LOOP, Body
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
 from ..reschedule.mesh import Mesh
@@ -39,7 +40,7 @@ def analyse(graph: Graph) -> Backward:
             TensorFlow says that they come to in the recorded graph.
     """
     steps = graph.train_steps.values()
-    found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    found = _union(graph, (_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps))
     if graph.differentiated is not None:
         _check_differentiated(graph, found, graph.differentiated)
     return found
@@ -73,12 +74,16 @@ def _gradients_text(places: Collection[int]) -> str:
 def traced(graph: Graph) -> Backward:
     """The same by the gradients of the whole model, which TensorFlow derives in one go: the oracle of :func:`analyse`."""
     steps = graph.train_steps.values()
-    return _union(_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps)
+    return _union(graph, (_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps))
 
 
-def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Backward:
-    """The same for a graph inside of an operator, from its outputs back to its inputs."""
-    return _followed(graph, graph.ancestors([*inputs, *outputs]), outputs, inputs) or NO_BACKWARD
+def _of_body(body: Body) -> Backward:
+    """Return what the backward pass of a loop's body does, from its outputs back to its inputs."""
+    inputs, outputs = (
+        [tensor for tensor in tensors if carries_gradient(tensor.dtype)] for tensors in (body.inputs, body.outputs)
+    )
+    needed = body.graph.ancestors([*inputs, *outputs])
+    return _union(body.graph, [_followed(body.graph, needed, outputs, inputs) or NO_BACKWARD])
 
 
 def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
@@ -98,12 +103,17 @@ def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
     return found
 
 
-def _union(found: Iterable[Backward]) -> Backward:
+def _union(graph: Graph, found: Iterable[Backward]) -> Backward:
+    """Return all backward passes of a graph as one, with those of its loops' bodies."""
     each = list(found)
+    gradients = frozenset().union(*(one.gradients for one in each))
+    differentiated = {name for name, _ in gradients}
+    loops = [op for op in graph.operators.values() if op.type == LOOP and op.name in differentiated]
     return Backward(
-        frozenset().union(*(one.gradients for one in each)),
+        gradients,
         frozenset().union(*(one.kept_operands for one in each)),
         frozenset().union(*(one.kept_results for one in each)),
+        {op.name: _of_body(op.attrs[BODY]) for op in loops},
     )
 
 
