@@ -38,7 +38,7 @@ _Taken = tuple[str, Demand, str]
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a training step needs of each micro-batch.
+    """A training step's requests to each of its micro-batches.
 
     Attributes:
         step: the name of the training step.
@@ -186,7 +186,7 @@ class Accumulation:
         if self.order_lag is not None:
             put_in_order(tf.compat.v1.get_default_graph().get_operations()[start:], n_forward - start, self.order_lag)
 
-    # Fetches
+    # Fetched tensors
 
     def _fetched(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
         """Return a fetched tensor's values of one micro-batch: shards where these can be joined locally, else global."""

@@ -90,6 +90,7 @@ def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradi
     """Return a gradient function for an operator of two operands that broadcasts, which emits the asked gradients only."""
 
     def emit(op: tf.Operation, gradient: Any) -> Gradients:
+        """Emit the asked gradients of operands, each summed over the dimensions that the operand was broadcast to."""
         x, y = op.inputs
         dims = _broadcast_dims(x.shape, y.shape)
         if dims is None:

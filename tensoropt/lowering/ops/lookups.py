@@ -47,7 +47,7 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("GatherNd", always=True)
 def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Emit a gather by index vectors; where an indexed dimension is split, each rank gathers what lies in its own block."""
+    """Emit a gather by index vectors; where an indexed dimension is split, each rank gathers from its own block."""
     params, indices = operands
     assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
     layout, shape = job.layout(0), job.op.inputs[0].shape
