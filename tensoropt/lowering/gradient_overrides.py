@@ -52,7 +52,7 @@ def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, aske
     return {position: -first if position else first for position in asked}
 
 
-# By operator type, the function that emits the gradients of operands as if nothing were broadcast.
+# The functions that emit the gradients of operands as if nothing were broadcast, by operator type.
 _BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[int]], Pulled]] = {
     "Add": _of_sum,
     "AddV2": _of_sum,

@@ -9,7 +9,7 @@ from typing import Any
 from ..ir.graph import Tensor
 from ..ir.optimizer import ParameterUpdate
 
-# By kind of optimizer, the names of the slots of a parameter. They start as zeros, in the parameter's layout.
+# The names of a parameter's slots, by kind of optimizer. Slots start as zeros, in the parameter's layout.
 SLOTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("momentum",),

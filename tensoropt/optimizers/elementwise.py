@@ -29,7 +29,7 @@ _MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
 # Methods in which Keras mixes elements or parameters. Where they are Keras's own, this package computes what they would.
 _TAKEN_OVER = ("apply", "_clip_gradients", "_backend_apply_gradients")
 _found: dict[tuple[type, str], str] = {}
-"""By class and configuration, the results of experiments."""
+"""The results of experiments, by class and configuration."""
 
 
 def is_taken_over(optimizer: KerasBase) -> bool:
