@@ -1,5 +1,4 @@
-"""Frontier-Tracking: search for the memory-time frontier of a problem that is given by arrays of costs (see ``docs/ft.md``).
-"""
+"""Frontier-Tracking: search for the memory-time frontier of a problem given by arrays of costs (see ``docs/ft.md``)."""
 
 from .budget import Budget
 from .frontier import Frontier

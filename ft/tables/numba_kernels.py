@@ -86,7 +86,7 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
 def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int) -> Any:
     """Put a point that is not dominated into the frontier, in place; return the new number of points."""
     first = _last_within(frontier[0], n, mem - 1) + 1
-    last = first  # those from first to last are dominated by the new one
+    last = first  # the points from first to last are dominated by the new one
     while last < n and frontier[1, last] >= time:
         last += 1
     if last == first:

@@ -82,8 +82,7 @@ class Bucket:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Return the number of combinations of classes of the neighbours: of both parts, of the left and of the right alone.
-        """
+        """Return how many combinations of classes the neighbours have: of both parts, of the left, of the right alone."""
         return math.prod(self.axes[0]), math.prod(self.axes[1]), math.prod(self.axes[2])
 
     @property
@@ -236,6 +235,7 @@ class _Planner:
         partitions: known partitions, by the identities of the classes that they come from.
         done: known eliminations, by key.
     """
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}

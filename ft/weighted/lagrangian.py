@@ -7,9 +7,9 @@ between it and its hull.
 
 Weights are chosen where they reveal most. Sorted by slope, every two neighbouring lines meet in a *vertex*, a corner of what
 they allow. The vertex with the largest gap (see :mod:`..lower_bound`) to the strategies found is looked at next, by weights
-normal to the line through the two strategies that the two lines found, or between the two slopes if those weights can't be
-used. With exact searches this is the bisection that finds all corners of the hull, each once (Aneja and Nair, Management
-Science 25 (1979)).
+normal to the line through the two strategies that the two lines found, or between the two slopes if that gives no new slope.
+With exact searches this is the bisection that finds all corners of the hull, each once (Aneja and Nair, Management Science
+25 (1979)).
 
 Lines become a staircase (``staircase``): for ascending memories m_0 < m_1 < .. a point (m_j, T(m_{j+1} - 1)), where T(m) is
 the least integer time that all lines allow with memory m. A strategy with memory in [m_j, m_{j+1}) costs at least as much,

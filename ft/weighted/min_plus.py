@@ -1,5 +1,4 @@
-"""Compute with arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of several weights.
-"""
+"""Compute with arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of the weights."""
 
 from __future__ import annotations
 

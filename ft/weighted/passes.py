@@ -131,7 +131,7 @@ class Pass:
         for number, costs in enumerate(self.plan.given):
             same = self.plan.same[number]
             self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
-        self.own: dict[int, list[Floats]] = {}  # of each bucket of a variable, its share of the variable's own cost
+        self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
         for step in self.plan.steps:
             self._eliminate(step)
         shared = np.zeros(self.n)
@@ -356,8 +356,7 @@ class Pass:
         return of_state, of_inputs, [lefts, rights]
 
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
-        """Store the marginals of a table's cells with its edges, by states; where there are some already, the higher ones.
-        """
+        """Store the marginals of a table's cells with its edges, by states; of several for one pair, the highest."""
         shape, costs = self.plan.shapes[table], self.plan.given[table]
         full = marginal[:, shape.classes[0][:, None], shape.classes[1]] - self.margin[:, None, None]
         for index in costs.edges:

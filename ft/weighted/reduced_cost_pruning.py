@@ -12,10 +12,10 @@ and otherwise every strategy with s is weakly dominated by a known one. The stat
 same frontier. With epsilon > 0 the points of U are divided by 1 + epsilon before corners are formed: then every strategy
 that is dropped is within that factor of a known one. The same holds for the pairs of states of an edge.
 
-A few lines (:mod:`.lagrangian`) come first, and their weights drop states only. What they leave is smaller, so that the further lines take less
-time. (These hold for all strategies, as the dropped ones are bounded by U.) Weights are used in the order in which
-:mod:`.lagrangian` chose them, most revealing first. Min-marginals of what is left are higher than those of the given problem, so each time
-that many states are gone the search is planned again.
+A few lines (:mod:`.lagrangian`) come first, and their weights drop states only. What they leave is smaller, so that the
+further lines take less time. (These hold for all strategies, as the dropped ones are bounded by U.) Weights are used in the
+order in which :mod:`.lagrangian` chose them, most revealing first. Min-marginals of what is left are higher than those of
+the given problem, so each time that many states are gone the search is planned again.
 
 For each state, the corners that are left are bits of integers, kept over all weights: w . c is sorted, and the position of
 M_w tells which corners are left. Neighbouring corners are joined (at the larger of both costs) where there are more than
@@ -126,6 +126,7 @@ class _Pruning:
         of_nodes: for each node, for each state, the corners that are left, as bits.
         of_edges: for each edge, for each pair of states, the corners that are left, as bits.
     """
+
     def __init__(self, problem: Problem, hull: Hull, found: Found, epsilon: float) -> None:
         self.problem, self.hull, self.found = problem, hull, found
         self.kept: list[Ints] = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
@@ -171,8 +172,7 @@ class _Pruning:
                 search = WeightedSearch(self.problem, search.plan.max_cells, search.deadline)
 
     def _look(self, search: WeightedSearch, weights: tuple[int, int], with_pairs: bool) -> None:
-        """For one pair of weights, cross out the corners that a strategy with a state, or a pair of states, can't be below.
-        """
+        """Cross out the corners that, by these weights, a strategy with a state or a pair of states can't be below."""
         marginals = search.marginals(weights, with_edges=with_pairs)
         thresholds = weights[0] * self.corners[0] + weights[1] * self.corners[1]
         order = np.argsort(thresholds)

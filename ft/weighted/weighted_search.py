@@ -75,7 +75,7 @@ class WeightedSearch:
             deadline,
             min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
         )
-        self.step = 1.0  # of changing shares: less where the changes of many split variables together go too far
+        self.step = 1.0  # by which shares are changed: less where the changes of many split variables together go too far
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
