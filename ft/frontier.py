@@ -62,8 +62,9 @@ class Frontier:
 
     @property
     def gaps(self) -> npt.NDArray[np.float64]:
-        """Return the gap of each point of the lower bound, float64[L] (see :mod:`.lower_bound`); zeros, float64[P], if
-        exact.
+        """Return the gap of each point of the lower bound: float64[L] (see :mod:`.lower_bound`).
+
+        If the frontier is exact, they are zeros, one for each of its own points: float64[P].
         """
         if self.bound is None:
             return np.zeros(len(self))
@@ -76,6 +77,7 @@ class Frontier:
 
     @property
     def median_gap(self) -> float:
+        """Return the median of the gaps."""
         return float(np.median(self.gaps))
 
     @property

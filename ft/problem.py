@@ -72,6 +72,7 @@ class Node:
 
     @property
     def n_states(self) -> int:
+        """Return the number of states."""
         return len(self.mem_bytes)
 
 
@@ -97,8 +98,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Nodes in topological order, and edges between them (several between the same two nodes, in either direction, are
-    allowed).
+    """Nodes in topological order, and edges between them.
+
+    Several edges between two nodes, in either direction, are allowed.
 
     Raises:
         ValueError: there is no node, or an edge's ends or shape do not fit the nodes.

@@ -1,7 +1,7 @@
-"""Reduce a graph of tables to one table, exactly or by either of two heuristics (Algorithm 2 without its first and last
-steps).
+"""Reduce a graph of tables to one table, exactly or by either of two heuristics.
 
-Exact eliminations are done while no table becomes too large. Where one would,
+This is Algorithm 2 without its first and last steps. Exact eliminations are done while no table becomes too large. Where one
+would,
 
 - ``solve`` restricts a variable to fewer states (heuristic elimination); its result is real strategies, an upper bound;
 - ``relax`` lets parts of the graph choose a variable's state independently; its result is a lower bound.

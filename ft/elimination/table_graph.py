@@ -131,8 +131,9 @@ class TableGraph:
         return known
 
     def add(self, table: Table) -> None:
-        """Multiply a table into the graph, thinned if need be. If there is a table of its scope, that is edge elimination
-        (Eq. 5).
+        """Multiply a table into the graph, thinned if need be.
+
+        If there is a table of its scope already, that is edge elimination (Eq. 5).
 
         Raises:
             InfeasibleError: no combination of states is allowed.

@@ -74,6 +74,7 @@ class _Points:
         return most
 
     def take(self, which: Ints) -> _Points:
+        """Return some of the points."""
         return _Points(self.strategies[which], self.mem[which], self.time[which], self.blocks[:, which])
 
     def with_(self, other: _Points) -> _Points:
@@ -288,7 +289,7 @@ class Descent:
     def _other(self, node: int, at: Mapping[int, int]) -> _Changes | None:
         """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
 
-        The free nodes beside it follow: each takes its state of least memory, or each its state of least time.
+        The neighbouring free nodes follow: each takes its state of least memory, or each its state of least time.
         """
         after = int(self.transient.others[node][at[node]])
         if after < 0:

@@ -48,9 +48,7 @@ from ..search import Progress, search
 
 UNITS = 16
 SHARES = (16, 0, 8, 4, 12)
-"""Weights of A, in units of 1 / UNITS, in the order in which they are tried. Where everything overlaps that can, one of them
-is exact.
-"""
+"""Weights of A, in units of 1 / UNITS, in the order in which they are tried. One is exact where all overlaps that can."""
 _AT_ONCE = 256
 """Number of strategies whose times are computed together."""
 

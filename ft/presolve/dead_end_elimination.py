@@ -36,9 +36,7 @@ MAX_EDGES = 32
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
 _WORK_OF_CANDIDATE = 1000
-"""This many differences take as long as one candidate in :mod:`..tables.merge`, since most pairs of states are rejected at
-once.
-"""
+"""Differences that take as long as one candidate in :mod:`..tables.merge`, as most pairs of states are rejected at once."""
 _NEVER = np.int64(1 << 57)
 """A number above every difference of costs; a sum with one of them still fits."""
 
@@ -107,11 +105,10 @@ def _is_worth_it(own: Ints, ends: list[Ints]) -> bool:
 
 
 def _cheaper_to_cross(edge: Edge, reduced: Ints) -> Ints:
-    """Return the edge's given costs where they are cheaper to eliminate across than the reduced ones; else the reduced ones.
+    """Return the edge's given costs where they make eliminations cheaper than the reduced ones; else the reduced ones.
 
-    The given costs are cheaper where they have fewer pairs of classes of rows and columns (see
-    :mod:`..tables.state_classes`) than there are allowed pairs now. What they allow again was allowed in the given problem,
-    so the frontier stays.
+    The given costs do so where they have fewer pairs of classes of rows and columns (see :mod:`..tables.state_classes`) than
+    there are allowed pairs now. What they allow again was allowed in the given problem, so the frontier stays.
     """
     given = np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE)
     given[:, (given >= INFEASIBLE).any(axis=0)] = INFEASIBLE

@@ -67,6 +67,7 @@ class _Join:
 
     @classmethod
     def of(cls, a: Table, b: Table, sum_out: int | None) -> _Join:
+        """Sort the cells of both tables such that agreeing ones are found by ranges."""
         shared = [variable for variable in a.scope if variable in b.scope]
         both = [np.concatenate([a.column(variable), b.column(variable)]) for variable in shared]
         key = codes(both, a.n_cells + b.n_cells)

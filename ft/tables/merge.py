@@ -50,6 +50,7 @@ class Arcs:
     b_count: Ints
 
     def take(self, which: Ints | slice) -> Arcs:
+        """Return some of the arcs."""
         return Arcs(*(getattr(self, name)[which] for name in self.__slots__))
 
     def tiled(self, a_size: Ints, b_size: Ints) -> Arcs:
@@ -81,10 +82,12 @@ class Points:
     b_point: Ints
 
     def take(self, which: Ints | slice) -> Points:
+        """Return some of the points."""
         return Points(*(getattr(self, name)[which] for name in self.__slots__))
 
     @staticmethod
     def concatenate(parts: list[Points]) -> Points:
+        """Return all points, part after part."""
         if len(parts) == 1:
             return parts[0]
         return Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in Points.__slots__))

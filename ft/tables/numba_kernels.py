@@ -52,11 +52,11 @@ def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
 
 @_compile
 def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
-    """Write the frontier of the n points of ``old`` and of a run shifted by ``point`` into ``new``; return its number of
-    points.
+    """Merge ``n`` points with a run shifted by ``point``: write their frontier into ``new`` and return its number of points.
 
-    Both frontiers are int64[4, capacity]: memory, time, origin, index into the run. The run goes from ``begin`` to ``end``.
-    ``point`` is (memory, time, origin). Of equal points the one that was there first stays.
+    Both ``old``, which has the n points, and ``new`` are int64[4, capacity]: memory, time, origin, index into the run. The
+    run goes from ``begin`` to ``end``. ``point`` is (memory, time, origin). Of equal points the one that was there first
+    stays.
     """
     i = kept = 0
     j = begin

@@ -31,6 +31,7 @@ class Slack(NamedTuple):
     time_ns: int
 
     def plus(self, other: Slack) -> Slack:
+        """Return the slack of sums of points that have these slacks."""
         return Slack(self.mem_bytes + other.mem_bytes, self.time_ns + other.time_ns)
 
 
@@ -78,10 +79,12 @@ class Table:
 
     @property
     def n_cells(self) -> int:
+        """Return the number of cells."""
         return len(self.states)
 
     @property
     def n_points(self) -> int:
+        """Return the number of points of all cells."""
         return len(self.mem)
 
     @property

@@ -122,9 +122,7 @@ class _Kind:
 
     @classmethod
     def of(cls, mem: Ints, time: Ints, forbidden: npt.NDArray[np.bool_]) -> _Kind:
-        """Divide costs by states into classes of equal rows and columns, or into the costs of either end if they are sums of
-        these.
-        """
+        """Divide costs by states into classes of equal rows and columns, or into costs of either end where they are sums."""
         of_mem, of_time = (split_sum(np.where(forbidden, INFEASIBLE, costs)) for costs in (mem, time))
         if of_mem is not None and of_time is not None:
             return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))

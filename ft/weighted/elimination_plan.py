@@ -136,10 +136,10 @@ class Plan:
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> Plan:
-        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells; an edge of the problem itself may have
-        more.
+        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells.
 
-        Where all tables together have more than MAX_TOTAL_CELLS, the plan is made again with a smaller ``max_cells``.
+        An edge of the problem itself may have more cells. Where all tables together have more than MAX_TOTAL_CELLS, planning
+        is repeated with a smaller ``max_cells``.
         """
         shapes, given = given_tables(problem)
         same = first_equal(given)
@@ -291,7 +291,7 @@ class _Planner:
         return effort.cells <= self.plan.max_cells and effort.work <= self.plan.max_cells * _WORK_PER_CELL
 
     def _eliminate(self, effort: _Effort) -> None:
-        """Add the elimination of a variable to the plan, in several buckets if it doesn't fit in one."""
+        """Add a variable's elimination to the plan, in several buckets if it doesn't fit in one; update the estimates."""
         variable = effort.variable
         own = tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) == 1))
         parts = [effort] if self._fits(effort) else self._parted(effort)

@@ -185,8 +185,7 @@ def lagrangian(
     gap: float = _NEAR,
     dropped: LowerBound | None = None,
 ) -> Hull:
-    """Return the hull of a problem's frontier, with at most ``n_lines`` lines, or as many as are ready at the search's
-    deadline.
+    """Return the hull of a problem's frontier, with at most ``n_lines`` lines; fewer if the search's deadline passes.
 
     Args:
         known: strategies that are known before.

@@ -19,7 +19,7 @@ from ..tables.numba_kernels import _compile
 
 _AT_ONCE = 4
 _LOOKS = 8
-"""Number of batches of rows after which the largest number of the result is computed again."""
+"""Number of batches of rows after which the largest number of the result is updated."""
 
 
 @_compile

@@ -195,10 +195,10 @@ class Pass:
         self.tables.clear()
 
     def _shares(self, step: Step, own: Floats) -> list[Floats]:
-        """Share a variable's own cost out over its buckets, such that all of them like each state equally well."""
+        """Share a variable's own cost out over its buckets, such that each state costs the same in all of them."""
         if len(step.buckets) == 1:
             return [own]
-        likes = []  # the least that each bucket's tables cost with each state
+        likes = []  # by bucket, the least that its tables cost with each state
         for bucket in step.buckets:
             of_group = np.empty((self.n, bucket.n_groups))
             for chunk, left, right in self._halves(bucket, np.zeros_like(own)):

@@ -7,12 +7,12 @@ A weighted sum turns a frontier into one number, so that a table is a plain arra
   node, and for every pair of states of an edge, there is the least cost of a strategy that has it (*min-marginals*).
 
 Where the plan had to split buckets, the results are lower bounds. A variable's own cost is then shared out over its buckets.
-The sum of the shares is its cost, whatever they are, and any shares give a valid bound. The first shares are such that all
-buckets like each state equally well by what was eliminated before them ("max-marginal matching": Ihler, Flerova, Dechter and
-Otten, UAI 2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each share grows
-by what its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave in weights
-and shares together, so the search for a line between two others begins with shares between theirs. The strategy is real in
-any case, but no longer proven the best.
+The sum of the shares is its cost, whatever they are, and any shares give a valid bound. The first shares are such that each
+state costs the same in all buckets, judged by what was eliminated before them ("max-marginal matching": Ihler, Flerova,
+Dechter and Otten, UAI 2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each
+share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave
+in weights and shares together, so the search for a line between two others begins with shares between theirs. The strategy
+is real in any case, but no longer proven the best.
 
 Numbers are float64. With integer weights such that no sum can exceed 2^52, all of them are integers and exact. Otherwise
 bounds are lowered by more than rounding can have added.
@@ -75,7 +75,7 @@ class WeightedSearch:
             deadline,
             min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
         )
-        self.step = 1.0  # by which shares are changed: less where the changes of many split variables together go too far
+        self.step = 1.0  # factor on the changes of shares: less where those of many split variables together go too far
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
@@ -144,10 +144,10 @@ class WeightedSearch:
     def tightened(
         self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
     ) -> list[Least]:
-        """Do what ``least`` does, with ever higher bounds: the costs of split variables are shared out again, round by
-        round.
+        """Find the least weighted cost as ``least`` does, with ever higher bounds.
 
-        The bound of :meth:`least` and of :meth:`marginals` for these weights will be that of the best round.
+        Round by round, the costs of split variables are shared out again. The bound of :meth:`least` and of
+        :meth:`marginals` for these weights will be that of the best round.
 
         Args:
             known: the weighted cost of a real strategy.
