@@ -1,4 +1,4 @@
-"""Frontier-Tracking: the search over costs alone. Arrays in, arrays out; see ``docs/ft.md``."""
+"""Frontier-Tracking: search for the memory-time frontier of a problem given by arrays of costs (see ``docs/ft.md``)."""
 
 from .budget import Budget
 from .frontier import Frontier
