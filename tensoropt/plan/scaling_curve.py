@@ -1,4 +1,4 @@
-"""The profiling curve: the least time per step for each parallelism, which a scheduler or a buyer reads."""
+"""The profiling curve: the least time per step for each parallelism, as a cluster scheduler or a buyer reads it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ FORMAT, VERSION = "tensoropt/curve", 1
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One parallelism; ``memory_bytes`` is what a device needs, the peak of a step, by which limits go.
+    """The answer for one parallelism.
 
-    Where nothing fits it is the least that would be needed, and there is no time.
+    Attributes:
+        parallelism: the number of devices.
+        fits: whether any plan fits within the memory limit.
+        memory_bytes: the memory that a device needs: the peak of a step, to which limits apply. If nothing fits, the least
+            that would be needed.
+        time_us: the least time per step; None if nothing fits.
+        samples_per_s: samples per second at that time; None if nothing fits or the batch isn't known.
+        exact: whether the frontier that was searched is exact.
     """
 
     parallelism: int
@@ -33,11 +40,14 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """Least time against parallelism.
+    """The least time per step against the number of devices.
 
     Attributes:
-        batch: samples per step, None where the model has no placeholder to tell.
-        memory_limit_bytes: per device; None without a limit.
+        points: one per parallelism.
+        cluster: the name of the hardware.
+        batch: samples per step; None if no placeholder of the model tells it.
+        memory_limit_bytes: the memory limit per device; None without a limit.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
     """
 
     points: tuple[CurvePoint, ...]

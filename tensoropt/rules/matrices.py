@@ -1,4 +1,7 @@
-"""Operators on batches of matrices. Batch dimensions are split; rows and columns only of a band."""
+"""Rules of operators on batches of matrices.
+
+Batch dimensions can be split. Rows and columns can be split only by MatrixBandPart, and the columns of right sides by solves.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from .rule import Dims, Rule, make_rule
 
 
 def _batched(tensor: Tensor | None, n_batch: int) -> Dims | None:
-    """Leading dimensions d0, d1, ...; the rest whole."""
+    """Return a tensor's factors: d0, d1, ... for the batch dimensions, none for the others; None for a static input."""
     return None if tensor is None else tuple((f"d{i}",) if i < n_batch else () for i in range(len(tensor.shape)))
 
 
@@ -52,7 +55,7 @@ def of_matrices(op: Operator) -> Rule:
 
 @op_rule("MatrixSolve", "MatrixTriangularSolve")
 def solve(op: Operator) -> Rule:
-    """Right sides are solved for one by one: their columns are split as well."""
+    """Return the rule of solving equations; right sides are solved independently, so their columns can be split as well."""
     matrix, sides = (tensor for _, tensor in op.operands)
     rank = len(op.result.shape)
     batch_of_matrix, batch_of_sides, batch = (broadcast_dims(t, rank)[:-2] for t in (matrix, sides, op.result))
