@@ -216,6 +216,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
 
 
 def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
+    """Yield the row of each operator; operators that no training step runs have no costs."""
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
@@ -258,6 +259,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
 
 
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
+    """Return the config of an operator with the least time for resharding its operands and computing it."""
     rule = rule_of(op)
     if not op.operands:
         return configs(rule, mesh)[0]

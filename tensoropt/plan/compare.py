@@ -78,6 +78,7 @@ class Comparison:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
     def _above_text(self, each: ModelFrontier, point: int) -> str:
+        """Return how far a point is above the frontier, as text."""
         above = self.above(each)[point]
         if above is None:
             return "less memory"
@@ -89,7 +90,7 @@ class Comparison:
         return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
 
     def notes(self) -> list[str]:
-        """Return one note per line: a baseline's own note, and why a baseline's points are below the frontier."""
+        """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
         found = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
         for name, each in self.baselines.items():
             if self.is_below(each).any():
@@ -129,6 +130,7 @@ class Comparison:
         }
 
     def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
+        """Return the JSON value of the frontier or a baseline, with all its points."""
         searched = each.built.space
         points = [
             {
@@ -149,6 +151,7 @@ class Comparison:
         }
 
     def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
+        """Return the points that the table shows, with a mark for each."""
         found = each.found
         if len(found) == 1:
             return [(0, "")]
@@ -161,6 +164,7 @@ class Comparison:
         return sorted(marks.items())
 
     def _why_below(self, each: ModelFrontier) -> str:
+        """Return why points of a baseline are below the frontier."""
         n_below, found = int(self.is_below(each).sum()), self.frontier.found
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
         if each.built.space == self.frontier.built.space:
@@ -201,6 +205,7 @@ class Comparison:
         return axes
 
     def _plot_frontier(self, axes: Axes, scale: float) -> None:
+        """Draw the frontier, its compute and its network time; ``scale`` is the nanoseconds per unit of time."""
         found = self.frontier.found
         memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
@@ -231,6 +236,7 @@ def compare(
 
 
 def _named(progress: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
     return lambda stage, done, total: progress(f"{name}, {stage}", done, total)
 
 

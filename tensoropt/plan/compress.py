@@ -100,6 +100,7 @@ class _Numbers:
         self._of_object: dict[int, tuple[int, object]] = {}
 
     def of(self, value: Config | Demand | None) -> int:
+        """Return the number of a value; a new value gets the next free number."""
         known = self._of_object.get(id(value))
         if known is not None:
             return known[0]
@@ -132,6 +133,7 @@ class _Numbered:
 
 
 def _numbered(frontier: ModelFrontier) -> _Numbered:
+    """Return the strategies of all points of a frontier as columns of numbers."""
     numbers = _Numbers()
     states, graph = frontier.found.strategies, frontier.model.graph
     names = [op.name for op in graph.step_operators if op.updates is None]
@@ -251,6 +253,7 @@ class _Parts:
         return Part(pool, tuple((i,) for i in range(len(pool))), chosen)
 
     def _planned(self, op: Operator, point: int) -> PlannedOperator:
+        """Return the row of an operator at a point."""
         rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
             return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
@@ -310,6 +313,7 @@ class _Parts:
     def _view(
         self, hood: Graph, names: Iterable[str], shared: Iterable[str], remade: Iterable[Copy], point: int
     ) -> StrategyView:
+        """Return the strategy of a point, restricted to a neighbourhood, on the neighbourhood's graph."""
         copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
         strategy = Strategy(
             self.mesh,

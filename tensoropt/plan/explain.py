@@ -32,6 +32,7 @@ def explain(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> str:
+    """Return a table of the time per step by operator type, with all network time as one row."""
     times: _Amounts = {}
     for op in plan.operators:
         _add(times, "Variable (updates)" if op.type == VARIABLE else op.type, op.time_us)
@@ -42,6 +43,7 @@ def _time(plan: Plan) -> str:
 
 
 def _edges(plan: Plan) -> str:
+    """Return a table of the time per step of each resharding that communicates."""
     edges: _Amounts = {}
     for resharding in plan.reshardings:
         kinds = dict.fromkeys(
@@ -56,6 +58,7 @@ def _edges(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
+    """Return a table of the memory per device by use."""
     amounts: _Amounts = {}
     for op in plan.operators:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
@@ -143,6 +146,7 @@ def _neighbours(plan: Plan) -> str:
 
 
 def _assumed(plan: Plan) -> str:
+    """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
     lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
     told = plan.assumed.get("operators")
     if isinstance(told, dict):

@@ -224,6 +224,7 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
 
 
 def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
+    """Return the points that a baseline finds for a task, at the times at which they run."""
     started = time.perf_counter()
     answer = search_baseline(task, algorithm)
     stages = {"search": time.perf_counter() - started}

@@ -55,7 +55,7 @@ def least_of(points: Sequence[int], needed_bytes: Callable[[int], int]) -> int:
 
 
 def grid(n_places: int, most: int = ALL_AT_ONCE, n_spread: int = GRID) -> list[int]:
-    """Return indices below ``n_places``: all if they are at most ``most``, else ``n_spread`` of them, evenly from end to end."""
+    """Return indices below ``n_places``: all up to ``most`` of them, else ``n_spread``, evenly from end to end."""
     if n_places <= most:
         return list(range(n_places))
     return [round(i * (n_places - 1) / (n_spread - 1)) for i in range(n_spread)]

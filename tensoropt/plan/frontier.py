@@ -233,6 +233,7 @@ class PlanFrontier(ABC):
 
     @cached_property
     def _by_time(self) -> list[int]:
+        """The numbers of all points by ascending time, of equally fast ones by ascending memory."""
         costs = self.costs
         ordered: list[int] = np.lexsort((costs.mem_bytes, costs.time_ns)).tolist()
         return ordered
@@ -352,6 +353,7 @@ def _new_axes(to_show: bool) -> Axes:
 
 
 def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
+    """Write a picture of the axes to a file."""
     try:
         write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
     except ValueError as error:
@@ -359,6 +361,7 @@ def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
 
 
 def _thinned(n_points: int, always: set[int]) -> list[int]:
+    """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
     if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))
     spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}

@@ -48,6 +48,7 @@ class Part:
     chosen: np.ndarray
 
     def rows(self, point: int) -> list[Entry]:
+        """Return the rows that a point's plan has."""
         return [self.pool[i] for i in self.choices[self.chosen[point]]]
 
 
@@ -167,6 +168,7 @@ class SavedFrontier(PlanFrontier):
 
 
 def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
+    """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
 
@@ -211,6 +213,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
+    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged value raises whatever it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
@@ -269,11 +272,13 @@ def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
 
 
 def _operator_from_json(columns: Sequence[np.ndarray], value: dict[str, Any]) -> Part:
+    """Return an operator's part, the inverse of :func:`_operator_to_json`."""
     pool = tuple({"name": value["name"], "type": value["type"], **row} for row in value["choices"])
     return _checked(Part(pool, tuple((i,) for i in range(len(pool))), _column(columns, value)))
 
 
 def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
+    """Return the choices of all points from the column that a part names."""
     number = value["column"]
     if not 0 <= number < len(columns):
         raise ValueError(f"there is no column {number}")
@@ -300,6 +305,7 @@ def _runs(chosen: np.ndarray) -> str:
 
 
 def _chosen(text: str, n_points: int) -> np.ndarray:
+    """Return the choices of all points from the text of a column's runs: int32[P]."""
     runs = [(part.partition("x")) for part in text.split()]
     choices, counts = [int(run[0]) for run in runs], [int(run[2] or 1) for run in runs]
     if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
@@ -308,6 +314,7 @@ def _chosen(text: str, n_points: int) -> np.ndarray:
 
 
 def _levels(mesh: Mesh) -> list[dict[str, Any]]:
+    """Return the levels of a mesh as JSON."""
     return [{"name": level.name, "count": level.count} for level in mesh.levels]
 
 
@@ -323,6 +330,7 @@ def _nanoseconds(times_us: Any) -> np.ndarray:
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON value, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

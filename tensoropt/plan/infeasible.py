@@ -169,6 +169,7 @@ class _Ways:
         return []
 
     def _with(self, name: str) -> Request:
+        """Return the request with one of the switched-off choices allowed again."""
         return replace(self.request, without=self.request.without - {name})
 
     def _fewer_samples(self) -> list[str]:
@@ -212,9 +213,11 @@ class _Ways:
         return self._in_space(COMPACT) if self.least.frontier.built.space == FULL else []
 
     def _full(self) -> list[str]:
+        """Search the full space after the compact one."""
         return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
 
     def _in_space(self, space: str) -> list[str]:
+        """Search another space and return its suggestion, if something fits."""
         n_devices = self.least.frontier.mesh.n_devices
         if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
             return []
@@ -249,10 +252,12 @@ class _Ways:
 
 
 def _under(told: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
     return lambda stage, done, total: told(f"{name}, {stage}", done, total)
 
 
 def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
+    """Yield larger parallelisms with hardware for each: first those of the given hardware, then of enlarged hardware."""
     known, largest = hardware.parallelisms(), max(hardware.parallelisms())
     for count in known:
         if count > beyond:

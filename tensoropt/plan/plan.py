@@ -219,6 +219,7 @@ class Plan:
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy that the plan records."""
         shared = {d.tensor: d.demand for d in self.reshardings if d.is_shared}
         again = (d for d in self.reshardings if d.is_remade)
         remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.consumers[0]) for d in again)
@@ -252,8 +253,8 @@ class Plan:
     def table(self) -> str:
         """Return a table of text with one row per operator.
 
-        A row has config, result layouts, memory, time, and the collectives of the reshardings to the operator. Constants that
-        are replicated on every device and cost nothing are left out.
+        A row has config, result layouts, memory, time, and the collectives of the reshardings to the operator. Constants
+        that are replicated on every device and cost nothing are left out.
         """
         collectives: dict[str, list[str]] = {}
         for resharding in self.reshardings:
@@ -284,7 +285,7 @@ class Plan:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
 
     def frontier_table(self) -> str:
-        """Return the frontier that the plan was chosen from as a table, the plan's point marked; equal on all ranks."""
+        """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""
         return self.frontier_text
 
     def explain(self) -> str:
@@ -422,15 +423,18 @@ def _shortened(name: str, width: int) -> str:
 
 
 def _counted(names: list[str]) -> str:
+    """Return names as text, equal ones once with their count."""
     counts = {name: names.count(name) for name in names}
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
 def _path_layouts(path: Path) -> list[str]:
+    """Return the layouts along a path as JSON."""
     return [str(path.source), *(str(step.target) for step in path.steps)]
 
 
 def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
+    """Return a path from its layouts, the inverse of :func:`_path_layouts`."""
     stops = [Layout.parse(mesh, text) for text in layouts]
     steps = []
     for before, after in itertools.pairwise(stops):
@@ -442,17 +446,20 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
 
 
 def _halo_json(step: HaloStep) -> dict[str, Any]:
+    """Return a halo exchange as JSON."""
     windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
     return {"windows": windows, "fill": step.fill}
 
 
 def _names(values: list[Any]) -> tuple[str, ...]:
+    """Return names from their JSON value; there must be at least one."""
     if not values:
         raise ValueError("expected at least one name, got none")
     return tuple(map(name_of, values))
 
 
 def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
+    """Return a resharding's row from its JSON value, the inverse of :meth:`PlannedResharding.to_json`."""
     demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
     if "halo" in d:
         windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
@@ -479,6 +486,7 @@ def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
 
 
 def _plan_from_json(value: dict[str, Any]) -> Plan:
+    """Return a plan from its JSON value; see :meth:`Plan.from_json`."""
     mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
     reshardings = tuple(_resharding(mesh, each) for each in value["reshardings"])

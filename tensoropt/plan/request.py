@@ -189,6 +189,7 @@ def fastest_that_fits(
 def _first_that_fits(
     request: Request, found: Iterable[ModelFrontier], tried: list[ModelFrontier]
 ) -> tuple[ModelFrontier, int] | None:
+    """Return the first frontier on which something fits, and its fastest such point; append what was searched to ``tried``."""
     for frontier in found:
         tried.append(frontier)
         point = frontier.fastest_within(request.limit_bytes, request.progress)
@@ -198,10 +199,12 @@ def _first_that_fits(
 
 
 def _time_ns(frontier: ModelFrontier, point: int) -> int:
+    """Return the time per step of a point."""
     return int(frontier.costs.time_ns[point])
 
 
 def _least_bytes(frontier: ModelFrontier) -> int:
+    """Return the least memory of a frontier's points, as the frontier counts it."""
     return int(frontier.costs.mem_bytes.min())
 
 

@@ -57,6 +57,7 @@ class Curve:
     assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def table(self) -> str:
+        """Return the curve as a table of text."""
         rows = [
             [
                 point.parallelism,
@@ -71,12 +72,14 @@ class Curve:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5)
 
     def _speedup(self, point: CurvePoint) -> str:
+        """Return the speedup over the first parallelism on which something fits, as text."""
         first = next((p for p in self.points if p.time_us is not None), None)
         if first is None or first.time_us is None or point.time_us is None:
             return ""
         return f"{first.time_us / point.time_us:.2f}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the curve as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
         return {
             "format": FORMAT,
             "version": VERSION,

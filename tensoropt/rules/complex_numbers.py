@@ -43,6 +43,7 @@ def transform_of_real(op: Operator) -> Rule:
 
 
 def _transform(op: Operator, lengths: tuple[None, ...]) -> Rule:
+    """Return the rule of a Fourier transform; ``lengths`` has a None for each static input."""
     n_transformed = int(op.type[-2]) if op.type.endswith("D") else 1
     operand = op.inputs[0]
     assert operand is not None

@@ -260,6 +260,7 @@ class _Course:
         self.given: dict[str, str] = {}
 
     def run(self) -> str:
+        """Split the class in all inputs of the body that have it, and follow it through the body."""
         composition = self.composition
         for tensor in composition.body.inputs:
             self.states[tensor.name] = SPLIT if composition.dimensions(tensor, self.root) else WHOLE
@@ -270,12 +271,14 @@ class _Course:
         return next(filter(None, reasons), "") or self._at_borders()
 
     def _apply(self, op: Operator, rule: Rule) -> str:
+        """Apply an operator of the body, with the factor that belongs to the class if it has one."""
         own = [name for name in rule.extents if self.composition.find(("factor", op.name, name)) == self.root]
         if len(own) > 1:
             return f"{op.where()} has two factors that would be split together"
         return self._with_factor(op, rule, own[0]) if own else self._without_factor(op, rule)
 
     def _with_factor(self, op: Operator, rule: Rule, name: str) -> str:
+        """Apply an operator that has the class as a factor."""
         if name not in rule.splittable:
             return f"{op.where()} can't split factor '{name}' of {rule}"
         if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
@@ -290,6 +293,7 @@ class _Course:
         return ""
 
     def _without_factor(self, op: Operator, rule: Rule) -> str:
+        """Apply an operator that doesn't have the class as a factor."""
         split = [tensor for _, tensor in op.operands if self.states[tensor.name] == SPLIT]
         if split:
             return f"{op.where()} needs {split[0]} whole"
@@ -303,6 +307,7 @@ class _Course:
         return ""
 
     def _at_borders(self) -> str:
+        """Check the states of a loop, the results, and the gradients of a custom gradient."""
         composition = self.composition
         form = composition.op.attrs[FORM]
         for before, after in composition.carried:
@@ -322,10 +327,12 @@ class _Course:
         return ""
 
     def _splits_operand(self, position: int) -> bool:
+        """Return whether splitting the class splits an operand of the composite."""
         tensor = self.composition.op.inputs[position]
         assert tensor is not None
         return any(self.composition.find(("operand", position, d)) == self.root for d in range(len(tensor.shape)))
 
 
 def _has(dims: Dims | None, name: str) -> bool:
+    """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)

@@ -118,6 +118,7 @@ def transposed(op: Operator) -> Rule | str:
 
 
 def _pooling(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule | str:
+    """Return the rule of pooling, or why it runs replicated."""
     data_format = op.attrs["data_format"]
     image = op.inputs[0]
     assert image is not None

@@ -1,6 +1,7 @@
 """Rules of operators on batches of matrices.
 
-Batch dimensions can be split. Rows and columns can be split only by MatrixBandPart, and the columns of right sides by solves.
+Batch dimensions can be split. Of other dimensions only the rows and columns of MatrixBandPart can be, and the columns of the
+right sides of equations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def _batched(tensor: Tensor | None, n_batch: int) -> Dims | None:
 
 
 def _batches(op: Operator, n_batch: int, linear: tuple[tuple[int, ...], ...] = (), flops_per_point: float = 1.0) -> Rule:
+    """Return the rule of an operator of which only the batch dimensions can be split."""
     operands = tuple(_batched(tensor, n_batch) for tensor in op.inputs)
     results = tuple(_batched(tensor, n_batch) or () for tensor in op.outputs)
     return make_rule(op, operands, results, linear=linear, flops_per_point=flops_per_point)

@@ -18,10 +18,12 @@ _FLOPS = 20.0
 
 
 def _whole(op: Operator) -> tuple[Dims | None, ...]:
+    """Return the operands' dimensions, none of which is split."""
     return tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
 
 
 def _by_element(op: Operator) -> Rule:
+    """Return the rule of an operator that draws each element of its result independently."""
     dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
     return make_rule(op, _whole(op), (dims,), flops_per_point=_FLOPS)
 

@@ -11,12 +11,14 @@ from .rule import Dims, Rule, make_rule
 
 
 def _all_but(op: Operator, moved: set[int]) -> Rule:
+    """Return the rule of an operator that moves elements within some dimensions; all others can be split."""
     rank = len(op.result.shape)
     dims = tuple(() if i in moved else (f"d{i}",) for i in range(rank))
     return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=FIRST)
 
 
 def _dimensions(given: np.ndarray, rank: int) -> set[int]:
+    """Return dimensions that may be given as negative numbers as numbers from 0."""
     return {int(axis) % rank for axis in np.atleast_1d(given)}
 
 

@@ -18,6 +18,7 @@ def reduced_dimensions(op: Operator) -> tuple[int, ...]:
 
 
 def _dims(op: Operator) -> tuple[Dims, Dims]:
+    """Return the factors of a reduction's operand and of its result."""
     operand = op.inputs[0]
     assert operand is not None
     dims = tuple((f"d{i}",) for i in range(len(operand.shape)))
@@ -48,6 +49,7 @@ def extremal(op: Operator) -> Rule:
 
 @op_rule("Prod", "All", "Any", "EuclideanNorm", static=(1,))
 def whole(op: Operator) -> Rule:
+    """Return the rule of a reduction whose reduced dimensions can't be split."""
     dims, kept = _dims(op)
     return make_rule(op, (dims, None), (kept,), fixed={f"d{i}" for i in reduced_dimensions(op)})
 

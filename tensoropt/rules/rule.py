@@ -120,6 +120,7 @@ class Rule:
 
 
 def _dims_text(dims: Dims) -> str:
+    """Return the dimensions of one tensor as a pattern's text."""
     return " ".join("1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})" for names in dims)
 
 

@@ -30,6 +30,7 @@ def scatter_nd(op: Operator) -> Rule:
 
 
 def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    """Return the rule of combining rows with a tensor; ``split_places`` says whether the indexed dimensions can be split."""
     rows, depth = _index_dims(op, 1)
     places, rest = _result_dims(op, depth)
     # If rows were split, each device's sum of them would have to be added to just one summand of the tensor.

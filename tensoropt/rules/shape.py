@@ -48,6 +48,7 @@ def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, in
 
 
 def _reshape(op: Operator) -> Rule:
+    """Return the rule of a reshape."""
     operand = op.inputs[0]
     assert operand is not None
     source, target, extents = reshape_dims(operand.shape, op.result.shape)
@@ -144,6 +145,7 @@ def mirror_pad(op: Operator) -> Rule:
 
 
 def _padded(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    """Return the rule of padding; padded dimensions can't be split."""
     dims = tuple(() if amounts.any() else (f"d{i}",) for i, amounts in enumerate(np.asarray(op.statics[1])))
     return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=linear)
 

@@ -140,12 +140,14 @@ class Gradients:
         self._coming[place] = gradient if before is None else self._sum(before, gradient)
 
     def _sum(self, *summands: Buffer) -> Buffer:
+        """Add the instruction that sums gradients, over one of them if possible; return the sum."""
         n_bytes = max(each.n_bytes for each in summands)
         total = Buffer(n_bytes, GRADIENTS, of=summands[0].of)
         self.program.add(summands, [total], overwrites=[(each, n_bytes) for each in summands])
         return total
 
     def _back_through(self, op: Operator) -> None:
+        """Add the gradients of an operator's operands, computed from those of its results and from its residuals."""
         program, taken = self.program, self.forward.taken
         if program.splits_inner(op) and not program.overlaps:
             program.catch_up()  # the gradients of its statistics are communicated
@@ -198,6 +200,7 @@ class Gradients:
         self._sums[key] = gradient if known is None else self._sum(known, gradient)
 
     def _returned(self, tensor: Tensor, resharding: Resharding, gradient: Buffer) -> Buffer:
+        """Reshard a gradient along the backward path of a resharding; return the resharded gradient."""
         path = self.router.route(resharding).backward
         trails = tensor.name in self.view.graph.made_of_variables
         return gradient if path is None else self.program.move(path, gradient, resharding.item_bytes, GRADIENTS, trails)
@@ -206,9 +209,11 @@ class Gradients:
 
     @property
     def _waits_for_sums(self) -> bool:
+        """Return whether some update waits for a sum over all gradients, such as a global norm."""
         return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
 
     def _update(self, variable: str) -> None:
+        """Update a variable from its gradient, or let the update wait for a sum over all gradients."""
         gradient = self._coming.pop(Place(RESULT, self.view.graph.operators[variable].result.name))
         if self._waits_for_sums:
             # The sum over all gradients must be known first.

@@ -57,6 +57,7 @@ def equation_of_gradient(equation: str, position: int) -> str:
 
 
 def _kind(label: str, operands: Sequence[str], made: str) -> int:
+    """Return the kind of a label: batch, free, contracted, or summed (only in one operand and not in the result)."""
     is_shared = all(label in labels for labels in operands)
     if label in made:
         return _BATCH if is_shared else _FREE

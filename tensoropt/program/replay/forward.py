@@ -121,6 +121,7 @@ class Forward:
         return self._resharded(self.view.resharding(tensor, demand), source, consumer)
 
     def _resharded(self, resharding: Resharding, source: Buffer, place: Place | None = None) -> Buffer:
+        """Reshard a buffer; return the copy. ``place`` is where the resharding's gradient arrives."""
         path = self.program.router.route(resharding).forward
         if path.communicates:
             self.collectives.append(place)
@@ -143,5 +144,6 @@ class Forward:
         return [statistic]
 
     def _keep(self, op: Operator, n_bytes: int, made: list[Buffer]) -> None:
+        """Let an operator save so many bytes inside for its backward pass."""
         self.kept[op.name] = Buffer(n_bytes, RESULTS, of=op.result.name)
         made.append(self.kept[op.name])

@@ -47,7 +47,7 @@ class Places:
         return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
 
     def sources(self, place: Place) -> list[Place]:
-        """Return the nodes to which gradients go on from an operator, or from the resharding of an operand or shared copy."""
+        """Return the nodes to which gradients go on from an operator, or from the resharding of an operand or a copy."""
         if place.kind == SHARED:
             return [Place(OPERATOR, self.view.graph.producers[place.name].name)]
         op = self.view.graph.operators[place.name]

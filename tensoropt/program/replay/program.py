@@ -143,12 +143,15 @@ class StepProgram:
     # The sizes of an operator's operands, results and workspace
 
     def operand_bytes(self, op: Operator, position: int) -> int:
+        """Return the bytes of the largest shard of an operand."""
         return piece_bytes(operand_of(op, position), self.view.demand(op, position).layout)
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:
+        """Return the bytes of the largest shard of a result in its produced layout."""
         return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
 
     def splits_inner(self, op: Operator) -> bool:
+        """Return whether a factor is split that needs collectives inside the operator."""
         config = self.view.strategy.configs[op.name]
         return any(config.axes_of(name) for name in self.view.rules[op.name].inner)
 
@@ -164,6 +167,7 @@ class StepProgram:
         return 2 * self.operand_bytes(op, op.operands[0][0])
 
     def _einsum_scratch_bytes(self, op: Operator, of_gradient: int | None) -> int:
+        """Return the workspace of an Einsum, or of its gradient for an operand, in bytes."""
         equation, result = op.attrs["equation"], self.result_bytes(op, op.result)
         operands = [self.operand_bytes(op, position) for position, _ in op.operands]
         if of_gradient is None:
@@ -175,12 +179,14 @@ class StepProgram:
 
 
 def operand_of(op: Operator, position: int) -> Tensor:
+    """Return the operand of an operator at an input position that isn't static."""
     tensor = op.inputs[position]
     assert tensor is not None
     return tensor
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:
+    """Return the bytes of the largest shard after a step of a path."""
     after = step if isinstance(step, HaloStep) else step.target
     return math.prod(after.largest_local_shape(path.shape)) * item_bytes
 

@@ -99,6 +99,7 @@ class Again:
         return self._shared.get(name, self.forward.shared[name])
 
     def _compute(self, op: Operator, gradient: Buffer) -> None:
+        """Rematerialize an operator: compute its results from operands as the backward pass reads them."""
         program = self.program
         operands = [(self.operand(op, i, gradient), program.operand_bytes(op, i)) for i, _ in op.operands]
         made: list[Buffer] = []
@@ -115,5 +116,6 @@ class Again:
             program.add([buffer for buffer, _ in operands], made, program.scratch_bytes(op), overwrites)
 
     def _resharded(self, resharding: Resharding, source: Buffer, gradient: Buffer) -> Buffer:
+        """Reshard a buffer once ``gradient`` has arrived; return the copy."""
         path = self.program.router.route(resharding).forward
         return self.program.move(path, source, resharding.item_bytes, COPIES, after=gradient)
