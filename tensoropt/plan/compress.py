@@ -212,7 +212,7 @@ class _Neighbourhood(Graph):
 
 
 class _Parts:
-    """Builds the parts of a frontier's plans; each interface and each route is computed once."""
+    """A builder of the parts of a frontier's plans, which computes each interface and each route once."""
 
     def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that reshardings keep"
 IN_TURN = "steps_in_turn"
-"""The key of ``plan.assumed`` for the times of a baseline trial, in which the plan and data parallelism took steps in turn;
-see :mod:`..tuning.baseline_trial`.
+"""The key of ``plan.assumed`` for a baseline trial: the times of interleaved steps by the plan and by data parallelism; see
+:mod:`..tuning.baseline_trial`.
 """
 TAKEN = "results kept for those that take them, or computed again"
 ACCUMULATED = "gradients accumulated beside those of parameters"

@@ -164,7 +164,7 @@ def find_frontier(
 
     Raises:
         InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
-            the arguments, or the step can't be taken in so many micro-batches.
+            the arguments, or the batch can't be divided into so many micro-batches.
     """
     started = time.perf_counter()
     try:

@@ -213,7 +213,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
-    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged value raises whatever it leads to."""
+    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged one raises whatever it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))

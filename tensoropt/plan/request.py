@@ -189,7 +189,7 @@ def fastest_that_fits(
 def _first_that_fits(
     request: Request, found: Iterable[ModelFrontier], tried: list[ModelFrontier]
 ) -> tuple[ModelFrontier, int] | None:
-    """Return the first frontier on which something fits, and its fastest such point; append what was searched to ``tried``."""
+    """Return the first frontier on which something fits, and its fastest such point; append all searched to ``tried``."""
     for frontier in found:
         tried.append(frontier)
         point = frontier.fastest_within(request.limit_bytes, request.progress)

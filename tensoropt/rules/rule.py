@@ -3,9 +3,9 @@
 A rule describes an operator by named *factors* in an einsum-like pattern: ``m k, k n -> m n``. A config assigns each mesh
 axis to one factor or to none. Everything else follows for each axis by itself:
 
-- an operand or result that has the factor in a dimension is split along that dimension; one that lacks it is replicated
-  along the axis;
-- a result that lacks a factor that an operand has is a sum: it is *partial* along the axis;
+- an operand or result that has the factor in a dimension is split by the axis along that dimension;
+- an operand that lacks the factor is replicated along the axis;
+- a result that lacks the factor although an operand has it is a sum: it is *partial* along the axis;
 - an axis may also be assigned to a group of operands in which the operator is linear (``+0`` is the first such group). These
   operands are then partial along the axis, and so are the results.
 
