@@ -45,13 +45,9 @@ class Captured:
     """One program for one batch size.
 
     Attributes:
-        program: in the flat graph.
-        capture: the flat graph, and the user's variables in it.
         graph: the imported graph (IR).
         program: the program's inputs, results and writes in the flat TensorFlow graph.
         capture: the flat TensorFlow graph, and the user's variables in it.
-        program: in the flat graph.
-        capture: the flat graph, and the user's variables in it.
     """
 
     graph: Graph

@@ -163,8 +163,7 @@ class Ranks:
         return frozenset([*steps, *(op.updates for op in graph.operators.values() if op.updates is not None)])
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the key and the global value of one variable after the other, on every rank; while rank 0 leads, there only.
-        """
+        """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
         for key in keys:
             entry = self.state[key]
             whole = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()

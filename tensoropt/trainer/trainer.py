@@ -43,7 +43,7 @@ Logs = dict[str, Any]
 
 @dataclass
 class _Progress:
-    """How far ``fit`` has come in its epochs and in its data.
+    """The progress of ``fit`` in its epochs and in its data.
 
     Attributes:
         epoch: the running epoch, from 0.
