@@ -68,7 +68,7 @@ def usable_cores() -> list[frozenset[int]]:
 
 
 def share_of_cores(cores: Sequence[frozenset[int]], rank: int, size: int) -> frozenset[int]:
-    """Return one rank's CPU numbers: equally many consecutive cores for each of ``size`` ranks, none if there are too few."""
+    """Return one rank's CPU numbers: equally many consecutive cores for each rank, none if there are too few."""
     each = len(cores) // size
     return frozenset().union(*cores[rank * each : (rank + 1) * each])
 
