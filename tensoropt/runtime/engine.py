@@ -87,7 +87,7 @@ class BuiltFunction:
 
 @dataclass
 class Engine:
-    """Runs a model under a strategy on the ranks that this process builds.
+    """The execution of a model under a strategy, on the ranks that this process builds.
 
     Attributes:
         view: the strategy on its graph.
@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def local_parameter_bytes(self) -> list[int]:
-        """For each rank that is built here, the bytes of its shards of the trainable variables."""
+        """Return, for each rank that is built here, the bytes of its shards of the trainable variables."""
         totals = [0] * len(self.backend.ranks)
         for op in self.graph.variables:
             if op.is_trainable:

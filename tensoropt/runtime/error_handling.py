@@ -44,10 +44,10 @@ AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
 LONGEST_NAP_S = 0.05
 SPEAKING_S = 2.0
-"""How long a rank waits for another one to print why all ranks end."""
+"""Seconds that a rank waits for another one to print why all ranks end."""
 
 LEAVING_S = 0.3
-"""How long ranks take to leave mpirun once all have ended MPI, with a margin."""
+"""Seconds that ranks take to leave mpirun once all have ended MPI, with a margin."""
 
 FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
 """The tags of messages on the ending's communicator; :mod:`.watching` has more."""
@@ -111,7 +111,7 @@ class Ending:
 
     @property
     def has_failures(self) -> bool:
-        """Whether all ranks have ended, and some have failed."""
+        """Return whether all ranks have ended, and some have failed."""
         return self._is_complete and bool(self.failures())
 
     def n_working(self) -> int:
@@ -126,7 +126,7 @@ class Ending:
 
     @property
     def joined(self) -> bool:
-        """Whether this rank has posted its record."""
+        """Return whether this rank has posted its record."""
         return self._posted is not None
 
     def say_farewell(self, collectives_begun: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ class Ending:
             yield status.Get_source(), message
 
     def abort(self, exit_code: int) -> NoReturn:
-        """End all ranks at once."""
+        """End all ranks at once with this exit code."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -50,7 +50,7 @@ class Execution:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether all ranks run in this process."""
+        """Return whether all ranks run in this process."""
         return isinstance(self.engine.backend, EmulatedBackend)
 
     def statistics(self, parameter_bytes: int) -> dict[str, Any]:

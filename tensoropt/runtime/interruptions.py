@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TERMINATED = 128 + signal.SIGTERM
 GATHERING_S = 0.05
-"""How long a rank checks which others are terminated: mpirun kills them a quarter of a second after SIGTERM."""
+"""Seconds for which a rank checks which others are terminated: mpirun kills them a quarter of a second after SIGTERM."""
 RECENT_S, PAUSE_OF_INTERRUPTED_S = 1.0, 0.1
 """Seconds from SIGCONT to SIGTERM. For mpirun it takes a quarter of a second if it is interrupted, else a millisecond."""
 MOST_STAGGER_S = 0.5

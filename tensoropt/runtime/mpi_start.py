@@ -27,7 +27,7 @@ from ..common.watchdog import TIMEOUT
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 JOB_VARIABLE, LOCAL_SIZE_VARIABLE = "PMIX_NAMESPACE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 STAGGER_S = 0.3
-"""How much later each rank prints than the one before; the first to end ends the others."""
+"""Seconds by which each rank prints later than the one before; the first to end ends the others."""
 
 
 def started_mpi() -> ModuleType:

@@ -87,7 +87,7 @@ class Timed:
 
 @dataclass
 class OperatorTimer:
-    """Times operators on this process's device. TensorFlow must be in eager mode."""
+    """A timer of operators on this process's device. TensorFlow must be in eager mode."""
 
     device: str = field(default_factory=lambda: "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0")
     clock: Callable[[], float] = time.perf_counter

@@ -172,7 +172,7 @@ class Processes:
 
     @property
     def alone(self) -> bool:
-        """Whether this process was started alone, without MPI."""
+        """Return whether this process was started alone, without MPI."""
         return self.comm is None
 
     @property
@@ -192,7 +192,10 @@ class Processes:
 
     @property
     def naps(self) -> bool:
-        """Whether a rank sleeps while it waits for others: over a link, a rank's only core had better compute meanwhile."""
+        """Return whether a rank sleeps while it waits for others.
+
+        It does so over a link, where a rank's only core had better compute meanwhile.
+        """
         return len(set(self.hosts)) > 1 and cores_of_a_rank(self.local_size) == 1
 
     def part(self, comm: Any) -> Processes:

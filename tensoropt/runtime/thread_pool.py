@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 MEET_S = 2.0
-"""How long callbacks wait for each other. If one comes too late the answer is no, which is safe."""
+"""Seconds that callbacks wait for each other. If one comes too late the answer is no, which is safe."""
 
 
 @cache

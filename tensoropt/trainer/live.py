@@ -94,7 +94,7 @@ class LiveValues:
         finally:
             self._is_running = before
 
-    # What variables ask
+    # Answers to variables
 
     def read(self, variable: keras.Variable) -> np.ndarray | None:
         """Return the trained value of a variable; None if the access is to the variable's own value."""
@@ -130,7 +130,7 @@ class LiveValues:
             self._said.add(what)
             logger.warning(_WARNINGS[what], variable.path, name, line)
 
-    # Through the trainer
+    # Access through the trainer
 
     def through(self, found: Any) -> Any:
         """Wrap an attribute of the model so that reads and assignments through it reach the values on the ranks.

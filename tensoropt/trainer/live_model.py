@@ -67,7 +67,7 @@ class LiveModel(KerasObjective):
     def non_trainable_weights(self) -> list[keras.Variable]:
         return self._through(super().non_trainable_weights)
 
-    # What was captured stays
+    # What was captured can't change
 
     @property
     def optimizer(self) -> Any:

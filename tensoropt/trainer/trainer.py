@@ -139,7 +139,7 @@ class Trainer(LiveModel):
         """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
         return self.plan.explained()
 
-    # What users call
+    # Methods that users call
 
     def fit(self, *arguments: Any, **named: Any) -> keras.callbacks.History:
         """Train like ``keras.Model.fit``, on all ranks. For arrays, ``batch_size`` defaults to that of the plan.
@@ -153,7 +153,7 @@ class Trainer(LiveModel):
         resumes, self._progress.resumes = self._progress.resumes, None
         if resumes is not None:
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
-        # A dataset shuffles by itself, or doesn't.
+        # A dataset decides itself whether it shuffles.
         given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
         position = _Position(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
@@ -269,7 +269,7 @@ class Trainer(LiveModel):
         given["verbose"] = given.get("verbose", "auto") if self.ranks.rank == 0 else 0
         return given
 
-    # What Keras's loops call
+    # Methods that Keras's loops call
 
     @property
     def distribute_strategy(self) -> Sharing:

@@ -69,7 +69,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if that can't be seen from here."""
+        """Return whether the process has ended; None if that can't be seen from here."""
         if self.machine == _machine():
             return _started(self.pid) != self.started
         has_same_host = self.host == socket.gethostname()
@@ -92,7 +92,7 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds the lock, as far as it knows."""
+        """Return whether this object holds the lock, as far as it knows."""
         return self._own is not None
 
     def acquire(self) -> None:

@@ -55,7 +55,9 @@ class Variable:
 
     @property
     def in_slices(self) -> bool:
-        """Whether each rank writes and reads its own slices; else one rank writes the global value and all read it."""
+        """Return whether each rank writes and reads slices of its own; else one rank writes the global value, and all read
+        it.
+        """
         return self.dtype in SLICED_TYPES and self.n_bytes > 0
 
     def __str__(self) -> str:

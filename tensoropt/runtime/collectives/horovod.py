@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAKE = "make it again with make horovod"
 WARN_S = 60.0
-"""After how many seconds Horovod reports collectives in which some ranks wait; half of the timeout if that is shorter."""
+"""Seconds after which Horovod reports collectives in which some ranks wait; half of the timeout if that is shorter."""
 
 _MOVES = frozenset({tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool})
 # The types as which Horovod moves elements of unknown types, by their size in bytes.

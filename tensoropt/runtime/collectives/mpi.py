@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 AWAKE_S, NAP_S = 5e-5, 5e-5
-"""How long a rank polls before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
+"""Seconds that a rank polls before its first nap, and of a nap: a link of 1 Gb/s moves 6 KiB meanwhile."""
 
 PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
 """The bytes of one part of a message that is sent in parts, and how many parts are under way at once.
@@ -54,10 +54,10 @@ Received parts are added while the rest is on its way, and an urgent message wai
 all parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
 2289, 2072 and 2117, with two of 512 KiB 2231.
 """
-_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags
+_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags of messages
 
 TRAILING_NAP_S = 2e-4
-"""How long a communicator that gives way naps.
+"""Seconds of a nap of a communicator that gives way.
 
 Parts under way keep the link busy meanwhile, and each poll takes a core from computation.
 """
