@@ -99,7 +99,7 @@ class Engine:
         first: another engine, whose variables and optimizers this one shares where it has the same; None without.
         sliced: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else None.
         in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
-        lag: for how many operators the backward pass goes on while a gradient is on its way; see there.
+        lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
         variables: by operator name, a variable's shards on the ranks that are built here.
         optimizers: the optimizer of each training step, by the step's name.
     """
@@ -446,7 +446,7 @@ def _cut(
 ) -> np.ndarray:
     """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
 
-    In a partial layout the rank at coordinate 0 holds the value, and the others hold zeros.
+    In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
     """
     if slices:
         of_slices = (each.of(value, 0) for each in slices)

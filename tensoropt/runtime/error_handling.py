@@ -89,7 +89,7 @@ class Ending:
         self._is_complete = False
 
     def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
-        """Post this rank's record (once) and wait for the other ranks' records; return False after the limit."""
+        """Post this rank's record (once) and wait for the other ranks'; return whether they came within the limit."""
         if self._posted is None:
             record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
             self._posted = self.comm.Iallgather(bytearray(record), self._records)

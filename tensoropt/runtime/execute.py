@@ -137,7 +137,7 @@ def execute_beside(
 ) -> Execution:
     """Build an engine for another program of the same model, which shares the variables of the first engine.
 
-    Its configs are inherited from the plan. Each consumer's tensors are resharded separately.
+    Its configs are inherited from the plan. A tensor is resharded separately for each of its consumers.
 
     Args:
         initial_value: returns the global initial value of a variable that the first engine doesn't have.

@@ -27,7 +27,10 @@ TERMINATED = 128 + signal.SIGTERM
 GATHERING_S = 0.05
 """Seconds for which a rank checks which others are terminated: mpirun kills them a quarter of a second after SIGTERM."""
 RECENT_S, PAUSE_OF_INTERRUPTED_S = 1.0, 0.1
-"""Seconds from SIGCONT to SIGTERM. For mpirun it takes a quarter of a second if it is interrupted, else a millisecond."""
+"""Bounds on the seconds from SIGCONT to SIGTERM.
+
+mpirun takes a quarter of a second between them if it is interrupted, else a millisecond.
+"""
 MOST_STAGGER_S = 0.5
 
 

@@ -315,7 +315,7 @@ def current_processes() -> Processes:
     """Return the ranks of this run. The first call connects them, and all ranks must make it.
 
     Raises:
-        TensorOptError: the launcher's MPI isn't mpi4py's, mpi4py is missing, or MPI supports too few threads.
+        TensorOptError: the launcher's MPI isn't mpi4py's, mpi4py is missing, or MPI has too little thread support.
     """
     launched = launched_as()
     if launched is None:

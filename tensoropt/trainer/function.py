@@ -70,6 +70,7 @@ class CapturedFunction:
         return [variable for variable in self.variables if variable.trainable and carries_gradient(variable.dtype)]
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
+        """Return the variables' own names."""
         return [own_name(variable) for variable in variables]
 
     def layer_of(self, name: str) -> str | None:

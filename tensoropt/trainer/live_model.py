@@ -30,6 +30,7 @@ class LiveModel(KerasObjective):
         self.live = live
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's model, with the trained values once it is live."""
         if self.live is None:
             return super().call(*args, **kwargs)
         with self.live.trained():

@@ -46,10 +46,12 @@ class KerasObjective(keras.Model):
         self.built = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's model."""
         return self.inner(*args, **kwargs)
 
     @property
     def trained(self) -> list[keras.Variable]:
+        """The trainable variables of the user's model."""
         return list(self.inner.trainable_variables)
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:

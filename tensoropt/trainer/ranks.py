@@ -71,10 +71,12 @@ class Ranks:
 
     @property
     def processes(self) -> Processes:
+        """The processes that take part."""
         return self.execution.processes
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return self.processes.rank
 
     @property

@@ -65,7 +65,7 @@ def signature_of(
     """Return the signature of a model's batches: from a dataset or arrays if given, else from the model and its loss.
 
     Raises:
-        InputError: the model's input shapes aren't known, or the labels can't be derived from the loss.
+        InputError: the batch size or ``data`` is invalid, input shapes aren't known, or losses don't fit the results.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")

@@ -63,10 +63,12 @@ class Metadata:
         content: Mapping[str, Any],
         n_files: int,
     ) -> Metadata:
+        """Return the metadata of a checkpoint with these variables."""
         return cls(tuple(Saved(v.name, v.shape, v.dtype) for v in variables), n_files, objects, content)
 
     @property
     def by_name(self) -> dict[str, Saved]:
+        """The saved variables, by name."""
         return {saved.name: saved for saved in self.variables}
 
     def to_json(self) -> str:

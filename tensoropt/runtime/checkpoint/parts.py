@@ -43,10 +43,12 @@ class Part:
 
     @property
     def n_bytes(self) -> int:
+        """The bytes of the part."""
         return math.prod(end - start for start, end in self.bounds) * self.variable.item_bytes
 
     @property
     def spec(self) -> str:
+        """SaveV2's name of the slice."""
         return slice_spec(self.variable.shape, self.bounds)
 
 

@@ -54,10 +54,12 @@ class Place:
 
     @property
     def prefix(self) -> str:
+        """The checkpoint's prefix, ``folder/name``."""
         return str(self.folder / self.name)
 
     @property
     def index(self) -> Path:
+        """The checkpoint's index file."""
         return self.folder / f"{self.name}.index"
 
     @property

@@ -2,9 +2,9 @@
 
 1. Rank 0 takes the prefix's lock (``lock.py``) and makes an empty folder beside the target (``place.py``).
 2. Each rank writes its parts (``parts.py``) with SaveV2, a file for each gigabyte. The only values that ranks exchange are
-those of variables whose type can't be saved in slices, which one rank collects.
+   those of variables whose type can't be saved in slices, which one rank collects.
 3. Rank 0 writes the checkpoint's metadata, joins the files with MergeV2Checkpoints, which rewrites only their small indices,
-and puts the result in its place.
+   and puts the result in its place.
 
 After each step the ranks agree on whether it succeeded on all.
 """

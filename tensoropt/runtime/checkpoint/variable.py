@@ -46,6 +46,7 @@ class Variable:
 
     @property
     def item_bytes(self) -> int:
+        """The bytes of one element."""
         return int(tf.as_dtype(self.dtype).size)
 
     @property
@@ -55,8 +56,9 @@ class Variable:
 
     @property
     def in_slices(self) -> bool:
-        """Return whether each rank writes and reads slices of its own; else one rank writes the global value, and all read
-        it.
+        """Return whether each rank writes and reads slices of its own.
+
+        Otherwise one rank writes the global value, and all ranks read it.
         """
         return self.dtype in SLICED_TYPES and self.n_bytes > 0
 
