@@ -1,6 +1,6 @@
 """Run the user's callbacks on rank 0, where they may do whatever they do on one device.
 
-The other ranks wait meanwhile. They join in whatever a callback asks of the trainer that takes all ranks: weights, saving,
+The other ranks wait meanwhile. They join in whatever a callback asks of the trainer that needs all ranks: weights, saving,
 evaluating, setting the learning rate. What a callback decides for Keras's loops (to stop, where to begin) reaches all ranks.
 """
 

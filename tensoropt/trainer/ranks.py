@@ -1,7 +1,7 @@
 """Run a trainer's operations on all ranks together.
 
 Normally every rank makes the same calls. Inside of :meth:`Ranks.lead` only rank 0 runs the user's code, such as a callback
-that saves, predicts or changes the learning rate. Rank 0 announces each operation that takes all ranks to the others, which
+that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the others, which
 wait in :meth:`Ranks.lead` and join in.
 """
 

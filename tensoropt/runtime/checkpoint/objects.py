@@ -1,9 +1,9 @@
 """Describe the user's objects in a checkpoint, as ``tf.train.Checkpoint`` needs them to restore it.
 
 Then ``tf.train.Checkpoint(model=model, optimizer=optimizer)`` restores the checkpoint. TensorFlow finds a variable by its
-path of attributes from the root. The paths are in the graph of objects, an entry that every checkpoint has. In it each variable
-names the entry with its value. The graph that is written here is that of the user's objects, and it names TensorOpt's
-entries.
+path of attributes from the root. The paths are in the graph of objects, an entry that every checkpoint has. In it each
+variable names the entry with its value. The graph that is written here is that of the user's objects, and it names
+TensorOpt's entries.
 """
 
 from __future__ import annotations
