@@ -486,10 +486,6 @@ def _fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.Te
     return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
 
 
-def _numpy_dtype(tensor: Tensor) -> Any:
-    return tf.as_dtype(tensor.dtype).as_numpy_dtype
-
-
 def _names(fetch: Fetch) -> str:
     return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
 
