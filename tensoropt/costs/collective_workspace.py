@@ -1,6 +1,6 @@
 """Compute the memory that :class:`MpiCommunicator` keeps from one collective to the next.
 
-It keeps one buffer of each name (``send``, ``receive``, ``reduce``), as large as the largest that any collective has needed.
+It keeps one buffer of each name, as large as the largest that any collective has needed.
 """
 
 from __future__ import annotations

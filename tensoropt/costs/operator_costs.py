@@ -145,8 +145,7 @@ class OperatorCosting:
         return self._bodies[op.name]
 
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """Return the bytes of an operator's parameters with gradients and slots, and of the results that are saved as
-        produced.
+        """Return the bytes of an operator's parameters with gradients and slots, and of its saved results (:attr:`charged`).
 
         Where windows overlap blocks, the backward pass reads all that a block's windows cover: a copy that is saved as well.
         """
@@ -409,7 +408,7 @@ class ReshardingCosting:
         partial.
 
         Args:
-            of_variable: whether the sources are layouts of a variable itself, and not of a copy.
+            of_variable: whether the source is the variable itself, and not a copy.
         """
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index

@@ -53,7 +53,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class LoopForm:
-    """How a loop calls its body.
+    """The way in which a loop calls its body.
 
     The loop's operands are stacks, initial states and invariants, in this order. The body's inputs are the same, with one
     element of each stack in place of the stack. The body's outputs are items and the next states; the loop's results are the
@@ -83,7 +83,7 @@ class LoopForm:
 
 @dataclass(frozen=True, slots=True)
 class GradientForm:
-    """How a body computes the gradient of tensors that pass through an operator unchanged.
+    """The way in which a body computes the gradient of tensors that pass through an operator unchanged.
 
     The body's inputs are the gradients of the results, then operands; its outputs are gradients of operands.
 

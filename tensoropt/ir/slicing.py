@@ -1,4 +1,4 @@
-"""How the graph of one micro-batch comes from the graph of the full batch."""
+"""The relation between the graph of one micro-batch and the graph of the full batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from .graph import Graph, Operator, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Slicing:
-    """How the graph of one micro-batch comes from the graph of the full batch.
+    """The relation between the graph of one micro-batch and the graph of the full batch.
 
     Attributes:
         n: the number of micro-batches.
         whole: the graph of the full batch.
         batch: the number of samples in the full batch.
-        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM.
+        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
+            up.
         once: (operator, position) of the operands that only the first micro-batch uses.
         after: names of the operators that run after all micro-batches.
     """
