@@ -101,8 +101,7 @@ class OperatorCosting:
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 
     def reads(self, consumer: Consumer) -> bool:
-        """Return whether the backward pass reads the copy that a consumer has of its operand, directly or by way of views.
-        """
+        """Return whether the backward pass reads a consumer's copy of its operand, directly or by way of views."""
         if consumer.is_step or consumer.is_update:
             return False
         if (consumer.name, consumer.position) in self.backward.kept_operands:
@@ -244,8 +243,7 @@ class OperatorCosting:
         return 2 * written + piece if written else 0
 
     def found_bytes(self, op: Operator) -> int:
-        """Return the bytes of all rows that the lookups in a variable find, if it is updated by rows; 0 for other operators.
-        """
+        """Return the bytes of all rows that lookups in a variable find, if it is updated by rows; else 0."""
         return sum(self.graph.operators[name].result.mem_bytes for name in self.graph.lookups.get(op.name, ()))
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Resharding]:

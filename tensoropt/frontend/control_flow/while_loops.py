@@ -116,7 +116,9 @@ class _Reader:
 
     @cached_property
     def counts(self) -> dict[str, tf.Tensor]:
-        """The counted tensors that the body's other operators read or the trips write, by name, without indices into lists.
+        """The counted tensors that the body's other operators read or the trips write, by name.
+
+        Indices into lists aren't among them.
         """
         static, counted = self.counters.static, self.counters.counted
         found = {write.item.name: write.item for write in self.writes if write.item.name in counted}
