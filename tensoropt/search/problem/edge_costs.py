@@ -3,7 +3,7 @@
 A resharding makes a *copy* of a *source*: of a tensor as its producer produced it, or of a shared copy. How long each is
 in memory, and whether it is resharded again in the backward pass, depends on the *residual policies* of both ends. Each
 state of a node has one for the source and one for the copy, beside the layout or operand sharding. They are the constants
-LEFT ... HELD, documented in one table above them. A :data:`Table` maps each pair of policies to a :class:`Keeping`, and
+LEFT ... HELD, documented in the tables above them. A :data:`Table` maps each pair of policies to a :class:`Keeping`, and
 :meth:`.ReshardingCosting.matrix` turns that into bytes and nanoseconds.
 """
 
@@ -22,41 +22,50 @@ from ...ir.graph import VARIABLE, Graph, Tensor
 from ...rules.rule import Demand
 from .node_states import Choice
 
-# Residual policies. Every resharding takes its time in the forward pass and, where a gradient comes back, in the backward
-# pass; the columns below say what comes on top. "Copy's bytes" are 0 where the copy is the source itself or a view of it.
+# Residual policies
 #
-# Policies of a source:
+# Every resharding takes its time in the forward pass and, where a gradient comes back, in the backward pass. The columns say
+# what comes on top if the backward pass reads the copy. Memory is held from the forward to the backward pass ("saved") or
+# only during a part of the backward pass ("transient"). To save a copy that is the source itself, or a view of it,
+# is to save the source.
 #
-# | policy | of a produced tensor | of a shared copy | memory, if the copy is read | more time, if the copy is read |
-# |---|---|---|---|---|
-# | LEFT | saved if the copy is the source or a view of it | saved | the source's bytes if the copy is the source or a view
-#   of it, else the copy's | none |
-# | REGATHERED | not saved: its operator is rematerialized | regathered from a rematerialized tensor | the copy's bytes
-#   where communication makes it, else none; what is not saved is transient in the producer's segment | the copy's local
-#   steps again in the backward pass, unless the copy is FIXED; to a shared copy, its whole path again |
-# | PAID | saved, and its bytes are charged at another place | neither saved nor regathered: every consumer that reads must
-#   save a copy of its own | the copy's bytes | none |
-# | REMADE | (does not occur) | regathered from a saved tensor | as REGATHERED, without the transient bytes; beside that the
-#   shared copy needs the saved tensor's bytes, unless they are charged elsewhere | as REGATHERED; to the shared copy, the
-#   whole path again in the backward pass |
+# | source's policy | meaning for a produced tensor      | saved memory            | added time, in the backward pass      |
+# |-----------------|------------------------------------|-------------------------|---------------------------------------|
+# | LEFT            | saved, if the copy is it or a view | source's or copy's      | none                                  |
+# | PAID            | saved, charged at another place    | copy's                  | none                                  |
+# | REGATHERED      | not saved: its operator is         | copy's, if communicated | the path again, if it is local and the|
+# |                 | rematerialized                     |                         | copy isn't FIXED                      |
 #
-# Policies of a consumer's copy:
+# | source's policy | meaning for a shared copy          | saved memory            | added time, in the backward pass      |
+# |-----------------|------------------------------------|-------------------------|---------------------------------------|
+# | LEFT            | saved                              | its own                 | none                                  |
+# | PAID            | neither saved nor regathered       | each reader's own copy  | none                                  |
+# | REGATHERED      | regathered from a rematerialized   | none                    | the path to the shared copy again     |
+# |                 | tensor                             |                         |                                       |
+# | REMADE          | regathered from a saved tensor     | the produced shard's    | the path to the shared copy again     |
 #
-# | policy | meaning | memory | more time |
-# |---|---|---|---|
-# | UNREAD | the backward pass doesn't read the copy | none | none |
-# | READ | a gradient reads the copy; it may be saved or regathered | saved: as the source's policy says; regathered: the
-#   source's bytes, unless they are charged elsewhere | saved: as the source's policy says; regathered: the path again in
-#   the backward pass |
-# | FIXED | a gradient reads it through a view or through exchanged windows, so it can't be regathered by itself | as READ,
-#   saved | as READ, saved; no local steps again |
-# | PASSED | no gradient reads it; it is read to rematerialize its consumer, and not needed after that | as READ, but
-#   nothing transient | as READ |
-# | HELD | read to rematerialize its consumer, and by a gradient after that, so it stays in between | as READ; a regathered
-#   copy's bytes are transient in the consumer's segment | as READ |
+# A reader of a PAID shared copy must need a resharding of its own. A shared copy of a REGATHERED tensor is LEFT or PAID only
+# if communication makes it. A consumer's copy of a shared copy that is REGATHERED or REMADE costs as one of a
+# REGATHERED tensor. The saved memory that a REGATHERED source avoids is transient in the producer's rematerialization
+# segment, unless the copy is PASSED.
 #
-# A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one its
-# columns are numbered by its policies as a source.
+# | copy's policy | meaning                                                              | if saved | if regathered       |
+# |---------------|----------------------------------------------------------------------|----------|---------------------|
+# | UNREAD        | the backward pass doesn't read it                                    | nothing  | nothing             |
+# | READ          | a gradient reads it                                                  | as above | source's bytes; the |
+# |               |                                                                      |          | path again          |
+# | FIXED         | a gradient reads it through a view, or reads exchanged windows       | as above | can't be            |
+# | PASSED        | no gradient reads it: it is read to rematerialize its consumer, and not| as above | as READ             |
+# |               | needed after that                                                    |          |                     |
+# | HELD          | read to rematerialize its consumer, then by a gradient; stays between| as above | as READ; its bytes  |
+# |               |                                                                      |          | are transient in    |
+# |               |                                                                      |          | the consumer's      |
+# |               |                                                                      |          | segment             |
+#
+# "Source's bytes" and "the produced shard's" are 0 where they are charged elsewhere (Keeping.COPY_OF_KEPT, AGAIN_OF_KEPT).
+#
+# A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one the
+# columns are numbered by the shared copy's policies as a source.
 LEFT, REGATHERED, PAID, REMADE = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]

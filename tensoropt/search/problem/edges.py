@@ -10,7 +10,7 @@ consumer, with a state for each choice that can matter (:mod:`...ft.choices`). A
 shared copy's has a copy of its own; where all consumers that read do, the shared copy is neither saved nor regathered,
 which is a state as well.
 
-The residual policies LEFT ... HELD are documented in one table in :mod:`.edge_costs`.
+The residual policies LEFT ... HELD are documented in tables in :mod:`.edge_costs`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from .strategy_problem import StrategyProblem
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What P strategies mean by the state of a node that isn't an operator.
+    """The meanings that P strategies give to a node that isn't an operator.
 
     Attributes:
         of_strategy: the number of the meaning that each strategy has, int[P].
