@@ -33,8 +33,8 @@ from .node_states import Choice
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
 # | LEFT            | saved, if the copy is it or a view | source's or copy's      | none                                  |
 # | PAID            | saved, charged at another place    | copy's                  | none                                  |
-# | REGATHERED      | not saved: its operator is         | copy's, if communicated | the path again, if it is local and the|
-# |                 | rematerialized                     |                         | copy isn't FIXED                      |
+# | REGATHERED      | not saved: its operator is         | copy's, if communicated | the path again, if local and the copy |
+# |                 | rematerialized                     |                         | isn't FIXED                           |
 #
 # | source's policy | meaning for a shared copy          | saved memory            | added time, in the backward pass      |
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
@@ -55,10 +55,10 @@ from .node_states import Choice
 # | READ          | a gradient reads it                                                  | as above | source's bytes; the |
 # |               |                                                                      |          | path again          |
 # | FIXED         | a gradient reads it through a view, or reads exchanged windows       | as above | can't be            |
-# | PASSED        | no gradient reads it: it is read to rematerialize its consumer, and not| as above | as READ             |
+# | PASSED        | no gradient reads it: read to rematerialize its consumer, and not    | as above | as READ             |
 # |               | needed after that                                                    |          |                     |
-# | HELD          | read to rematerialize its consumer, then by a gradient; stays between| as above | as READ; its bytes  |
-# |               |                                                                      |          | are transient in    |
+# | HELD          | read to rematerialize its consumer, then by a gradient: stays     | as above | as READ; its bytes  |
+# |               | in between                                                           |          | are transient in    |
 # |               |                                                                      |          | the consumer's      |
 # |               |                                                                      |          | segment             |
 #
