@@ -57,7 +57,7 @@ from .node_states import Choice
 # | FIXED         | a gradient reads it through a view, or reads exchanged windows       | as above | can't be            |
 # | PASSED        | no gradient reads it: read to rematerialize its consumer, and not    | as above | as READ             |
 # |               | needed after that                                                    |          |                     |
-# | HELD          | read to rematerialize its consumer, then by a gradient: stays     | as above | as READ; its bytes  |
+# | HELD          | read to rematerialize its consumer, then by a gradient: it stays     | as above | as READ; its bytes  |
 # |               | in between                                                           |          | are transient in    |
 # |               |                                                                      |          | the consumer's      |
 # |               |                                                                      |          | segment             |
