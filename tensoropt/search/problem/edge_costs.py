@@ -33,21 +33,21 @@ from .node_states import Choice
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
 # | LEFT            | saved, if the copy is it or a view | source's or copy's      | none                                  |
 # | PAID            | saved, charged at another place    | copy's                  | none                                  |
-# | REGATHERED      | not saved: its operator is         | copy's, if communicated | the path again, if local and the copy |
+# | REMATERIALIZED  | not saved: its operator is         | copy's, if communicated | the path again, if local and the copy |
 # |                 | rematerialized                     |                         | isn't FIXED                           |
 #
 # | source's policy | meaning for a shared copy          | saved memory            | added time, in the backward pass      |
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
 # | LEFT            | saved                              | its own                 | none                                  |
 # | PAID            | neither saved nor regathered       | each reader's own copy  | none                                  |
-# | REGATHERED      | regathered from a rematerialized   | none                    | the path to the shared copy again     |
+# | REMATERIALIZED  | regathered from a rematerialized   | none                    | the path to the shared copy again     |
 # |                 | tensor                             |                         |                                       |
-# | REMADE          | regathered from a saved tensor     | the produced shard's    | the path to the shared copy again     |
+# | REGATHERED      | regathered from a saved tensor     | the produced shard's    | the path to the shared copy again     |
 #
-# A reader of a PAID shared copy must need a resharding of its own. A shared copy of a REGATHERED tensor is LEFT or PAID only
-# if communication makes it. A consumer's copy of a shared copy that is REGATHERED or REMADE costs as one of a
-# REGATHERED tensor. The saved memory that a REGATHERED source avoids is transient in the producer's rematerialization
-# segment, unless the copy is PASSED.
+# A reader of a PAID shared copy must need a resharding of its own. A shared copy of a REMATERIALIZED tensor is LEFT or PAID
+# only if communication makes it. A consumer's copy of a shared copy that is REMATERIALIZED or REGATHERED costs as one of a
+# REMATERIALIZED tensor. The saved memory that a REMATERIALIZED source avoids is transient in the producer's
+# rematerialization segment, unless the copy is PASSED.
 #
 # | copy's policy | meaning                                                              | if saved | if regathered       |
 # |---------------|----------------------------------------------------------------------|----------|---------------------|
@@ -66,7 +66,7 @@ from .node_states import Choice
 #
 # A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one the
 # columns are numbered by the shared copy's policies as a source.
-LEFT, REGATHERED, PAID, REMADE = range(4)
+LEFT, REMATERIALIZED, PAID, REGATHERED = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
 """What is saved for the backward pass: a row for each policy of the source, a column for each policy of the copy."""
@@ -213,7 +213,7 @@ class ReshardingArrays:
                 places = np.ix_(left[of_left == way], wanted[of_wanted == taken])
                 of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[way][taken])]
                 mem[part], time_ns[part] = of_part
-                if way == REGATHERED and taken != PASSED:
+                if way == REMATERIALIZED and taken != PASSED:
                     kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
                     allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
                     transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)

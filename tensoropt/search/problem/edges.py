@@ -39,7 +39,7 @@ from .edge_costs import (
     PASSED,
     READ,
     REGATHERED,
-    REMADE,
+    REMATERIALIZED,
     UNREAD,
     Costs,
     End,
@@ -105,7 +105,7 @@ class _Made:
 
     @property
     def may_be_regathered(self) -> bool:
-        return bool((self.end.way == REGATHERED).any())
+        return bool((self.end.way == REMATERIALIZED).any())
 
 
 class Connections:
@@ -174,7 +174,7 @@ class Connections:
                         left = self._as_left(states.layouts(i, result), consumers)
                         made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
                         is_regathered = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
-                        way = np.where(states.recomputes & is_regathered, REGATHERED, LEFT)
+                        way = np.where(states.recomputes & is_regathered, REMATERIALIZED, LEFT)
                         shared = self._shared_copies(left, consumers)
                         choices = [left, *(consumer.demands for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
@@ -268,7 +268,7 @@ class Connections:
             is_read = np.logical_or.reduce(inside) | outside
             way[is_read & (way == LEFT)] = PAID
             by_gradient = [np.isin(each.end.way, (READ, FIXED, HELD)) for each in consumers if each.node == made.node]
-            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == REGATHERED))
+            self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == REMATERIALIZED))
         for consumer in consumers:
             self._add(_Made(made.node, made.tensor, End(made.left, way)), consumer, keeping)
 
@@ -289,12 +289,12 @@ class Connections:
     def _share(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand]) -> None:
         """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
 
-        In state LEFT the copy is saved. In REMADE, offered where it can pay, it is regathered from a saved tensor. In
-        REGATHERED it is made again from a rematerialized tensor. In PAID it is neither saved nor regathered, and nobody may
-        read it.
+        In state LEFT the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
+        REMATERIALIZED it is made again from a rematerialized tensor. In PAID it is neither saved nor regathered, and nobody
+        may read it.
 
         If a single consumer reads, its operand sharding tells whether it reads the shared copy or its own. The copy of a
-        rematerialized tensor is rematerialized with it, unless communication makes it. That state differs from REMADE,
+        rematerialized tensor is rematerialized with it, unless communication makes it. That state differs from REGATHERED,
         since what consumers make of such a copy stays in memory as long as the rematerialization segment, and what they
         make of a copy that is regathered otherwise is freed at once.
         """
@@ -313,10 +313,10 @@ class Connections:
         unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
         if readers and varies:
             unread = everything
-        by_way = {LEFT: everything, REMADE: remade, REGATHERED: again, PAID: unread}
+        by_way = {LEFT: everything, REGATHERED: remade, REMATERIALIZED: again, PAID: unread}
         place = np.concatenate(list(by_way.values()))
         way = np.repeat(list(by_way), [len(places) for places in by_way.values()])
-        is_remade = np.isin(way, (REMADE, REGATHERED))
+        is_remade = np.isin(way, (REGATHERED, REMATERIALIZED))
         zeros = np.zeros(len(place), np.int64)
         self.nodes.append(Node(tensor.name, zeros, zeros))
         self.beside.places.append(min(self.beside.places[consumer.node] for consumer in consumers))
@@ -434,7 +434,7 @@ _NOTHING = Keeping.NOTHING
 
 
 def _direct(keeping: Keeping) -> Table:
-    """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REGATHERED, PAID."""
+    """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REMATERIALIZED, PAID."""
     return (
         (_NOTHING, keeping, keeping, keeping, keeping),
         (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
@@ -454,8 +454,8 @@ def _direct_again(keeping: Keeping) -> Table:
 def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
     """Return the Table of a shared copy of a produced tensor.
 
-    Rows are the tensor's policies LEFT and REGATHERED; columns the shared copy's policies LEFT, REGATHERED, PAID (unread)
-    and REMADE.
+    Rows are the tensor's policies LEFT and REMATERIALIZED; columns the shared copy's policies LEFT, REMATERIALIZED, PAID
+    (unread) and REGATHERED.
     """
     again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
     return (
