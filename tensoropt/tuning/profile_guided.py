@@ -44,23 +44,25 @@ from .interleaved_timing import FirstValue
 
 Search = Callable[[Known], Plan]
 NEGLIGIBLE = 0.01
-"""Of the plan's compute time: the smallest operators up to this much of it are never measured."""
+"""The smallest operators, up to this share of the plan's compute time, are never measured."""
 _Wanted = list[tuple[str, Config, float]]
 """(operator, config, predicted microseconds)."""
 
 
 def environment(processes: Processes) -> str:
-    """What measurements of operators depend on beside the operators."""
+    """Return all that measurements of operators depend on besides the operators."""
     engine = TensorFlowEngine()
     return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once"
 
 
 @dataclass
 class MeasuredSearch:
-    """Attributes:
-    search: of rank 0, by the operators that were measured.
-    budget_s: what measuring may take; searches and the first measurement aside.
-    progress: is told (stage, done, total) on rank 0.
+    """A search that measures operators and searches again, within a budget.
+
+    Attributes:
+        search: finds a plan from the measured operators, on rank 0.
+        budget_s: the seconds that measuring may take, without searches and the first measurement.
+        progress: is called with (phase, done, total) on rank 0.
     """
 
     processes: Processes
@@ -75,10 +77,10 @@ class MeasuredSearch:
     _works: dict[tuple[str, Config], Work] = field(default_factory=dict)
 
     def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
-        """The plan; every rank must call it.
+        """Return the plan; every rank must call it.
 
         Args:
-            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+            on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         started, has_measured = self.clock(), False
         found: list[Plan] = []
@@ -118,7 +120,7 @@ class MeasuredSearch:
         self._measure_all(self.processes.broadcast(wanted), lambda: False)
 
     def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
-        """One after the other, until the budget is spent by rank 0's clock; but one at least."""
+        """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
         for number, (name, config, predicted_us) in enumerate(wanted):
             if self.processes.broadcast(number > 0 and is_spent()):
                 break
@@ -138,10 +140,11 @@ class MeasuredSearch:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
     def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
-        """What to measure next, of the plan first, then of the frontier; of each the largest first.
+        """Return the operators to measure next, largest first: those of the plan, or else those of the frontier.
 
         Args:
-            is_first: whether data parallelism comes behind the plan, which should never be slower.
+            is_first: whether to add those of data parallelism behind the plan's, since no plan should be slower than
+                that.
         """
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
@@ -159,7 +162,7 @@ class MeasuredSearch:
         return self._unmeasured(frontier, pairs, least_us)
 
     def _of_plan(self, plan: Plan) -> _Wanted:
-        """What is still to be measured of a plan."""
+        """Return the operators of a plan that are still to be measured."""
         frontier, pairs = plan.frontier, self._pairs(plan)
         assert isinstance(frontier, ModelFrontier)
         return self._unmeasured(frontier, pairs, _least_worth_us(frontier, pairs))
@@ -184,7 +187,7 @@ class MeasuredSearch:
         return sorted(wanted.values(), key=lambda each: -each[2])
 
     def told(self, plan: Plan) -> dict[str, Any]:
-        """How much of a plan's compute time was measured."""
+        """Return the stats of how much of a plan's compute time was measured."""
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
         measured_ns = total_ns = n_measured = n_predicted = 0
@@ -205,7 +208,8 @@ class MeasuredSearch:
 
 
 def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
-    """What of data parallelism is in the space that is searched; what is forced may keep it out."""
+    """Return the operators and configs of data parallelism that are in the searched space; forced configs may exclude some.
+    """
     batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
     return [
         (op.name, batch[op.name])
@@ -216,7 +220,10 @@ def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
 
 
 def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:
-    """What an operator must be predicted to take for it to be measured: those of the plan below come to next to nothing."""
+    """Return the least predicted microseconds of an operator that is worth measuring.
+
+    The plan's smaller operators take a negligible share of its compute time together.
+    """
     works = (_work(frontier, name, config) for name, config in pairs)
     times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in works if work is not None)
     small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
@@ -224,20 +231,20 @@ def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]
 
 
 def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
-    """The work of an operator; None where it has none that could be timed by itself."""
+    """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
     rule = rule_of(op)
     return frontier.costing.work(op, rule, config, interface(rule, config))
 
 
 def slowest_of(work: Work, timed: list[Timed]) -> Measured:
-    """What the slowest rank took."""
+    """Return the measurement of the slowest rank."""
     slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
     return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
 
 
 def parse_budget(given: float | int | str) -> float:
-    """Seconds, as a number or as text such as ``60s`` or ``2min``.
+    """Return seconds, from a number or a text such as ``60s`` or ``2min``.
 
     Raises:
         InputError: it is neither, or not above 0.
@@ -255,7 +262,7 @@ def parse_budget(given: float | int | str) -> float:
 
 
 def opened_store(processes: Processes) -> Store:
-    """The store of this machine's measurements; on rank 0 the file, on others nothing but a place to keep them."""
+    """Return the store of this machine's measurements: on rank 0 the file, on others only this process's memory."""
     folder = cache_folder()
     path = folder / FILE if folder is not None and processes.rank == 0 else None
     return Store(path, environment(processes))
