@@ -278,12 +278,13 @@ def find_measured(
     first_values: Callable[[], FirstValue] | None = None,
     collectives: str = MPI,
 ) -> Plan:
-    """A plan by measured operators; every rank must call it. What was measured is kept, whatever ends the search.
+    """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
+    search ends.
 
     Args:
         budget: see :func:`parse_budget`.
-        first_values: gives what gives variables' first values, so that plans can be run; None to run none.
-        collectives: by which they run.
+        first_values: returns the function of variables' first values, so that plans can be run; None to run none.
+        collectives: the implementation of collectives by which plans run.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
