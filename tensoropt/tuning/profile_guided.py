@@ -1,14 +1,17 @@
-"""Searching by measured operators, within a budget: only what can change the answer is measured.
+"""Search by measured operators, within a budget: only operators that can change the answer are measured.
 
-A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
-largest before, and those of data parallelism, than which no plan should be slower; then those of all other points of the
-frontier; then it is searched again. It ends when all operators of the frontier have been measured (those of other strategies
-can't make the answer slower than it is predicted to be), or when the budget is spent. What is chosen by predictions is
-mostly what is predicted too fast: so if the plan's operators couldn't all be measured, a last search is cautious about those
-that weren't. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of its
-compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run, and
-the slowest counts. Last, the plan and data parallelism take steps in turn, where these are near each other: see
-:mod:`.baseline_trial`.
+A search by what is known so far gives a frontier. The unmeasured operators of the chosen plan are measured first,
+largest first, with those of data parallelism, than which no plan should be slower; then those of all other points of the
+frontier; then the search is repeated. It ends when all operators of the frontier have been measured (those of other
+strategies can't make the answer slower than it is predicted to be), or when the budget is spent.
+
+A search tends to choose operators that are predicted too fast. So if the plan's operators couldn't all be measured, a
+last search is cautious about unmeasured ones. Operators that are predicted to take next to nothing are left out: those
+of the plan add up to a hundredth of its compute time.
+
+Rank 0 searches and keeps the store. All ranks time the same operators at the same time, as they will run, and the
+slowest rank counts. Last, the steps of the plan and of data parallelism are timed interleaved, where their predictions
+are close: see :mod:`.baseline_trial`.
 """
 
 from __future__ import annotations
