@@ -1,1 +1,1 @@
-"""What the hardware is, and what collectives and operators cost on it. Imports no TensorFlow."""
+"""Descriptions of hardware, and the times of collectives and operators on it, measured or modelled."""

@@ -1,4 +1,5 @@
-"""Where measurements are kept between runs: ``$TENSOROPT_CACHE``, else ``tensoropt`` in the user's folder of caches."""
+"""The folder that keeps measurements between runs: ``$TENSOROPT_CACHE``, else ``tensoropt`` in the user's folder of caches.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ VARIABLE, OFF = "TENSOROPT_CACHE", "off"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder, which may not be there yet; None where ``TENSOROPT_CACHE=off`` says that nothing is kept or found."""
+    """Return the folder, which may not exist yet; None if ``TENSOROPT_CACHE=off``: then nothing is kept or looked up."""
     given = environ.get(VARIABLE)
     if given is not None:
         return None if given == OFF else Path(given).expanduser()

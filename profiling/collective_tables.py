@@ -1,24 +1,26 @@
-"""What each collective costs over each device partition, as steps have it: among operators, in a function of the engine.
+"""Measure each collective over each device partition as it runs in a step: among operators, in a function of the engine.
 
-TensorOpt, section 3.2: every kind of collective over every device partition (every set of axes, all groups at once, so that
-contention is included) at sizes 2^i.
+TensorOpt, section 3.2: every kind of collective over every device partition (every set of axes, all groups at once, so
+that contention is included) at sizes 2^i.
 
-A collective by itself, again and again, finds its code and its memory in the caches, and its partners in the same place.
-In a step it is called in between operators, and its ranks come to it one after the other. So what is timed are *passes*: a
-function of the engine that makes an array for each size, and hands one after the other to Python, where a collective takes
-it. What is gathered or exchanged has just been made. A gradient's sum finds its operand as it was left by an operator long
-before: these arrays are all made first. A pass has every size twice, after a larger one of nearly its size, and after one
-from the other end; the mean of both counts.
+A collective that runs by itself, again and again, finds its code and its memory in the caches, and the other ranks in
+the same place. In a step it is called in between operators, and its ranks come to it one after the other. So *passes*
+are timed. A pass is a function of the engine that makes an array for each size and hands one after the other to Python,
+where a collective uses it. The input of an all-gather or an all-to-all has just been made. A sum of gradients
+(all-reduce, reduce-scatter) finds its input as an operator left it long before: these arrays are all made before the
+first collective. A pass has every size twice, once after a larger one of nearly its size and once after one from the
+other end of the sizes; the mean of both counts.
 
-How long ago the last collective was decides what a small one takes: nearly nothing is in the caches after 8 ms of compute,
-and most is after 0.3. In a pass collectives are either *close*, with next to nothing between them, or *apart*, with a
-product and 8 MiB gone through before each. A table has of the ones and of the others, in the share of :data:`APART_SHARE`.
+The time of a small collective depends on the time since the last one: after 8 ms of compute nearly nothing of it is in
+the caches, after 0.3 ms most is. In a pass collectives are either *close*, with next to nothing between them, or
+*apart*, with a matrix product and a pass over 8 MiB before each. A table is the mean of both kinds, in which those apart
+have the weight :data:`APART_SHARE`.
 
-Of a group's members the one that came last tells what a collective took, as when a plan is checked, and of the passes the
+The time of a collective is that of the member of its group that came last, as when a plan is checked. Of the passes the
 median counts.
 
-A table's share of the budget decides how many sizes there are, the ends first, and how many passes: a short budget thins a
-table instead of cutting it off.
+A table's share of the budget decides how many sizes there are, smallest and largest first, and how many passes: a short
+budget thins a table instead of cutting it off.
 """
 
 from __future__ import annotations
@@ -43,34 +45,42 @@ from .ranks import Place, Ranks, repeats
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
 """Bytes, the most telling first."""
 FEWEST_SIZES = 2
+"""The fewest sizes of a table."""
 PASSES = (3, 25)
-"""Fewest and most."""
+"""The fewest and the most passes."""
 SIZES_S = 1.0
-"""What the passes over sizes that were asked for may take."""
+"""The seconds that passes over sizes that a caller asks for may take."""
 APART_SHARE = 0.35
-"""What counts of collectives that are apart; the rest of close ones. In 64 plans of four models they came 0.9 to 16 ms apart
-on average, but most close to the last one. What a plan's network took was met within 16 % on average by close ones alone,
-9.7 a fifth of the way to those apart, 7.9 three tenths, 7.6 four tenths and 8.8 half way; and within 6.4 % by what each
-one's own distance from the last says, all the way at 4 ms."""
+"""The weight of collectives that are apart; the rest is that of close ones.
+
+In 64 plans of four models collectives came 0.9 to 16 ms apart on average, but most came close to the one before.
+Predictions of the network time of a plan were off by 16 % on average with close ones alone, by 9.7 with a weight of 0.2,
+7.9 with 0.3, 7.6 with 0.4 and 8.8 with 0.5. They were off by 6.4 % with a weight of each collective's own, which rose
+with its distance from the one before and was 1 from 4 ms on.
+"""
 SHARES = {CLOSE: 1 - APART_SHARE, APART: APART_SHARE}
 SUMS = ("all_reduce", "reduce_scatter")
-"""The kinds whose operands are made long before: 1 MiB took a seventh longer so than right after it was made."""
+"""The kinds whose inputs are made long before. 1 MiB took a seventh longer so than right after it was made."""
 
 Tables = dict[str, dict[str, CollectiveTable]]
 
 
 def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
-    """Every set of axes that makes groups of more than one device: what a communicator must be prepared for."""
+    """Return every set of axes that makes groups of more than one device: those for which a communicator must be prepared.
+    """
     return tuple(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
 
 
 @dataclass(slots=True)
 class CollectiveTables:
-    """Measures the times of all kinds over all device partitions of a mesh; every rank must, and gets equal ones.
+    """A measurement of all kinds of collectives over all device partitions of a mesh; all ranks must make it together.
+
+    All ranks get equal tables.
 
     Attributes:
-        call_us: what the engine's call into Python costs, which is part of every collective.
-        path_us: what a path does in Python around its collective, of small ones; known with the first table.
+        call_us: the time of the engine's call into Python, which is part of every collective.
+        path_us: the time that a path spends in Python around its collective, of small collectives; known with the first
+            table.
     """
 
     engine: Engine
@@ -80,10 +90,12 @@ class CollectiveTables:
     path_us: float = 0.0
 
     def each(self, budget_s: float) -> Iterator[tuple[str, Axes, CollectiveTable]]:
-        """Each table as soon as it is measured; first the all-gathers of single levels, which links are fitted to.
+        """Yield (kind, axes, table) as soon as each table is measured.
+
+        The all-gathers over single levels come first, since links are fitted to them.
 
         Args:
-            budget_s: about how long all of them may take.
+            budget_s: about how long all tables may take.
         """
         subsets = device_partitions(self.mesh)
         if self.place.communicator is None or not subsets:
@@ -105,17 +117,21 @@ class CollectiveTables:
             yield kind, axes, CollectiveTable(sizes, time_us, spread)
 
     def _beside_us(self, kind: str) -> float:
-        """What is on top of what is timed: there is no exchange without copies, which are charged by themselves, so what is
-        timed of that is no path."""
+        """Return the time to add to the measured time of a collective: the engine's call, and for an all-to-all the
+        path's time.
+
+        An all-to-all of a path always comes with copies, which have cost entries of their own. So the all-to-all that is
+        timed is not run as a path, and the path's time is missing from it.
+        """
         return self.call_us + (self.path_us if kind == "all_to_all" else 0.0)
 
     def afresh(self, kind: str, axes: Axes, sizes: Sequence[int], budget_s: float = SIZES_S) -> dict[int, float]:
-        """Microseconds of one collective at each of some sizes, measured once more, as in tables."""
+        """Measure one collective again as for a table, at each of some sizes, and return the microseconds by size."""
         times = _Measuring(self.engine, self.mesh, self.place, kind, axes).times(sizes, budget_s)
         return {size: 1e6 * float(np.median(of_size)) + self._beside_us(kind) for size, of_size in times.items()}
 
     def measured(self, budget_s: float) -> Tables:
-        """All of them."""
+        """Measure all tables, and return them by kind and axes."""
         tables: Tables = {}
         for kind, axes, table in self.each(budget_s):
             tables.setdefault(kind, {})[axes_text(axes)] = table
@@ -127,7 +143,10 @@ def axes_of_level(mesh: Mesh, level: int) -> Axes:
 
 
 def _thinned(measuring: _Measuring, share_s: float) -> dict[int, np.ndarray]:
-    """The times of as many sizes as can be had, by what two of them say that a pass takes; of the two, where no more can."""
+    """Return the times of as many sizes as the budget allows, or of the fewest where it allows no more.
+
+    The time of a pass over more sizes is predicted from a measurement of the fewest.
+    """
     few = measuring.times(SIZES[:FEWEST_SIZES], 0.0)
     small, large = sorted(few)
     first_s, last_s = (float(np.median(few[size])) for size in (small, large))
@@ -145,11 +164,12 @@ def _thinned(measuring: _Measuring, share_s: float) -> dict[int, np.ndarray]:
 
 @dataclass(slots=True)
 class _Measuring:
-    """One kind of collective over one device partition.
+    """The measurement of one kind of collective over one device partition.
 
     Attributes:
-        pass_s: what the last of :meth:`times` took for a pass; ``took_s``, for all and its preparation; ``path_s``, what was
-            done around the communicator's own calls, the median of all.
+        pass_s: the seconds of one pass in the last call of :meth:`times`.
+        took_s: the seconds of all passes and their preparation in that call.
+        path_s: the seconds spent around the communicator's own calls, the median of all.
     """
 
     engine: Engine
@@ -162,7 +182,7 @@ class _Measuring:
     path_s: float = 0.0
 
     def times(self, sizes: Sequence[int], budget_s: float) -> dict[int, np.ndarray]:
-        """By size the seconds in each pass, on which all ranks agree."""
+        """Return by size the seconds in each pass, on which all ranks agree."""
         assert self.place.communicator is not None
         ranks = Ranks(self.place.communicator, self.mesh)
         order = _twice(sizes)
@@ -191,7 +211,10 @@ class _Measuring:
         return {size: found[[place for place, each in enumerate(order) if each == size]].mean(axis=0) for size in sizes}
 
     def _pass(self, order: Sequence[int], beside: Beside, seconds: list[tuple[float, float]]) -> Callable[[], object]:
-        """Runs the collectives of some sizes, and writes down of each what it took and what was done around it."""
+        """Return a function that runs the collectives of some sizes.
+
+        For each collective it appends to ``seconds`` the time of the collective itself and the time spent around it.
+        """
         is_sum = self.kind in SUMS
         if self.place.emitted is not None:
             emitted = [self.place.emitted(self.kind, self.axes, size) for size in order]
@@ -204,7 +227,8 @@ class _Measuring:
 
 
 def _twice(sizes: Sequence[int]) -> list[int]:
-    """Sizes in the order of a pass: falling, and then from both ends by turns, a large one before each small one."""
+    """Return the sizes in the order of a pass: falling, then alternately from both ends, a large one before each small one.
+    """
     falling = sorted(sizes, reverse=True)
     by_turns = [size for pair in zip(falling, reversed(falling), strict=True) for size in pair]
     return [*falling, *by_turns[: len(falling)]]
@@ -212,7 +236,7 @@ def _twice(sizes: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Clocked:
-    """A communicator that adds up what its collectives take."""
+    """A communicator that adds up the time of its collectives."""
 
     inner: Communicator
     seconds: float = 0.0
@@ -234,7 +258,7 @@ class _Clocked:
 def _clocked(
     run: Callable[[np.ndarray], np.ndarray], communicator: _Clocked, seconds: list[tuple[float, float]]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The same, which writes down what the communicator took, and what the rest did."""
+    """Return a function that does the same as ``run`` and appends the communicator's time and the rest of its time."""
 
     def timed(piece: np.ndarray) -> np.ndarray:
         communicator.seconds = 0.0
@@ -250,8 +274,12 @@ def _clocked(
 def collective(
     kind: str, mesh: Mesh, axes: Axes, rank: int, communicator: Any, n_bytes: int
 ) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
-    """One collective of ``n_bytes``, in the kind's own meaning (``costs.py``), over the groups of ``axes``: how many numbers
-    a rank has for it, and what does it and gives what the rank has then."""
+    """Return one collective of ``n_bytes`` over the groups of ``axes``: the length of its input, and the function that
+    runs it.
+
+    ``n_bytes`` means for each kind what the docstring of ``costs.py`` says. The input is a rank's array of float32, and
+    the function returns the rank's array after the collective.
+    """
     n_members, mine = mesh.size_of(axes), mesh.index_along(axes, rank)
     n_numbers = n_bytes // np.dtype(np.float32).itemsize
     bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
@@ -259,7 +287,7 @@ def collective(
     if kind == "all_to_all":
 
         def exchange(whole: np.ndarray) -> np.ndarray:
-            # There is none without copies, which are charged by themselves.
+            # Not run as a step: in a path an all-to-all comes with copies, which have cost entries of their own.
             result: np.ndarray = communicator.empty(((end - start) * n_members,), whole.dtype)
             blocks = [whole[of_member[0] : of_member[1]] for of_member in bounds]
             communicator.all_to_all(axes, blocks, [(end - start,)] * n_members, result, whole)
@@ -271,7 +299,7 @@ def collective(
 
 
 def step_alone(kind: str, mesh: Mesh, axes: Axes) -> Step:
-    """One step of a tensor of one dimension, as paths carry it out: all kinds but the all-to-all."""
+    """Return one step of a tensor of one dimension, as paths carry it out, for any kind but the all-to-all."""
     whole, split, summands = State(((),), ()), State((axes,), ()), State(((),), axes)
     source, target = {
         "all_gather": (split, whole), "reduce_scatter": (summands, split), "all_reduce": (summands, whole)

@@ -1,4 +1,4 @@
-"""The actions that are timed to learn what one device computes, through TensorFlow or through NumPy alone."""
+"""The actions that are timed to learn how fast one device computes, through TensorFlow or through NumPy alone."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from .python_calls import keep_thread_state
 
 Action = Callable[[], Any]
 Call = tuple[int, Callable[[Any], Any]]
-"""How many numbers of float32 it takes, and what does it: with an array, or to a tensor of a graph that is being built."""
+"""The number of float32 numbers of its input, and the function that is called.
+
+The function gets an array, or a tensor of the graph that is being built and to which it adds operators.
+"""
 
 STREAM_BYTES = 1 << 24
-"""Of the array that bandwidth is measured with: beyond the second level of cache, as a layer's tensors are."""
+"""The bytes of the array that bandwidth is measured with: more than the second level of cache, as a layer's tensors are."""
 _CHAIN = 300
+"""The operators that the longer chain has more than the shorter one."""
 EVICTING_BYTES = 1 << 23
-"""What goes through so much memory takes the place of all else in the second level of cache, as a step's compute does."""
+"""A pass over so much memory evicts all else from the second level of cache, as a step's compute does."""
 _CALLBACKS = 10
+"""The calls into Python in a chain."""
 TIMES_CACHE = 2
-"""So many times the last cache is gone through."""
+"""The size of the array that evicts the last level of cache, over that of the cache."""
 USUAL_CACHE_BYTES, MOST_CACHE_BYTES = 1 << 25, 1 << 26
-"""Of a larger one each of the ranks that share it goes through a part."""
+"""The size of the last level of cache where it isn't known, and the most that a rank evicts. If the cache is larger, each of
+the ranks that share it evicts a part."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """``many()`` runs ``more`` operators more than ``few()``, so the difference of their times is theirs."""
+    """Two actions: ``many()`` runs ``more`` operators more than ``few()``, so the difference of their times is theirs."""
 
     few: Action
     many: Action
@@ -43,11 +49,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is computed between two calls that are timed.
+    """The compute between two calls that are timed.
 
     Attributes:
-        extent: of a product of two square matrices, its rows.
-        n_bytes: that are gone through after it.
+        extent: the number of rows of the two square matrices that are multiplied.
+        n_bytes: the bytes of the array that is read after that.
     """
 
     extent: int
@@ -55,59 +61,59 @@ class Beside:
 
     @property
     def n_numbers(self) -> int:
-        """Of float32."""
+        """The number of float32 numbers in the array."""
         return self.n_bytes // 4
 
 
 CLOSE, APART = Beside(8, 4), Beside(512, EVICTING_BYTES)
-"""Of collectives that follow each other within a few tens of microseconds, as those of one operator do, and of such that
-find nothing of the last one in the caches, as after a convolution's gradients."""
+"""The compute between collectives that follow each other within a few tens of microseconds, as those of one operator do; and
+that between collectives which find nothing of the last one in the caches, as after a convolution's gradients."""
 
 
 class Engine(Protocol):
-    """What computes on this rank's device. Every action ends when its work is done."""
+    """The interface of what computes on this rank's device. Every action ends when its work is done."""
 
     name: str
     gemm_extent: int
-    """The multiplied matrices are squares of this many rows."""
+    """The number of rows of the square matrices that are multiplied."""
     tensorflow: str
-    """TensorFlow's version, empty without."""
+    """TensorFlow's version, empty without TensorFlow."""
     threads: int
-    """Within an operator; 0 for as many as there are cores."""
+    """Threads within an operator; 0 for as many as there are cores."""
 
     def device_name(self) -> str: ...
 
     def device_memory_bytes(self) -> int | None:
-        """The device's own memory, None where it is the machine's."""
+        """Return the bytes of the device's own memory, None where it uses the machine's."""
         ...
 
     def gemm(self, dtype: str) -> Action:
-        """Multiply two square matrices."""
+        """Return an action that multiplies two square matrices."""
         ...
 
     def stream(self) -> Action:
-        """An elementwise operator that reads and writes :data:`STREAM_BYTES`."""
+        """Return an action of one elementwise operator that reads and writes :data:`STREAM_BYTES`."""
         ...
 
     def operators(self) -> Chain:
-        """Chains of operators that do next to nothing."""
+        """Return chains of operators that do next to nothing."""
         ...
 
     def callbacks(self, beside: Beside) -> Chain | None:
-        """Chains without and with calls from the engine into Python, where collectives run; None where they need no call."""
+        """Return chains without and with calls from the engine into Python; None where collectives need no such call."""
         ...
 
     def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
-        """A function that makes an array for each call and hands it over in Python, one after the other.
+        """Return an action that makes an array for each call and hands it over in Python, one call after the other.
 
         Args:
             is_early: make all arrays before the first call, else each just before its own.
-            beside: what is computed before each call.
+            beside: the compute before each call.
         """
         ...
 
     def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
-        """The same for what is added to the graph of the function. It gives the seconds of each.
+        """Return a function like :meth:`among` whose calls are operators of its graph; it returns the seconds of each call.
 
         Raises:
             ValueError: the engine has no graphs.
@@ -115,14 +121,17 @@ class Engine(Protocol):
         ...
 
     def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
-        """A function of products of matrices of :meth:`gemm`'s size in float32, one after the other, and of a call into
-        Python, or of what is added to its graph, that none of them waits for; None where there are no such functions.
+        """Return an action that runs products of matrices and a call of which none waits for the other.
+
+        The products are of matrices of :meth:`gemm`'s size in float32, one after the other. The call goes into Python,
+        or is operators in the graph. Return None where the engine has no such functions.
         """
         ...
 
 
 class NumpyEngine:
-    """NumPy on the CPU: for machines without TensorFlow, and to hold the other engine against."""
+    """The engine that computes with NumPy on the CPU: for machines without TensorFlow, and to compare the other engine with.
+    """
 
     gemm_extent = 512
     tensorflow = ""
@@ -182,7 +191,7 @@ class NumpyEngine:
 
 
 class TensorFlowEngine:
-    """TensorFlow with its threads as they are configured, on its first GPU if it sees one.
+    """The engine that computes with TensorFlow, with its threads as configured, on its first GPU if it sees one.
 
     The first use starts TensorFlow's runtime: threads and visible devices must be configured before.
 
@@ -212,7 +221,7 @@ class TensorFlowEngine:
     def device_memory_bytes(self) -> int | None:
         if not self._gpu:
             return None
-        from tensorflow.python.client import device_lib  # the only place that tells a device's limit
+        from tensorflow.python.client import device_lib  # the only API that returns a device's limit
 
         return next(int(d.memory_limit) for d in device_lib.list_local_devices() if d.device_type == "GPU")
 
@@ -315,15 +324,18 @@ class TensorFlowEngine:
     def _among(
         self, counts: Sequence[int], is_early: bool, beside: Beside, take: Callable[[int, Any, Any], tuple[Any, Any]]
     ) -> Callable[[], np.ndarray]:
-        """A function of arrays of some sizes, and of what takes each one's number, it and a number that is there when what
-        is beside is done, and gives a number of its result and another, which all together are the function's."""
+        """Return a function that makes arrays of the sizes ``counts`` and uses each of them by ``take``.
+
+        ``take`` gets the array's number, the array, and a scalar that is ready when the compute beside it is done. It
+        returns a number of its result and a second number. The function returns all second numbers, in one array.
+        """
         tf = self._tf
         with tf.device(self._device):
             square = tf.fill((beside.extent, beside.extent), 1 / beside.extent)
             other = tf.ones(beside.n_numbers)
 
         def body(other: Any) -> Any:
-            # What isn't told to wait for something is made at once, or long after.
+            # TensorFlow runs an operator that depends on nothing at once, or long after: each needs an input to wait for.
             nothing, told = other[0] * 1e-30, []
             early = [tf.fill([count], 1.0) * (1 + nothing) for count in counts] if is_early else []
             with tf.control_dependencies(early):
@@ -373,7 +385,7 @@ class TensorFlowEngine:
 
 @contextmanager
 def unoptimized() -> Iterator[None]:
-    """Functions run as they were made: TensorFlow's graph optimizer is off."""
+    """Run functions as they were built: TensorFlow's graph optimizer is off meanwhile."""
     import tensorflow as tf
 
     name = "disable_meta_optimizer"
@@ -386,7 +398,7 @@ def unoptimized() -> Iterator[None]:
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux has it, else ``CPU``."""
+    """Return the processor's name as Linux has it, else ``CPU``."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -396,10 +408,11 @@ def cpu_name() -> str:
 
 
 def spin(seconds: float) -> None:
-    """Let the caches go to whatever else this machine does, and keep the core awake meanwhile.
+    """Keep the core busy for ``seconds``, so that other work on this machine takes over the caches.
 
-    What a step touches once it finds as a pause leaves it, whether or not it computed in between: a machine's last cache is
-    shared, on a cloud's with strangers.
+    The state of the caches after a pause is the same whether or not the rank computed in the pause: a machine's last
+    level of cache is shared, on a cloud's machine with strangers. Memory that a step uses only once is found in that
+    state.
     """
     until_s = time.perf_counter() + seconds
     while time.perf_counter() < until_s:
@@ -407,7 +420,7 @@ def spin(seconds: float) -> None:
 
 
 class Evicting:
-    """An action after which the caches hold nothing of what was there before, also where nobody else uses them."""
+    """An action that evicts all earlier contents from the caches, also on a machine that nobody else uses."""
 
     def __init__(self) -> None:
         self._other = np.ones(TIMES_CACHE * cache_bytes() // 4, np.float32)
@@ -417,13 +430,14 @@ class Evicting:
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
-    """Of the last level, as Linux has it; a common size where it isn't told."""
+    """Return the bytes of the last level of cache as Linux has it, else a common size; at most ``MOST_CACHE_BYTES``."""
     found = (re.fullmatch(r"(\d+)([KM])", file.read_text().strip()) for file in folder.glob("index*/size"))
     sizes = [int(each[1]) << {"K": 10, "M": 20}[each[2]] for each in found if each is not None]
     return min(MOST_CACHE_BYTES, max(sizes, default=USUAL_CACHE_BYTES))
 
 
 def time_s(action: Action) -> float:
+    """Return the seconds that an action takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

@@ -1,20 +1,21 @@
-"""What a collective and an operator cost in time, on a hardware description: TensorOpt, section 3.2.
+"""The times of collectives and operators on a hardware description: TensorOpt, section 3.2.
 
 Bytes ``n`` of a collective: *all_gather* the result on one device; *reduce_scatter* its input; *all_reduce* the tensor;
-*all_to_all* the input on one device; *local* what is written.
+*all_to_all* the input on one device; *local* the bytes that are written.
 
 **Measured** (:class:`Curve`). A table holds times at some sizes for one kind over one device partition, with all groups
-at work at once, so that contention is in it. Between two sizes that are at most a factor of 2 apart the *bandwidth* is
-interpolated, as in section 3.2: ``n / (w0 + (w1 - w0) (n - n0) / (n1 - n0))`` with ``w = n / t``. Between sizes further
-apart the *time* is interpolated: a time of latency plus bytes over bandwidth is met exactly, where the bandwidth's
-interpolation over a factor of 16 errs by half. Beyond the ends linear. A larger tensor is never charged less:
-a table's times are first replaced by their running maximum, and then both interpolations are monotone.
+at work at once, so that contention is included. Between two sizes that are at most a factor of 2 apart the *bandwidth*
+is interpolated, as in section 3.2: ``n / (w0 + (w1 - w0) (n - n0) / (n1 - n0))`` with ``w = n / t``. Between sizes
+further apart the *time* is interpolated. That is exact where the time is a latency plus bytes over bandwidth, for which
+interpolating the bandwidth over a factor of 16 errs by half. Beyond the ends times are extrapolated linearly. A larger
+tensor never costs less: a table's times are first replaced by their running maximum, and then both interpolations are
+monotone.
 
 **Modelled** (:func:`modelled`), where nothing was measured: rings, level by level. A group has ``g`` members along the
-axes of a level; one unit of that level (a machine, or a device at the innermost one) has a link of ``B`` bytes per
-second each way and messages of latency ``a``, both from the hardware description. Volumes per unit, from OneFlow's
-Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_reduce ``2(p-1)|T|``, all_to_all
-``(p-1)/p |T|`` with ``|T| = p n``):
+axes of a level. One unit of that level (a machine, or a device at the innermost one) has a link of ``B`` bytes per
+second each way and messages of latency ``a``, both from the hardware description. Volumes per unit are those of
+OneFlow's Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_reduce ``2(p-1)|T|``,
+all_to_all ``(p-1)/p |T|`` with ``|T| = p n``):
 
     ==============  =========================================  ==================
     kind            time of one level                          implemented in
@@ -27,14 +28,14 @@ Table 2 divided by the number of devices (all_gather ``(p-1)|T|`` in total, all_
     operator        in :class:`OperatorCosts`                  :class:`OperatorCosts`
     ==============  =========================================  ==================
 
-Levels follow each other, inner ones first for sums, last for gathers, so their times add, and outside of a machine a
-group moves ``n`` once, whatever its members there. ``c`` is contention: the groups that share one unit's link, which
-are the ``d`` devices below one unit over the group's members there. all_to_all has no such sharing: every device below
-the unit sends its own part. A local step copies; where the rate of that isn't known it reads and writes at the memory's
-bandwidth, ``2 n / memory_bytes_per_s``. The 2 of all_reduce is its two passes.
+Levels run one after the other, inner ones first for sums, last for gathers, so their times add. Outside of a machine a
+group moves ``n`` bytes once, however many members it has there. ``c`` is contention: the number of groups that share one
+unit's link, which is ``d``, the devices below one unit, over the group's members there. all_to_all has no such sharing:
+every device below the unit sends its own part. A local step copies; where the rate of copies isn't known it reads and
+writes at the memory's bandwidth, ``2 n / memory_bytes_per_s``. The 2 of all_reduce is its two passes.
 
-Times are whole nanoseconds, so that all searches agree to the bit. Modelled and measured times cost O(levels) and
-O(log sizes); answers are kept.
+Times are whole nanoseconds, so that all searches agree to the bit. A modelled time costs O(levels) and a measured one
+O(log sizes); answers are cached.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from .work import Measured, Work
 KINDS = (*COMMUNICATING_KINDS, "local")
 NINE_IN_TEN = 0.9
 MARGIN = 1.5
-"""What operators of a class of which few were measured may take over what is predicted."""
+"""How much longer than predicted operators are assumed to take, at least 1, if few of their class were measured."""
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
 _REMEMBERED = 1 << 18
@@ -61,7 +62,7 @@ _REMEMBERED = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A time of latency and bandwidth."""
+    """A time as latency plus bytes over bandwidth."""
 
     latency_ns: float
     ns_per_byte: float
@@ -94,19 +95,27 @@ class Curve:
         return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
 
     def _below(self, n_bytes: int) -> float:
-        """The first piece's line, but never less than in proportion, which keeps it above zero."""
+        """Return the time below the first size: on the line through the first two sizes, but at least in proportion to
+        the bytes.
+
+        The proportion keeps the time above zero.
+        """
         (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
         return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
 
     def _beyond(self, n_bytes: int) -> float:
-        """The last piece's line, but never flatter than the whole table: two equal last times are noise."""
+        """Return the time beyond the last size: on the line through the last two sizes, but never flatter than the whole
+        table.
+
+        The bound is there because two equal last times are noise.
+        """
         (x0, x1), (t0, t1) = self.sizes[-2:], self.times_ns[-2:]
         overall = (t1 - self.times_ns[0]) / (x1 - self.sizes[0])
         return t1 + max((t1 - t0) / (x1 - x0), overall) * (n_bytes - x1)
 
 
 def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -> Line:
-    """The line of ``kind`` over the groups that ``axes`` make: the formulas of the module docstring.
+    """Return the modelled time of ``kind`` over the groups that ``axes`` make, by the formulas of the module docstring.
 
     Args:
         mesh: a mesh of ``hardware``: as many levels, outermost first.
@@ -127,7 +136,7 @@ def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -
 
 
 class CollectiveCosts:
-    """Times of collectives on a mesh of a hardware: measured where a table holds there, else modelled.
+    """The times of collectives on a mesh of a hardware: measured where a table holds there, else modelled.
 
     Raises:
         ValueError: the mesh is not one of the hardware's.
@@ -147,7 +156,7 @@ class CollectiveCosts:
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
     def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
-        """The time of one collective over all groups that ``axes`` make at once; 0 for groups of one device.
+        """Return the time of one collective over all groups that ``axes`` make at once; 0 for groups of one device.
 
         Args:
             kind: one of :data:`KINDS`.
@@ -163,7 +172,7 @@ class CollectiveCosts:
         return self._remembered(kind, axes, n_bytes)
 
     def source(self, kind: str, axes: tuple[int, ...]) -> str:
-        """Where the time of ``kind`` over ``axes`` comes from, for the record."""
+        """Return the provenance of the time of ``kind`` over ``axes``, as text."""
         measured = (kind, tuple(sorted(axes))) in self._curves
         local = "copied_bytes_per_s" if self.hardware.device.copied_bytes_per_s else "memory_bytes_per_s"
         field = "collectives" if measured else local if kind == "local" else "levels"
@@ -188,17 +197,22 @@ class CollectiveCosts:
 
 
 class OperatorCosts:
-    """Times of operators on one device: measured where they were, else predicted, from the nearest that is known:
+    """The times of operators on one device: measured where they were, else predicted by the first of these that is known:
 
     1. a model fitted to the measured operators of its class, where there are enough of them;
-    2. else the hardware's own rates of the class (``Hardware.operators``), or else the roofline ``overhead + max(flops /
-       rate, bytes / bandwidth)``, times what the few measured operators of the class took over that.
 
-    A dtype without a rate of its own takes: ``float64`` and other 8-byte numbers half of ``float32``'s; ``float16`` and
-    ``bfloat16`` each other's; everything else ``float32``'s. Of integers and the like the bytes decide nearly always.
+    2. the hardware's own rates of the class (``Hardware.operators``), times a factor;
+
+    3. the roofline ``overhead + max(flops / rate, bytes / bandwidth)``, times a factor.
+
+    The factor is the median of measured over predicted times of the few measured operators of the class, 1 without any.
+
+    A dtype without a rate of its own takes another's: ``float64`` and other 8-byte numbers half of ``float32``'s;
+    ``float16`` and ``bfloat16`` each other's; everything else ``float32``'s. The time of integers and the like nearly
+    always depends on the bytes alone.
 
     Args:
-        measured: by the key of the work.
+        measured: the measured operators by the key of their work.
         is_cautious: see :class:`.work.Known`.
     """
 
@@ -214,7 +228,7 @@ class OperatorCosts:
         self._model = lru_cache(maxsize=None)(self._fitted)
 
     def time_ns(self, work: Work) -> int:
-        """The time of one operator, forward and, where gradients come back, backward."""
+        """Return the time of one operator, forward and, where it has a backward pass, backward."""
         known = self.measured.get(work.key) if work.key else None
         if known is not None:
             return round(known.time_us * 1e3)
@@ -222,26 +236,28 @@ class OperatorCosts:
         return round(sum(self._unmeasured_us(work, way) for way in ways) * 1e3)
 
     def backward_ns(self, work: Work) -> int:
-        """The part of :meth:`time_ns` that is the backward pass."""
+        """Return the part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
         known = self.measured.get(work.key) if work.key else None
         return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
 
     def predicted_us(self, work: Work, way: str) -> float:
-        """One way of an operator, as if it had not been measured."""
+        """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""
         rate, scale = self._model((class_of(work.type), work.dtype, way))
         flops, n_bytes = amounts(work, way)
         unscaled = rate.time_us(flops, n_bytes) if rate is not None else self.roofline_us(flops, n_bytes, work.dtype)
         return scale * unscaled
 
     def _unmeasured_us(self, work: Work, way: str) -> float:
-        """One way of an operator that wasn't measured, with caution where it could have been."""
+        """Return the time of one way of an operator that wasn't measured, with a margin if cautious and it could be
+        measured.
+        """
         margin = self._margin((class_of(work.type), work.dtype, way)) if self.is_cautious and work.key else 1.0
         return margin * self.predicted_us(work, way)
 
     def _margin_of(self, key: Key) -> float:
-        """How much longer than predicted nine in ten of a class's measured operators take at most; at least 1."""
+        """Return the factor over the prediction that nine in ten measured operators of a class stay within; at least 1."""
         samples = self._samples.get(key, [])
         if len(samples) < FEWEST_TO_FIT:
             return MARGIN
@@ -252,7 +268,7 @@ class OperatorCosts:
         return max(1.0, ratios[int(NINE_IN_TEN * (len(ratios) - 1))]) if ratios else MARGIN
 
     def roofline_us(self, flops: float, n_bytes: float, dtype: str) -> float:
-        """What the device's rates say, whatever the operator.
+        """Return the time that the device's rates give, whatever the operator.
 
         Args:
             flops: floating-point operations, a multiply-add as two.
@@ -264,7 +280,7 @@ class OperatorCosts:
         return device.operator_overhead_us + roofline_s * 1e6
 
     def _fitted(self, key: Key) -> tuple[OperatorRate | None, float]:
-        """The model of a class, dtype and way (None for the roofline), and the factor for what it says."""
+        """Return the model of a class, dtype and way (None for the roofline), and the factor for its predictions."""
         samples = self._samples.get(key, [])
         if len(samples) >= FEWEST_TO_FIT:
             return fitted(samples), 1.0

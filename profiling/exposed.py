@@ -1,10 +1,11 @@
-"""How much of a collective's time is lost to the compute beside it, where nobody waits for what the collective brings.
+"""Measure how much of a collective's time overlaps with compute, where nothing waits for the collective's result.
 
-Where a device computes on while it communicates, a step takes less than the sum of both. How much less is a matter of cores
-and links: a rank with one core that spins in MPI computes nothing meanwhile, one that naps while a link is busy computes,
-but for what the system takes to send and to receive. So it is measured as steps have it, in TensorFlow's own threads:
-products of matrices by themselves, an all-reduce by itself, both in one function, and a function of nothing. The *exposed
-share* is what the all-reduce adds to the products, over what it adds to nothing.
+Where a device computes on while it communicates, a step takes less than the sum of both. How much less depends on cores
+and links: a rank with one core that spins in MPI computes nothing meanwhile; one that sleeps while a link is busy
+computes, except for the time in which the system sends and receives. So the overlap is measured as steps have it, in
+TensorFlow's own threads, with four functions: products of matrices alone, an all-reduce alone, both together, and
+neither. The *exposed share* is the time that the all-reduce adds to the products, over the time that it adds to the
+empty function.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from collections.abc import Callable
 from .compute import Action, Call, Engine, time_s
 
 SIZES = (1 << 22, 1 << 21, 1 << 20, 1 << 19)
-"""Bytes of the all-reduce; the largest that the budget allows."""
+"""Bytes of the all-reduce; the largest that the budget allows is taken."""
 FEWEST, MOST = 3, 9
-"""Rounds."""
+"""The fewest and the most rounds of measurement."""
 LONGER = 1.5
-"""The products take so many times as long as the all-reduce: what is hidden of it is hidden whole."""
+"""The time of the products over that of the all-reduce. Above 1, so that the part that can overlap does so entirely."""
+# The time of a round over that of the all-reduce: the all-reduce alone, the products alone, and both.
 _ROUND = 1 + LONGER + (1 + LONGER)
 NOTHING = 0.8
-"""A share of more is the noise of one that computes nothing meanwhile."""
+"""A larger share counts as 1: it is the noise of a device that computes nothing meanwhile."""
 
 
 def exposed_share(
@@ -32,13 +34,13 @@ def exposed_share(
     largest: Callable[[float], float],
     budget_s: float,
 ) -> float:
-    """In (0, 1]; 1 where nothing is hidden. Every rank must call it, and gets the same.
+    """Return the exposed share, in (0, 1]; 1 where nothing overlaps. Every rank must call it, and gets the same.
 
     Args:
-        all_reduce: of so many bytes.
-        seconds_of: what that takes, about.
-        product_s: one of the engine's products in float32.
-        largest: of the ranks' numbers the largest; a barrier too.
+        all_reduce: returns an all-reduce of so many bytes.
+        seconds_of: returns about how long that takes.
+        product_s: the time of one of the engine's products in float32.
+        largest: returns the largest of the ranks' numbers; a barrier too.
         budget_s: about how long it may take.
     """
     fits = [size for size in SIZES if FEWEST * _ROUND * seconds_of(size) <= budget_s]

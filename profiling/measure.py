@@ -1,20 +1,20 @@
-"""Measure this machine: what a device computes, and what each collective costs over each device partition.
+"""Measure this machine: how fast a device computes, and the time of each collective over each device partition.
 
 TensorOpt, section 3.2: every kind of collective is measured over every device partition (every set of axes, all groups
 at once, so that contention is included) at sizes 2^i. More ranks than cores are normal, so compute is measured on all
-ranks at once too. Of each quantity a rank takes the lower quartile of its repeats (what else runs on the machine only
-ever adds time, and on a busy one to most repeats), and the slowest rank counts.
+ranks at once too. Of each quantity a rank takes the lower quartile of its repeats (other work on the machine only ever
+adds time, and on a busy machine to most repeats), and the slowest rank counts.
 
 All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
-clock: what is measured, how often, and when to stop follow from times that were first agreed on (:class:`Ranks`), the
-largest over all ranks. An agreement is a barrier too.
+clock: the quantities measured, the number of repeats, and the end follow from times that were first agreed on
+(:class:`Ranks`), the largest over all ranks. An agreement is a barrier too.
 
-The budget is a wish: half is for compute, half for collectives, each part of equal shares. Each part makes its fewest
-repeats whatever they take; sizes whose predicted time passes the share are left out, and the ends come first, so
-that a short budget thins the table instead of cutting it off.
+The budget is a request, not a limit: half is for compute, half for collectives, and each half is divided into equal
+shares. Each part makes its fewest repeats however long they take. Sizes whose predicted time passes the share are left
+out, and the smallest and the largest come first, so that a short budget thins the table instead of cutting it off.
 
-The levels' latency and bandwidth, which meshes of fewer devices need, are fitted to the all-gathers of each level
-alone: with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, through the smallest and the largest size.
+The levels' latency and bandwidth, which meshes of fewer devices need, are fitted to the all-gathers of each level alone:
+with the model of ``costs.py``, ``t = (g-1) a + c n (g-1)/g / B``, through the smallest and the largest size.
 """
 
 from __future__ import annotations
@@ -37,27 +37,32 @@ from .memory import available_memory_bytes
 from .ranks import REPEATS, Place, Ranks
 
 COPIED = (4096, 256)
-"""Of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split."""
+"""Rows and columns of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split.
+"""
 STREAMS = 2
-"""Before copies, so many elementwise operators: what is copied has just been made. After one copies were a seventh faster
-than in steps, after four a seventh slower, and after a pause of 20 ms between a seventh and a third."""
+"""The number of elementwise operators before each copy, since in a step the tensor to copy has just been made.
+
+After one, copies were a seventh faster than in steps; after four a seventh slower; and after a pause of 20 ms between a
+seventh and a third slower.
+"""
 DEVICE_PARTS = 4
-"""Of a device's share of the budget: products in two types, memory, copies."""
+"""The parts into which the device's share of the budget is divided: products in two types, memory, copies."""
 EXPOSED_PARTS = 8
-"""Of the whole budget: what may go into how collectives and compute run beside each other, on top."""
+"""The whole budget over that for the overlap of collectives and compute, which comes on top."""
 QUICK_S = 15.0
-"""What is measured in less is called quick."""
+"""A measurement with a smaller budget in seconds is called quick."""
 UNEQUAL = 1.5
-"""Ranks that differ by more are said to be different machines."""
+"""Ranks whose times differ by a larger factor are reported as different machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Who follows a measurement.
+    """The callbacks of someone who follows a measurement.
 
     Attributes:
-        progress: is told how many of the tables of collectives have been measured, and of how many.
-        keep: is given what is known so far, as soon as that makes a description: an interruption leaves the last one.
+        progress: is called with the number of tables of collectives that have been measured, and of all.
+        keep: is called with what is known so far, as soon as that makes a description: after an interruption the last
+            one is left.
     """
 
     progress: Callable[[int, int], None] = lambda done, total: None
@@ -75,8 +80,8 @@ def measure(
     """Measure the devices of all ranks; every rank must call it, and gets an equal description.
 
     Args:
-        levels: of the mesh that the ranks make, outermost first.
-        place: where this rank is; without it, one device alone.
+        levels: the levels of the mesh that the ranks make, outermost first.
+        place: this rank's place among the ranks; without it, one device alone.
         budget_s: about how long it may take, without the start of the engine.
         engine: ``tensorflow`` or ``numpy``.
 
@@ -126,13 +131,16 @@ def measure(
     if tables:
         exposed = _exposed(computing, mesh, place, ranks, tables, device, budget_s / EXPOSED_PARTS)
         provenance["exposed_share"] = f"{when}: products of matrices beside an all-reduce over all devices"
-    # The numbers agree already, names and dates need not.
+    # The ranks' numbers agree already; names and dates may differ.
     result: Hardware = place.broadcast(described(tables, is_complete=True))
     return result
 
 
 def _overhead_us(timed: Chain | None, ranks: Ranks) -> float:
-    """What one of the chain's operators costs. A difference of medians would be mostly noise, so the fastest count."""
+    """Return the microseconds of one of the chain's operators, 0 without a chain.
+
+    The fastest runs count, since a difference of medians would be mostly noise.
+    """
     if timed is None:
         return 0.0
     fastest_s = []
@@ -147,14 +155,14 @@ def _overhead_us(timed: Chain | None, ranks: Ranks) -> float:
 def _measure_device(
     engine: Engine, place: Place, ranks: Ranks, budget_s: float, when: str
 ) -> tuple[Device, dict[str, str]]:
-    """The device as all ranks see it, and where its numbers come from."""
+    """Measure the device, on which all ranks agree, and return it with the provenance of its numbers."""
     share_s = budget_s / DEVICE_PARTS
     flops = 2 * engine.gemm_extent**3
     rates = {dtype: flops / ranks.typical_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
     bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(engine.stream(), share_s)
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
-    # Measured on GPUs too, for all ranks must make the same calls; but NumPy's copies say nothing of those.
+    # Measured on GPUs too, since all ranks must make the same calls; but NumPy's copies aren't a GPU's.
     copied_s = ranks.repeated(share_s, _streams(engine), _copying())
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
@@ -226,7 +234,7 @@ def _copying() -> Action:
 
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
-    """The link of a level, from the all-gathers among its units alone: see the module docstring."""
+    """Return the link of a level, fitted to the all-gathers among its units alone: see the module docstring."""
     axes = axes_of_level(mesh, index)
     if not axes:
         return LinkLevel(level.name, level.count, 0.0, device.memory_bytes_per_s)

@@ -1,6 +1,6 @@
-"""How much memory a rank may use on a CPU: what the container's limit and the machine leave free, over local ranks.
+"""Measure how much memory a rank may use on a CPU: the free memory of container and machine, over the local ranks.
 
-A container's limit is its control group's, of version 1 or 2, or that of any group above it. Pages of files that the
+A container's limit is that of its control group, of version 1 or 2, or of any group above it. Pages of files that the
 group has read count as used there, but the kernel gives them back when asked, so inactive ones count as free.
 """
 
@@ -15,10 +15,10 @@ _UNLIMITED = 1 << 62
 
 
 def available_memory_bytes(local_ranks: int, root: Path = Path("/")) -> int:
-    """Free bytes for each of ``local_ranks`` processes on this machine.
+    """Return the free bytes for each of ``local_ranks`` processes on this machine.
 
     Args:
-        root: where ``proc`` and ``sys`` are found.
+        root: the folder that holds ``proc`` and ``sys``.
 
     Raises:
         ValueError: fewer than one rank.
@@ -38,7 +38,7 @@ def _machine_free_bytes(root: Path) -> int:
 
 
 def _group_free_bytes(root: Path) -> Iterator[int]:
-    """The free bytes of every control group with a limit that this process is in."""
+    """Yield the free bytes of every control group with a limit that this process is in."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

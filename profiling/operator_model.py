@@ -1,14 +1,14 @@
-"""Predicting the operators that weren't measured: a model for each class of operators, fitted to those that were.
+"""Predict operators that weren't measured: a model for each class of operators, fitted to those that were.
 
-The time of one way (forward, backward) is ``overhead + flops / rate + bytes / bandwidth``, per class, dtype and way: a sum
-and not the roofline's maximum, since no kernel hides one behind the other wholly, and least squares then has one answer. The
-fit is of *relative* errors, ``minimise sum (predicted / measured - 1)^2`` with no coefficient below 0 (:func:`fitted`), so
-that small operators count as much as large ones. The backward pass of k gradients is taken to do k times the forward pass's
-flops and bytes.
+The time of one way (forward, backward) is ``overhead + flops / rate + bytes / bandwidth``, per class, dtype and way. It
+is a sum and not the roofline's maximum, since no kernel overlaps one with the other entirely, and least squares then has
+one answer. The fit is of *relative* errors, ``minimise sum (predicted / measured - 1)^2`` with no coefficient below 0
+(:func:`fitted`), so that small operators count as much as large ones. The backward pass of k gradients is assumed to do
+k times the forward pass's flops and bytes.
 
-A class with fewer than :data:`FEWEST_TO_FIT` measurements scales what is known without them by the median of measured over
-predicted (:func:`scaled`). Hardware files hold fitted models (``operators``), so that a machine that was calibrated once is
-predicted elsewhere.
+In a class with fewer than :data:`FEWEST_TO_FIT` measurements, predictions without measurements are scaled by the median
+of measured over predicted (:func:`scaled`). Hardware files hold fitted models (``operators``), so that a machine that
+was calibrated once is predicted elsewhere.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ _CLASS_OF = {name: of_class for of_class, names in _TYPES.items() for name in na
 
 
 def class_of(operator_type: str) -> str:
-    """Operators of a class do their work at about one rate; what isn't listed moves bytes, as elementwise ones do."""
+    """Return the class of an operator type. Operators of a class work at about one rate.
+
+    A type that isn't listed is elementwise: it moves bytes.
+    """
     return _CLASS_OF.get(operator_type, "elementwise")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One way of a measured work."""
+    """The flops, bytes and time of one way (forward or backward) of a measured work."""
 
     flops: float
     n_bytes: float
@@ -62,7 +65,7 @@ class Sample:
 
 
 def samples_of(measured: Iterable[Measured]) -> dict[Key, list[Sample]]:
-    """Both ways of what was measured, by class, dtype and way."""
+    """Return the samples of both ways of all measured works, by class, dtype and way."""
     found: dict[Key, list[Sample]] = {}
     for each in measured:
         work = each.work
@@ -75,7 +78,7 @@ def samples_of(measured: Iterable[Measured]) -> dict[Key, list[Sample]]:
 
 
 def fitted(samples: Sequence[Sample]) -> OperatorRate:
-    """The model of least squared relative error; its ``spread`` is the median of the relative errors that remain.
+    """Return the model of least squared relative error; its ``spread`` is the median of the relative errors that remain.
 
     Raises:
         ValueError: no samples, or one that took no time.
@@ -85,7 +88,7 @@ def fitted(samples: Sequence[Sample]) -> OperatorRate:
     times = np.array([sample.time_us for sample in samples])
     features = np.array([(1.0, sample.flops, sample.n_bytes) for sample in samples])
     rows = features / times[:, None]
-    # Columns of one size, since flops are counted in millions and the overhead is one.
+    # Columns are scaled to one size, since flops are counted in millions and the overhead is one.
     size = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(float).tiny)
     found = nnls(rows / size, np.ones(len(samples)))[0] / size
     errors = np.abs(features @ found / times - 1)
@@ -94,13 +97,15 @@ def fitted(samples: Sequence[Sample]) -> OperatorRate:
 
 
 def scaled(samples: Sequence[Sample], predicted_us: Sequence[float]) -> float:
-    """By how much to multiply what was predicted without samples: the median of measured over predicted, 1 without any."""
+    """Return the factor for predictions that were made without samples: the median of measured over predicted, 1 without
+    any.
+    """
     ratios = [sample.time_us / known for sample, known in zip(samples, predicted_us, strict=True) if known > 0]
     return statistics.median(ratios) if ratios else 1.0
 
 
 def fit_all(measured: Iterable[Measured]) -> Rates:
-    """The models of all classes with enough measurements, as a hardware file holds them: by class, dtype and way."""
+    """Return the models of all classes with enough measurements, by class, dtype and way as a hardware file holds them."""
     models: dict[str, dict[str, dict[str, OperatorRate]]] = {}
     for (of_class, dtype, way), samples in sorted(samples_of(measured).items()):
         if len(samples) >= FEWEST_TO_FIT:
@@ -109,6 +114,6 @@ def fit_all(measured: Iterable[Measured]) -> Rates:
 
 
 def amounts(work: Work, way: str) -> tuple[float, float]:
-    """The flops and bytes of one way."""
+    """Return the flops and bytes of one way (forward or backward) of an operator."""
     times = 1 if way == FORWARD else work.n_gradients
     return work.flops * times, work.n_bytes * times

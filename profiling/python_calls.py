@@ -1,7 +1,7 @@
-"""What makes TensorFlow's calls of Python cheaper.
+"""Make TensorFlow's calls into Python cheaper.
 
 A thread of TensorFlow's that calls Python is given a thread state for the call, with a stack that is mapped and unmapped
-again: in a step, where nothing of it is in the caches, that is about two fifths of what a call takes. CPython keeps the
+again: in a step, where nothing of it is in the caches, that is about two fifths of the time of a call. CPython keeps the
 state of a thread that holds one more reference to it.
 """
 
@@ -15,7 +15,7 @@ _kept: set[int] = set()
 
 
 def keep_thread_state() -> None:
-    """Have the thread that this runs in keep its state until it ends; TensorFlow's threads end with the process."""
+    """Make the current thread keep its Python state until it ends; TensorFlow's threads end with the process."""
     ident = threading.get_ident()
     if ident not in _kept:
         _kept.add(ident)

@@ -1,8 +1,8 @@
-"""Numbers on which all ranks that measure together agree.
+"""Let all ranks that measure together agree on numbers.
 
-All ranks must make the same calls in the same order, so nothing that steers a measurement may come from a rank's own clock:
-what is measured, how often, and when to stop follow from times that were first agreed on, the largest over all ranks. An
-agreement is a barrier too.
+All ranks must make the same calls in the same order, so nothing that steers a measurement may come from a rank's own
+clock: the quantities measured, the number of repeats, and the end follow from times that were first agreed on, the
+largest over all ranks. An agreement is a barrier too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from ..reschedule.mesh import Mesh
 from .compute import Action, Call, time_s
 
 REPEATS = (3, 15)
-"""Fewest and most."""
+"""The fewest and the most repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process is among the ranks that measure together.
+    """This process among the ranks that measure together.
 
     Attributes:
-        communicator: of all ranks, prepared for :func:`.collective_tables.device_partitions`; None for one alone.
-        rank: this one's number in the mesh.
+        communicator: the one of all ranks, prepared for :func:`.collective_tables.device_partitions`; None for one rank
+            alone.
+        rank: this process's number in the mesh.
         local_ranks: how many ranks share this machine's memory.
-        broadcast: gives rank 0's value to every rank.
-        collectives: whose the collectives are that are measured.
-        emitted: of a kind over axes, of so many bytes, how many numbers a rank has for it, and what adds it to the graph
-            that is being built; None where collectives are calls from the graph into Python.
+        broadcast: returns rank 0's value on every rank.
+        collectives: the implementation of the measured collectives, ``mpi`` or ``horovod``.
+        emitted: returns, for a kind, axes and bytes, the length of a rank's input and the function that adds the
+            collective to the graph that is being built; None where collectives are calls from the graph into Python.
     """
 
     communicator: Communicator | None = None
@@ -45,10 +46,10 @@ class Place:
 
 
 class Ranks:
-    """The ranks of a mesh; a communicator of None stands for one alone.
+    """The ranks of a mesh; a communicator of None stands for one rank alone.
 
     Attributes:
-        unequal: the most by which the slowest rank took longer than the fastest for the same action.
+        unequal: the largest ratio, over actions, of the slowest rank's time to the fastest rank's.
     """
 
     def __init__(self, communicator: Communicator | None, mesh: Mesh) -> None:
@@ -58,41 +59,51 @@ class Ranks:
         self.unequal = 1.0
 
     def largest(self, value: float) -> float:
+        """Return the largest of the ranks' values."""
         if self._communicator is None or not self._axes:
             return value
         return float(self._communicator.all_reduce(self._axes, np.array([value], np.float64), "max")[0])
 
     def smallest(self, value: float) -> float:
+        """Return the smallest of the ranks' values."""
         return -self.largest(-value)
 
     def without_waiting(self, axes: Axes, seconds: np.ndarray) -> np.ndarray:
-        """What collectives took, from what they took this rank: of each group the member that came last didn't wait for the
-        others, and of the groups, which work at the same time, the slowest counts."""
+        """Return the times of collectives, without the time in which ranks wait for each other.
+
+        ``seconds`` is how long the collectives took this rank. In each group the member that came last didn't wait, so
+        the least time counts. Groups work at the same time, so the slowest group counts.
+        """
         if self._communicator is None:
             return seconds
         return self.slowest(-self._communicator.all_reduce(axes, -seconds.reshape(-1), "max").reshape(seconds.shape))
 
     def slowest(self, seconds: np.ndarray) -> np.ndarray:
-        """Of each the slowest rank's."""
+        """Return the slowest rank's value of each of ``seconds``."""
         if self._communicator is None:
             return seconds
         found: np.ndarray = self._communicator.all_reduce(self._axes, seconds.reshape(-1), "max")
         return found.reshape(seconds.shape)
 
     def after_s(self, before: Action, action: Action) -> float:
-        """What an action takes this rank after another; all start together, by a collective that fetches the code again."""
+        """Return the seconds that ``action`` takes this rank after ``before``.
+
+        All ranks start the action together, by a collective, which also brings its code into the caches again.
+        """
         before()
         self.largest(0.0)
         return time_s(action)
 
     def repeated(self, budget_s: float, before: Action, action: Action) -> float:
-        """The slowest rank's lower quartile of an action that follows another; both together may take the budget."""
+        """Return the slowest rank's lower quartile of ``action``, each time after ``before``; both together may take the
+        budget.
+        """
         action()
         once_s = self.largest(time_s(lambda: self.after_s(before, action)))
         return self.largest(lower_quartile([self.after_s(before, action) for _ in range(repeats(budget_s, once_s))]))
 
     def typical_s(self, action: Action, budget_s: float) -> float:
-        """The slowest rank's lower quartile over repeats of ``action``, which all ranks start together."""
+        """Return the slowest rank's lower quartile over repeats of ``action``, which all ranks start together."""
         action()
         self.largest(0.0)
         n_repeats = repeats(budget_s, self.largest(time_s(action)))
@@ -103,11 +114,11 @@ class Ranks:
 
 
 def lower_quartile(times: Sequence[float]) -> float:
-    """The time that a quarter of the repeats do not exceed; of three, the least."""
+    """Return the time that a quarter of the repeats do not exceed; of three, the least."""
     return sorted(times)[len(times) // 4]
 
 
 def repeats(budget_s: float, once_s: float, bounds: tuple[int, int] = REPEATS) -> int:
-    """How many repeats a budget allows; no fewer and no more than the bounds."""
+    """Return how many repeats a budget allows, within the bounds."""
     fewest, most = bounds
     return max(fewest, min(most, int(budget_s / once_s)))

@@ -1,4 +1,4 @@
-"""A hardware description as a short text for people."""
+"""Print a hardware description as a short text for people."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _SMALL, _LARGE = 1 << 10, 1 << 22
 
 
 def hardware_table(hardware: Hardware) -> str:
-    """Device, rates, levels, collectives (the time of 1 KiB and the bytes per second at 4 MiB), and classes of operators.
+    """Return the text: device, rates, levels, collectives, and classes of operators.
 
-    An operator's flops and bytes add up; a rate that no probe was bound by is left empty.
+    For each collective it has the time of 1 KiB and the bytes per second at 4 MiB. For a class of operators the times of
+    flops and bytes add up; a rate that no measured operator depended on is left empty.
     """
     device = hardware.device
     rates = ", ".join(f"{dtype} {rate / 1e9:,.0f}" for dtype, rate in device.flops_per_s.items())

@@ -1,9 +1,10 @@
-"""Measured operators, and steps of plans, kept on disk: each is measured once for a machine and a release of TensorFlow.
+"""Keep measured operators and steps on disk, so that each is measured once for a machine and a release of TensorFlow.
 
-One SQLite file for all runs of a user. Ranks and runs write at the same time (write-ahead logging, and patience with each
-other's locks). A measurement is filed under its environment (device, TensorFlow, threads, how many ranks compute at once)
-and the key of its work. What can't be used never stops a run: a broken file is set aside and a new one begun; of one that
-can't be written what is there is read; one that can't be opened is done without. Each is said in one sentence.
+There is one SQLite file for all runs of a user. Ranks and runs write at the same time (by write-ahead logging, and
+waiting for each other's locks). A measurement is filed under its environment (device, TensorFlow, threads, how many
+ranks compute at once) and the key of its work. A file that can't be used never stops a run: a broken file is set aside
+and a new one begun; a file that can't be written is read; without a file that can't be opened, nothing is kept. The user
+is told of each in one sentence.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from .work import Measured, Work
 VERSION = 3
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
-"""How long another's lock is waited for."""
+"""How long to wait for a lock of another process."""
 RETRY_S = 0.02
+"""The time between two attempts to open a locked file."""
 
 _COLUMNS = "type dtype flops n_bytes n_gradients forward_us backward_us spread".split()
 _SCHEMA = f"""CREATE TABLE IF NOT EXISTS operators (
@@ -53,12 +55,13 @@ def say_on_stderr(sentence: str) -> None:
 
 
 class Store:
-    """What was measured in one environment; what is added is there for later runs too, where that can be.
+    """The measurements of one environment. Added ones are kept for later runs where the file can be written.
 
     Args:
-        path: of the file, whose folder is made; None to keep nothing beyond this process.
-        environment: what measurements depend on beside the work.
-        say: is told what went wrong, in a sentence.
+        path: the file, whose folder is made; None to keep nothing beyond this process.
+        environment: all that measurements depend on besides the work.
+        say: is called with a sentence about what went wrong.
+        patience_s: how long to wait for a lock of another process.
     """
 
     def __init__(
@@ -73,27 +76,29 @@ class Store:
 
     @property
     def measured(self) -> Mapping[str, Measured]:
-        """By the key of the work."""
+        """The measured operators by the key of their work."""
         return self._measured
 
     @property
     def step_s(self) -> Mapping[str, tuple[float, float]]:
-        """Seconds of a step of a plan and of data parallelism, which took steps in turn, by the plan's key."""
+        """Seconds of a step of a plan and of data parallelism, measured interleaved, by the plan's key."""
         return self._step_s
 
     def add(self, found: Iterable[Measured]) -> None:
-        """Keep measurements; one of an equal work is replaced."""
+        """Keep measurements; an earlier one of an equal work is replaced."""
         added = {each.work.key: each for each in found}
         self._measured.update(added)
         self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
 
     def add_step_s(self, key: str, plan_s: float, data_parallel_s: float) -> None:
-        """Keep what a step of a plan and of data parallelism took in turn; what was kept by this key is replaced."""
+        """Keep the seconds of a step of a plan and of data parallelism, measured interleaved; earlier ones of the key
+        are replaced.
+        """
         self._step_s[key] = plan_s, data_parallel_s
         self._write(_WRITE_STEPS, [(self.environment, key, plan_s, data_parallel_s)])
 
     def close(self) -> None:
-        """Let go of the file; what was measured stays known."""
+        """Close the file; measurements stay known in this process."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -129,7 +134,7 @@ class Store:
             try:
                 return self._connected_once(path)
             except sqlite3.OperationalError as error:
-                # While another makes the journal a write-ahead one, SQLite doesn't wait by itself.
+                # While another process switches the journal to write-ahead logging, SQLite doesn't wait by itself.
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)
@@ -146,7 +151,7 @@ class Store:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_SCHEMA)
             self._read(connection)
-        except (TypeError, ValueError, OverflowError) as error:  # what is read isn't what was written
+        except (TypeError, ValueError, OverflowError) as error:  # the values read aren't those that were written
             connection.close()
             raise sqlite3.DatabaseError(f"{type(error).__name__}: {error}") from error
         except BaseException:
@@ -162,7 +167,9 @@ class Store:
             self._step_s[key] = plan_s, data_parallel_s
 
     def _read_only(self, path: Path) -> None:
-        """Whatever can be read of a file that can't be written; in a folder that can't be either, as it lies there."""
+        """Read what can be read of a file that can't be written; if its folder can't be written either, read it without
+        locks.
+        """
         for how in ("mode=ro", "immutable=1"):
             with contextlib.suppress(sqlite3.Error, TypeError, ValueError):
                 connection = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, timeout=self._patience_s)

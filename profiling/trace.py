@@ -1,10 +1,11 @@
-"""Steps as TensorFlow's profiler saw them: when each operator ran, and the exact peak of memory.
+"""Trace steps by TensorFlow's profiler: when each operator ran, and the exact peak of memory.
 
-The profiler writes allocations and releases with the bytes that were asked for and their addresses; summed up in the order
-of time they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. What was
-allocated before the trace (variables) isn't in it, but what is released of that is taken off: an update may copy a parameter
-and give back the old one. On a CPU with oneDNN tensors of less than 256 KiB aren't in it either: TensorFlow 2.21 has an
-allocator for them that tells nothing. Memory that isn't TensorFlow's (what collectives receive) is told beside.
+The profiler writes allocations and releases with the requested bytes and their addresses. Summed up in the order of time
+they give the peak of what a step allocates, to the byte, where the allocators' own counters count chunks. Memory that
+was allocated before the trace (variables) isn't in it, but its release within the trace is subtracted: an update may
+copy a parameter and release the old one. On a CPU with oneDNN tensors of less than 256 KiB aren't in it either:
+TensorFlow 2.21 has an allocator for them that reports nothing. Memory that isn't TensorFlow's (received by collectives)
+is reported by the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ALLOCATION, _DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
 class MemoryEvent:
     """An allocation of the memory at ``address``, or a release of it, whose ``n_bytes`` are 0 or less.
 
-    A release of what was allocated before the first event tells how much that was, or 0 where it counted nowhere.
+    A release of memory that was allocated before the first event has minus the bytes of it, or 0 where it is not
+    counted.
     """
 
     time_ps: int
@@ -36,8 +38,8 @@ class OperatorEvent:
     """One run of a TensorFlow operator, by the system's clock.
 
     Attributes:
-        name: in the graph.
-        type: TensorFlow's; of operators that TensorFlow runs as one, theirs together.
+        name: the operator's name in the graph.
+        type: TensorFlow's operator type; of operators that TensorFlow runs as one, theirs together.
         thread: the number of the thread that ran it, or of the device's stream.
     """
 
@@ -50,14 +52,14 @@ class OperatorEvent:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """What ran and what memory was taken, in no order; times are the system clock's."""
+    """The operators that ran in a step and its memory events, in no order; times are the system clock's."""
 
     operators: tuple[OperatorEvent, ...] = ()
     memory: tuple[MemoryEvent, ...] = ()
 
     @cached_property
     def operators_us(self) -> dict[str, float]:
-        """What each operator took, by its name in the graph; several runs add up."""
+        """The microseconds of each operator, by its name in the graph; several runs add up."""
         total_us: dict[str, float] = {}
         for event in self.operators:
             total_us[event.name] = total_us.get(event.name, 0.0) + event.duration_ps / 1e6
@@ -65,17 +67,18 @@ class StepTrace:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that was allocated at once since the trace began."""
+        """The most bytes that were allocated at once since the trace began."""
         return peak_of(self.memory)
 
 
 def peak_of(events: Iterable[MemoryEvent]) -> int:
-    """The most bytes at once, beside what was allocated before the first event; what is released of that counts."""
+    """Return the most bytes at once, relative to what was allocated before the first event; releases of that are subtracted.
+    """
     return max([0, *(n_bytes for _, n_bytes in allocated(events))])
 
 
 def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
-    """(picoseconds, bytes that are allocated from then on), beside what was allocated before the first event."""
+    """Yield (picoseconds, bytes allocated from then on), relative to what was allocated before the first event."""
     alive: dict[int, int] = {}
     total = 0
     for event in sorted(events, key=lambda event: event.time_ps):
@@ -89,10 +92,13 @@ def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
 def traced_step(
     step: Callable[[], object], beside: Callable[[], Iterable[MemoryEvent]] = lambda: ()
 ) -> StepTrace:
-    """Run a step, or several, under TensorFlow's profiler. It should have run before, so that nothing is built meanwhile.
+    """Run a step, or several, under TensorFlow's profiler, and return the trace.
+
+    The step should have run before, so that nothing is built meanwhile.
 
     Args:
-        beside: is called after the step: memory that TensorFlow doesn't tell of, by the system's clock.
+        beside: is called after the step, and returns the events of memory that isn't TensorFlow's, by the system's
+            clock.
     """
     import tensorflow as tf
 
@@ -113,7 +119,7 @@ def _read(content: bytes, beside: Iterable[MemoryEvent]) -> StepTrace:
     space = xplane_pb2.XSpace.FromString(content)
     operators: list[OperatorEvent] = []
     memory = list(beside)
-    # Events are told from the start of the trace on.
+    # The times of events are relative to the start of the trace.
     start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
     for plane in space.planes:
         for line in plane.lines:
@@ -129,7 +135,7 @@ def _read(content: bytes, beside: Iterable[MemoryEvent]) -> StepTrace:
 
 
 def _is_operator(name: str) -> bool:
-    """Operators are called ``name:Type``; the runtime's own events have ``::`` or a space."""
+    """Return whether an event is an operator's: those are called ``name:Type``, the runtime's own have ``::`` or a space."""
     operator, _, kind = name.rpartition(":")
     return bool(operator) and kind.isidentifier() and "::" not in name and " " not in name
 
@@ -141,7 +147,7 @@ def _memory_event(plane: Any, event: Any, time_ps: int, is_allocation: bool) -> 
 
 
 def _stats(plane: Any, of: Any) -> Iterator[tuple[str, int]]:
-    """The whole numbers that are told of an event, or of a plane."""
+    """Yield name and value of the integer statistics of an event, or of a plane."""
     for stat in of.stats:
         kind = stat.WhichOneof("value")
         if kind in ("int64_value", "uint64_value"):

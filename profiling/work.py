@@ -1,4 +1,4 @@
-"""What one operator does on one device: what a measurement is filed under, and what a prediction goes by."""
+"""The work of one operator on one device: measurements are filed under it, and predictions depend on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One operator at the local shapes of the device that has the largest pieces.
+    """One operator at the local shapes of the device that has the largest shards.
 
     Attributes:
         type: TensorFlow's name of the operator type; ``Variable`` is an optimizer's update of one.
@@ -39,8 +39,9 @@ class Measured:
     """A work that was timed.
 
     Attributes:
-        forward_us, backward_us: lower quartiles of the slowest rank; ``backward_us`` is 0 without a backward pass.
-        spread: from the lower to the upper quartile of the repeats, over the lower; of the wider of both ways.
+        forward_us: the forward pass's lower quartile on the slowest rank.
+        backward_us: the backward pass's lower quartile on the slowest rank; 0 without a backward pass.
+        spread: from the lower to the upper quartile of the repeats, over the lower; the larger of both ways.
     """
 
     work: Work
@@ -55,12 +56,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search knows of operators beside their hardware.
+    """The operators that a search knows better than from their hardware's rates.
 
     Attributes:
-        measured: those that were timed, by the key of their work.
-        is_cautious: whether the others are taken to be as slow as nine in ten of their class are, over what is predicted.
-            Of many operators a search finds those that are predicted too fast; what it settles for shouldn't be among them.
+        measured: the operators that were timed, by the key of their work.
+        is_cautious: whether the others are assumed to be slower than predicted, as much as the slowest of nine in ten of
+            their class are. Of many operators a search finds those that are predicted too fast; its answer shouldn't
+            have any of them.
     """
 
     measured: Mapping[str, Measured] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Boxes in a tensor: per dimension where they start and end. Pieces, and parts of pieces, are boxes."""
+"""Boxes in a tensor: the start and the end in each dimension. Shards, and parts of shards, are boxes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Slices = tuple[slice, ...]
 
 
 def intersection(first: Bounds, second: Bounds) -> Bounds:
-    """What two boxes have in common; of extent 0 in a dimension where they have nothing."""
+    """Return the common part of two boxes; its extent is 0 in each dimension in which they don't overlap."""
     pairs = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return tuple((start, max(start, end)) for start, end in pairs)
 
 
 def relative(bounds: Bounds, frame: Bounds) -> Slices:
-    """Where a box lies in an array that holds the box ``frame``."""
+    """Return the slices that select a box from an array that holds the box ``frame``."""
     return tuple(slice(start - origin, end - origin) for (start, end), (origin, _) in zip(bounds, frame, strict=True))
 
 

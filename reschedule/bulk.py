@@ -1,15 +1,17 @@
-"""Times of the cheapest paths from many layouts to many, as one table.
+"""Compute the times of the cheapest paths from many layouts to many, as one table.
 
-All rows go through the graph of layouts together: a state holds the times from all sources to it as one vector, and an
-edge lowers its target's by its source's plus its weight. States are gone through back and forth, each looking only at
-origins that were lowered since it looked last, until nothing changes (Bellman and Ford's algorithm, in place). A graph
-of layouts has many edges and paths of few steps, so a handful of rounds will do, of long vectors in a cache.
+All sources are searched from together. Each state of the graph of layouts holds one vector, its distances from all
+sources. An edge lowers its target's vector to its source's vector plus the edge's weight. Rounds go through the states
+back and forth, and each state looks only at those origins that were lowered since its last look. The search ends when
+nothing changes (Bellman and Ford's algorithm, in place). A graph of layouts has many edges, but its paths have few
+steps, so a handful of rounds over long vectors, which stay in a cache, is enough.
 
-Axes of one size that cost the same are interchangeable: then a path stays as cheap when they change places all along
-it, and only one of the sources that differ in this alone needs a row. Whether they do cost the same is looked up in the
-weights, so measured hardware, whose axes differ, is charged as measured.
+Axes of one size that cost the same are interchangeable: a path stays as cheap when they change places all along it. Of
+sources that differ in this alone only one needs a row. Whether axes cost the same is looked up in the weights, so on
+measured hardware, whose axes differ, the measured costs hold.
 
-Complexity: O(R E S) for R rounds, E edges and S sources; half a round per step of the longest path, if it is unlucky.
+Complexity: O(R E S) for R rounds, E edges and S sources. In the worst case there is half a round for each step of the
+longest path.
 """
 
 from __future__ import annotations
@@ -30,27 +32,28 @@ from .search import StepTimes, path_time_ns, rewinding, unwinding
 from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
-"""Times that are held together in a search, so that temporary memory is bounded: states times sources."""
+"""The most distances (states times sources) that one search holds, so that temporary memory is bounded."""
 _WORTH_LOADING = 3e6
 """Edges times sources from which it pays to load compiled code."""
 _WORTH_CALLING = 1e4
-# Half of a type's range, so that nothing overflows where a weight is added to what is not reached.
+"""Edges times sources from which it pays to call compiled code that has been loaded."""
+# The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
 NEVER = {np.dtype(np.int32): (1 << 30) - 1, np.dtype(np.int64): (1 << 62) - 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """A graph of layouts with what its steps cost for one tensor."""
+    """A graph of layouts with the costs of its steps for one tensor."""
 
     graph: LayoutGraph
-    fits: Mask  # [states]
+    fits: Mask  # [states]: whether the layout fits the tensor's shape
     weight: Ints  # [edges], in nanoseconds; NEVER where an end does not fit
-    classes: tuple[Axes, ...]  # axes that are interchangeable, where more than one
+    classes: tuple[Axes, ...]  # the sets of interchangeable axes, those of more than one
 
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, graph: LayoutGraph, steps: StepTimes) -> Weighted:
-        """The cost model is asked once per distinct (kind, axes, elements)."""
+        """Build the weighted graph of a tensor. The cost model is asked once per distinct (kind, axes, elements)."""
         axis_sizes = steps.axis_sizes
         fits, elements = graph.sizes(axis_sizes, steps.shape)
         sizes, size_of = np.unique(elements, return_inverse=True)
@@ -60,7 +63,7 @@ class Weighted:
         query, copy = (number * n_masks * len(sizes) + of_axes for number in (cost_kind, len(COMMUNICATING)))
         usable = fits[graph.source] & np.repeat(fits, np.diff(graph.start))
         copied = graph.copied & -(2 << leading_dim(steps.shape))
-        n_copies = (copied != 0).astype(np.int64) + (copied & copied - 1 != 0)  # bits, of at most two
+        n_copies = (copied != 0).astype(np.int64) + (copied & copied - 1 != 0)  # the number of bits set, of at most two
         is_copied = usable & (n_copies > 0)
         asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
         asked[query[usable]] = asked[copy[is_copied]] = True
@@ -69,12 +72,12 @@ class Weighted:
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
         weight = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
-        of_all = graph.orders.runs is None  # else a renamed layout need not be in the graph
+        of_all = graph.orders.runs is None  # in a graph of few runs a renamed layout may be missing
         classes = _interchangeable(axis_sizes, times.reshape(-1, n_masks, len(sizes))) if of_all else ()
         return cls(graph, fits, weight, classes)
 
     def times(self, sources: Ints, targets: Ints) -> Ints:
-        """Nanoseconds from each to each of some states, int64[sources, targets]."""
+        """Return the nanoseconds from each source state to each target state, int64[sources, targets]."""
         if not self.classes:
             times: Ints = self.search(_Starts.at(sources), targets).T
             return times
@@ -92,7 +95,7 @@ class Weighted:
         return found[column.reshape(wanted.shape)[of_source], row.reshape(-1, 1)]
 
     def search(self, starts: _Starts, wanted: Ints) -> Ints:
-        """Nanoseconds from each start to each of some states that fit, int64[wanted, starts]."""
+        """Return the nanoseconds from each start to each state in ``wanted``, which fit, int64[wanted, starts]."""
         size = max(1, _MOST_TIMES // len(self.fits))
         found = np.empty((len(wanted), starts.n_rows), np.int64)
         narrow: np.dtype[Any] = np.dtype(np.int32)
@@ -104,11 +107,14 @@ class Weighted:
             if first == narrow:
                 long = rows[(times == NEVER[narrow]).any(axis=0)]
                 found[:, long] = self._distances(starts.of(long), wide)[wanted]
-                first = wide if 2 * len(long) > len(rows) else narrow  # where many have long times others will too
+                first = wide if 2 * len(long) > len(rows) else narrow  # where many overflow, others will too
         return found
 
     def _distances(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
-        """Nanoseconds to each state from each start, [states, starts]; those from a second on are wrong in 32 bits."""
+        """Return the nanoseconds to each state from each start, [states, starts].
+
+        In 32 bits, times from about one second on are wrong.
+        """
         never = NEVER[kind]
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
         if starts.n_rows:
@@ -119,7 +125,10 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Starts:
-    """Where searches start: in row ``row[i]``, at ``state[i]``, which is ``time_ns[i]`` away."""
+    """The starts of searches: row ``row[i]`` starts at ``state[i]`` with a distance of ``time_ns[i]``.
+
+    A row may have several.
+    """
 
     n_rows: int
     row: Ints
@@ -128,20 +137,21 @@ class _Starts:
 
     @classmethod
     def at(cls, states: Ints) -> _Starts:
+        """Return one start at each of the states, one to a row."""
         return cls(len(states), np.arange(len(states)), states, np.zeros_like(states))
 
     def of(self, rows: Ints) -> _Starts:
-        """Those of some rows, ascending, which are then numbered from 0."""
+        """Return the starts of some rows (ascending), which are then numbered from 0."""
         chosen = np.isin(self.row, rows)
         return _Starts(len(rows), np.searchsorted(rows, self.row[chosen]), self.state[chosen], self.time_ns[chosen])
 
 
 def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs: int | None) -> Ints:
-    """Nanoseconds between all pairs of some states that fit, int64[states, states].
+    """Return the nanoseconds between all pairs of states, which must fit the tensor, int64[states, states].
 
     Args:
-        partial: whether sums may be left partial on the way.
-        runs: of how many runs of axes the states on the way are made; None for any number.
+        partial: whether the layouts on the way may be partial.
+        runs: the most runs of axes that a dimension may be made of on the way; None for any number.
     """
     known = orders(len(steps.axis_sizes), runs)
     chains = {i: found for i, state in enumerate(states) if (found := unwinding(state, known))}
@@ -159,7 +169,7 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
 def _with_chains(
     steps: StepTimes, states: Sequence[State], chains: dict[int, list[Move]], partial: bool, runs: int | None
 ) -> Ints:
-    """:func:`times_between` where some states, those with ``chains``, are unwound first or rewound last."""
+    """Return :func:`times_between` where some states, those with ``chains``, are unwound first or rewound last."""
     near = [chains[i][-1].target if i in chains else state for i, state in enumerate(states)]
     place = {state: number for number, state in enumerate(dict.fromkeys(near))}
     of_near = np.array([place[state] for state in near])
@@ -177,7 +187,10 @@ def _with_chains(
 
 
 def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State], inside: Ints, numbers: Ints) -> Ints:
-    """:func:`times_between` where some states can only be ends: one step leads from them into the graph, or out of it."""
+    """Return :func:`times_between` where some states aren't in the graph, so that they can only be the ends of a path.
+
+    One step leads from such a state into the graph, or from the graph to it.
+    """
     outside = np.setdiff1d(np.arange(len(states)), inside).tolist()
     leaving = [(i, *step) for i in outside for step in _steps_into(steps, weighted.graph, states[i], is_reversed=False)]
     row, state, time_ns = np.array(leaving, np.int64).reshape(-1, 3).T
@@ -213,7 +226,7 @@ for _kind, _other in [("all_gather", "slice"), ("reduce_scatter", "pad"), ("all_
 
 
 def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: bool) -> list[tuple[int, int]]:
-    """The states of the graph one step after a state, or before it, each with the step's time."""
+    """Return the states of the graph one step after ``state`` (before it if ``is_reversed``), each with the step's time."""
     found = list(steps.moves(state, graph.has_partial, graph.orders.runs))
     numbers = graph.number_of([move.target for move in found]).tolist()
     if not is_reversed:
@@ -225,7 +238,7 @@ def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed:
 
 
 def is_loaded() -> bool:
-    """Whether compiled code is at hand."""
+    """Return whether compiled code has been loaded."""
     return f"{__package__}.compiled" in sys.modules
 
 
@@ -241,7 +254,7 @@ def relaxed(graph: LayoutGraph, weight: Ints, distance: Ints) -> None:
 
 
 def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, never: int) -> int:
-    """What :func:`.compiled.relax` does, in NumPy."""
+    """Do what :func:`.compiled.relax` does, in NumPy; return the number of rounds."""
     changed = np.where((distance < never).any(axis=1), 0, -1)
     seen = np.full(len(distance), -1)
     now = rounds = 0
@@ -265,7 +278,7 @@ def relax(start: Ints, source: Any, weight: Ints, order: Ints, distance: Ints, n
 
 
 def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:
-    """Classes of axes that may change places: equal in size and in ``times`` [kinds, masks, sizes]."""
+    """Return the classes of axes that may change places: equal in size and in ``times`` [kinds, masks, sizes]."""
     masks = np.arange(times.shape[1])
     classes: list[list[int]] = []
     for axis, size in enumerate(axis_sizes):
@@ -281,7 +294,7 @@ def _interchangeable(axis_sizes: Axes, times: Ints) -> tuple[Axes, ...]:
 
 
 def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[Axes]) -> Ints:
-    """For each state the new name of each axis, so that those of a class appear in ascending order, [states, axes]."""
+    """Return each state's new names of the axes, [states, axes], so that the axes of a class appear in order."""
     known, rank = graph.orders, graph.dims.shape[1]
     axes = np.arange(known.n_axes)
     place = np.full((len(states), known.n_axes), 0)
@@ -299,6 +312,6 @@ def _first_come_first_named(graph: LayoutGraph, states: Ints, classes: Sequence[
 
 
 def _renamed(graph: LayoutGraph, states: Ints, names: Ints) -> Ints:
-    """The states in which axis i is called ``names[i]``."""
+    """Return the states after axis i is renamed to ``names[i]``."""
     order, mask = graph.orders.renamed(names)
     return graph.numbers(order[graph.dims[states]], mask[graph.partial[states]])

@@ -1,8 +1,8 @@
-"""The inner loops of the searches, compiled by Numba.
+"""The inner loops of the searches for paths, compiled by Numba.
 
 :func:`relax` gives the same distances as :func:`.bulk.relax` in NumPy, to the bit; :func:`settle` is for :mod:`.quick`.
 
-Importing this module needs Numba, and compiles where there is no compiled code on disk yet (some seconds, once).
+Importing this module needs Numba. It compiles where there is no compiled code on disk yet (some seconds, once).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, TypeVar, cast
 import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
 
-# For a single path a step weighs its time, and in the lower bits what breaks ties: fewer collectives, then fewer steps. No
-# cheapest path comes near 31 steps.
+# In the search for a single path a step's weight is its time, shifted left by TIE_BITS. The lower bits break ties: fewer
+# collectives, then fewer steps. There is room for 31 steps, and no cheapest path comes near that.
 TIE_BITS = 10
 LOCAL = 1
 COLLECTIVE = (1 << 5) + LOCAL
-LONGEST = 1 << 51  # longer steps do not leave room for these; among them are those that do not fit
+LONGEST = 1 << 51  # a longer time doesn't leave room for these bits; NEVER, of states that don't fit, is longer too
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -31,21 +31,22 @@ def _compile(function: _Function) -> _Function:
 
 @_compile
 def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never: int) -> int:
-    """Lower ``distance`` [states, rows] in place until no edge can lower it; how often all states were gone through.
+    """Lower ``distance`` [states, rows] in place until no edge can lower it, and return the number of rounds.
 
     Args:
-        start: int64[states + 1], state t is reached by edges start[t] to start[t + 1].
-        source: int32[edges]; weight: of distance's type, [edges].
-        order: in which states are gone through; back and forth.
-        never: what stands where nothing was reached.
+        start: int64[states + 1]; state t is reached by edges start[t] to start[t + 1].
+        source: int32[edges].
+        weight: [edges], of distance's type.
+        order: the order of the states in odd rounds; even rounds go through it backwards.
+        never: the distance of states that aren't reached.
     """
     n_states, n_rows = distance.shape
     best = np.empty(n_rows, distance.dtype)
-    changed = np.full(n_states, -1, np.int64)  # when a state's distances were last lowered
+    changed = np.full(n_states, -1, np.int64)  # the time at which a state's distances were last lowered
     for state in range(n_states):
         if distance[state].min() < never:
             changed[state] = 0
-    seen = np.full(n_states, -1, np.int64)  # when its incoming edges were last looked at
+    seen = np.full(n_states, -1, np.int64)  # the time at which its incoming edges were last looked at
     now = rounds = last = 0
     while True:
         rounds += 1
@@ -79,9 +80,10 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
 
 @_compile
 def settle(start: Any, source: Any, time_ns: Any, communicates: Any, first: int, last: int) -> Any:
-    """How much is left from states to ``last``, int64[states], and which are on a cheapest path from ``first`` to it.
+    """Return the remaining weights from states to ``last``, int64[states], and the states on cheapest paths to it.
 
-    What is left is right for all states that are as near as ``first``. Edges are as in :func:`relax`.
+    The second result, bool[states], marks the states on the cheapest paths from ``first``. Remaining weights are right
+    for all states that are as near to ``last`` as ``first`` is. Edges are as in :func:`relax`.
     """
     n_states = len(start) - 1
     left = np.full(n_states, np.iinfo(np.int64).max, np.int64)

@@ -1,4 +1,4 @@
-"""What steps cost: the interface at which cost models plug in."""
+"""The interface at which cost models plug in: the times of steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .mesh import Mesh
 
 
 class StepCosts(Protocol):
-    """What steps cost: the interface at which cost models plug in. Must be deterministic and never negative."""
+    """The times of steps: the interface at which cost models plug in. Times must be deterministic and never negative."""
 
     def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
-        """Time of a collective over ``axes`` (ascending), or of a local step (``kind`` "local").
+        """Return the time of a collective over ``axes`` (ascending), or of a local step (``kind`` "local").
 
-        ``n_bytes`` is what :meth:`Step.n_bytes` gives: for the rank with the largest piece.
+        ``n_bytes`` is the result of :meth:`Step.n_bytes`: the bytes of the rank with the largest shard.
         """
         ...

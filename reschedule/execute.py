@@ -1,8 +1,8 @@
-"""How one rank carries out a step: the same code for the simulation and for real communicators.
+"""Carry out a step on one rank: the same code for the simulation and for real communicators.
 
 The geometry of every step follows from the blocks' bounds alone. In an all-gather or an all-to-all, rank r sends member
-m the part of r's source piece that lies in m's target piece; in a reduce-scatter likewise, and what arrives is summed.
-Uneven blocks and any order of axes need nothing more. A group's members are ordered by rank.
+m that part of r's source shard that lies in m's target shard. A reduce-scatter does the same and sums the parts that
+arrive. This covers uneven blocks and any order of axes. A group's members are ordered by rank.
 
 Where the parts follow each other in memory (along the leading dimension) they are sent from the tensor itself and
 received straight into the result, without copies. Otherwise they are packed and unpacked, which takes memory beside the
@@ -28,37 +28,41 @@ from .steps import COMMUNICATING, Step
 from .summing import Array, reduce_in_order
 
 ROUND_BYTES = 1 << 23
-"""What is packed, unpacked or summed at a time.
+"""The bytes that are packed, unpacked or summed at a time.
 
-So little stays in caches: between two ranks on shared memory 192 MB, all at once and in rounds of 16, 8, 4 and 2 MiB, were
-gathered along the second dimension in 84, 85, 71, 71, 74 ms, reduced and scattered along it in 82, 72, 66, 65, 66 ms, summed
-in 74, 72, 68, 71, 80 ms.
+So little stays in caches. Measured with 192 MB between two ranks on shared memory, all at once and in rounds of 16, 8, 4
+and 2 MiB: the all-gather along the second dimension took 84, 85, 71, 71, 74 ms, the reduce-scatter along it 82, 72, 66,
+65, 66 ms, and the sum 74, 72, 68, 71, 80 ms.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A step as one rank sees it: what it sends from where, and where what it receives belongs."""
+    """A step as one rank carries it out: the parts of its shard that it sends, and where received parts belong."""
 
     kind: str
     axes: Axes  # of the communicator, ascending
     local_shape: Shape
     result_shape: Shape
-    send_slices: tuple[Slices, ...]  # into the local piece, per member; empty where all of it goes to all
-    send_in_place: bool  # the pieces, one after the other, are the local piece
+    send_slices: tuple[Slices, ...]  # of the local shard, for each member; empty where all of it goes to all members
+    send_in_place: bool  # whether the parts that are sent, one after the other in memory, are the local shard
     recv_shapes: tuple[Shape, ...]
-    recv_slices: tuple[Slices, ...]  # into the result, per member; empty where what arrives is the result
-    recv_in_place: bool  # the pieces, one after the other, are the result
-    local_slices: Slices  # of a local step: into the local piece (slice) or the result (pad)
-    is_first: bool  # of a keep: at coordinate 0 of its axes, where the value is kept
-    most_packed: int  # elements that are packed, or unpacked, at most on any rank
+    recv_slices: tuple[Slices, ...]  # of the result, for each member; empty where the received parts are summed
+    recv_in_place: bool  # whether the received parts, one after the other in memory, are the result
+    local_slices: Slices  # of a local step: the slices of the local shard (slice) or of the result (pad)
+    is_first: bool  # whether the rank is at coordinate 0 of the step's axes, where "keep" keeps the value
+    most_packed: int  # the most elements that any rank packs or unpacks
 
     def n_rounds(self, item_bytes: int) -> int:
-        """The same for all ranks."""
+        """Return the number of rounds, which is the same on all ranks."""
         return max(1, -(-self.most_packed * item_bytes // ROUND_BYTES))
 
     def pack(self, local: Array, buffer: Array | None = None) -> list[Array]:
-        """What to send to each member: C-contiguous, and one after the other in ``local`` or in a flat ``buffer``."""
+        """Return the C-contiguous arrays to send, one per member, which follow each other in ``local`` or ``buffer``.
+
+        Raises:
+            ValueError: ``local`` does not have the shape of the rank's shard.
+        """
         if local.shape != self.local_shape:
             raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
         if not self.send_slices:
@@ -69,7 +73,7 @@ class RankStep:
         return _packed(parts, np.empty(local.size, local.dtype) if buffer is None else buffer)
 
     def unpack(self, received: Sequence[Array], out: Array | None = None) -> Array:
-        """The result, from what the members sent, in ``out`` where given."""
+        """Return the result of the step, made from the arrays that the members sent, in ``out`` where given."""
         if out is None:
             out = np.empty(self.result_shape, received[0].dtype)
         if not self.recv_slices:
@@ -79,7 +83,11 @@ class RankStep:
         return out
 
     def apply_local(self, local: Array, out: Array | None = None) -> Array:
-        """The result of a local step, in ``out`` where given; never shares memory with ``local``."""
+        """Return the result of a local step, in ``out`` where given; it never shares memory with ``local``.
+
+        Raises:
+            ValueError: ``local`` does not have the shape of the rank's shard.
+        """
         if local.shape != self.local_shape:
             raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
         if out is None:
@@ -130,7 +138,7 @@ class RankStep:
         return result
 
     def _run_round(self, parts: Sequence[Array], places: Sequence[Array], communicator: Communicator) -> None:
-        """Send parts of the local piece, and receive into places of the result."""
+        """Send ``parts`` of the local shard, and receive into ``places`` of the result."""
         dtype, shapes, sends, joined = parts[0].dtype, [place.shape for place in places], parts, parts[0]
         if self.send_slices or not parts[0].flags.c_contiguous:
             joined = communicator.scratch("send", sum(part.size for part in parts), dtype)
@@ -148,14 +156,17 @@ class RankStep:
 
 
 def slab(shape: Shape, n_slabs: int, number: int) -> Slices:
-    """One of the slabs of an array, along its first dimension that is long enough for all; else its longest."""
+    """Return the slices of one of ``n_slabs`` slabs of an array.
+
+    Slabs are cut along the first dimension that is long enough for all of them, else along the longest.
+    """
     longest = max(range(len(shape)), key=lambda dim: shape[dim])
     along = next((dim for dim, extent in enumerate(shape) if extent >= n_slabs), longest)
     return (*(slice(None),) * along, slice(*block_bounds(shape[along], n_slabs, number)))
 
 
 def _packed(parts: Sequence[Array], buffer: Array) -> list[Array]:
-    """The parts, C-contiguous, one after the other in a flat buffer."""
+    """Return C-contiguous copies of the parts, one after the other in a flat buffer."""
     packed, start = [], 0
     for part in parts:
         packed.append(buffer[start : start + part.size].reshape(part.shape))
@@ -166,7 +177,7 @@ def _packed(parts: Sequence[Array], buffer: Array) -> list[Array]:
 
 @lru_cache(maxsize=65536)
 def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
-    """The step on a tensor of (global) ``shape`` as ``rank`` sees it."""
+    """Return the step, on a tensor of global ``shape``, as ``rank`` carries it out."""
     source, target, mesh = step.source, step.target, step.source.mesh
     mine_before, mine_after = source.bounds(shape, rank), target.bounds(shape, rank)
     group = mesh.group(step.group_axes, rank) if step.communicates else ()
@@ -189,7 +200,7 @@ def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
         local_slices = relative(mine_before, mine_after)
     send_in_place = bool(sends) and _follow_in_memory(extents(mine_before), sends)
     recv_in_place = bool(recvs) and _follow_in_memory(result_shape, recvs)
-    last = mesh.n_devices - 1  # of blocks that aren't even it has the largest in each dimension
+    last = mesh.n_devices - 1  # where blocks are uneven, the last rank has the largest in each dimension
     if rank != last:
         most_packed = rank_step(step, shape, last).most_packed
     else:
@@ -212,9 +223,9 @@ def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
 
 
 def _follow_in_memory(shape: Shape, tiles: Sequence[Slices]) -> bool:
-    """Whether tiles of an array of ``shape``, each C-contiguous, are the array when put one after the other.
+    """Return whether tiles of an array of ``shape``, each C-contiguous, are the array when put one after the other.
 
-    They are if each starts where those before it end: a tile that is not one run of memory puts the next one off.
+    They are if each tile starts where those before it end: a tile that is not one run of memory puts the next one off.
     """
     filled = 0
     for tile in tiles:
@@ -226,23 +237,23 @@ def _follow_in_memory(shape: Shape, tiles: Sequence[Slices]) -> bool:
 
 
 def pack(step: Step, shape: Shape, rank: int, local: Array) -> list[Array]:
-    """What ``rank`` sends to each member of its group (ordered by rank) in a communicating step, C-contiguous."""
+    """Return the C-contiguous arrays that ``rank`` sends in a collective step, one per member of its group, by rank."""
     return rank_step(step, shape, rank).pack(local)
 
 
 def unpack(step: Step, shape: Shape, rank: int, received: Sequence[Array]) -> Array:
-    """The rank's piece after a communicating step, from what each member of its group sent it."""
+    """Return the rank's shard after a collective step, from the arrays that the members of its group sent it."""
     return rank_step(step, shape, rank).unpack(received)
 
 
 def apply_local(step: Step, shape: Shape, rank: int, local: Array) -> Array:
-    """The rank's piece after a local step; never shares memory with ``local``."""
+    """Return the rank's shard after a local step; it never shares memory with ``local``."""
     return rank_step(step, shape, rank).apply_local(local)
 
 
 @dataclass(frozen=True, slots=True)
 class RankPath:
-    """A path as one rank sees it: worked out once, run many times."""
+    """A path as one rank carries it out: worked out once, run many times."""
 
     steps: tuple[RankStep | RankHalo, ...]
 
@@ -256,16 +267,16 @@ class RankPath:
         )
 
     def run(self, local: Array, communicator: Communicator) -> Array:
-        """Take the rank's piece along the path. The result is new memory, unless the path is empty."""
+        """Return the rank's shard at the end of the path. The result is new memory, unless the path is empty."""
         for step in self.steps:
             local = step.run(local, communicator)
         return local
 
 
 def run_path(path: Path, rank: int, local: Array, communicator: Communicator) -> np.ndarray[Any, np.dtype[Any]]:
-    """Take the rank's piece along a path. To run a path often, make its :class:`RankPath` once.
+    """Return the rank's shard at the end of a path. To run a path often, make its :class:`RankPath` once.
 
     Raises:
-        ValueError: ``local`` does not have the shape of the rank's piece.
+        ValueError: ``local`` does not have the shape of the rank's shard.
     """
     return RankPath.of(path, rank).run(local, communicator)

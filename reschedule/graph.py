@@ -1,13 +1,13 @@
 """The graph of layouts as flat arrays.
 
-The nodes and edges depend only on the number of axes and the tensor's rank and are built once for each; a mesh, a shape
-and costs add block counts, a mask of the layouts that fit, and a weight for each edge, all vectorised. For k axes and
-r dimensions there are sum over m of C(k, m) m! C(m + r - 1, r - 1) 2^(k - m) layouts: 40 for two axes and four
-dimensions, 2424 for four axes. Of many axes only those of few *runs* are taken, see :mod:`.orders`.
+The nodes and edges depend only on the number of axes and the tensor's rank and are built once for each. A mesh, a shape
+and costs add block counts, a mask of the layouts that fit, and a weight for each edge, all vectorised. For k axes and r
+dimensions there are sum over m of C(k, m) m! C(m + r - 1, r - 1) 2^(k - m) layouts: 40 for two axes and four dimensions,
+2424 for four axes. Where there are many axes, the graph has only the layouts of few *runs* of axes, see :mod:`.orders`.
 
-A state is a row of numbers: for each dimension the number of an :class:`Orders`, and its partial axes as bits. Read as the
-digits of one number they are its *key*; states are sorted by it, so a move finds its target by a binary search. Built in
-O(E log L) for E edges and L states, without a step in Python for any of them.
+A state is a row of numbers: for each dimension the number of an order of axes (in :class:`Orders`), and its partial axes
+as bits. Read as the digits of one number they are its *key*. States are sorted by key, so a move finds its target by a
+binary search. The graph is built in O(E log L) for E edges and L states, without a step in Python for any of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .steps import COMMUNICATING, KINDS, SIZED_BY_RESULT, State
 
 
 def all_states(n_axes: int, rank: int, partial: bool) -> Iterator[State]:
-    """Every state once: fewest used axes first, those without partial axes before all others."""
+    """Yield every state once: fewest used axes first, those without partial axes before all others."""
     for n_partial in range(n_axes + 1 if partial else 1):
         for partial_axes in combinations(range(n_axes), n_partial):
             free = [axis for axis in range(n_axes) if axis not in partial_axes]
@@ -37,7 +37,7 @@ def all_states(n_axes: int, rank: int, partial: bool) -> Iterator[State]:
 
 
 def _cuts(n_items: int, n_parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All ways to cut a sequence into ``n_parts`` runs, empty ones included."""
+    """Yield all ways to cut a sequence into ``n_parts`` parts, empty ones included, as (start, end) of each part."""
     if n_parts == 0:
         yield ()
         return
@@ -48,23 +48,23 @@ def _cuts(n_items: int, n_parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutGraph:
-    """All states, by ascending key, and all moves between them, by ascending target."""
+    """All states by ascending key, and all moves between them by ascending target."""
 
     orders: Orders
-    dims: Ints  # [states, rank]: the order of each dimension
+    dims: Ints  # [states, rank]: the number of the order of axes that splits each dimension
     partial: Ints  # [states]: partial axes, as bits
     key: Ints  # [states]
     start: Ints  # [states + 1]: state t is reached by edges start[t] to start[t + 1]
     source: npt.NDArray[np.int32]  # [edges]
     kind: npt.NDArray[np.int8]  # [edges], index into KINDS
-    mask: npt.NDArray[np.int16]  # [edges], the axes that move, as bits
-    sized_by: npt.NDArray[np.int32]  # [edges]: the state whose pieces a step's cost is measured by
-    copied: npt.NDArray[np.int32]  # [edges], the dimensions along which a collective cuts or joins pieces, as bits
-    by_splits: Ints  # the states, those with fewest axes that split first
+    mask: npt.NDArray[np.int16]  # [edges], the axes of the step, as bits
+    sized_by: npt.NDArray[np.int32]  # [edges]: the state whose largest shard gives the bytes of the step's cost
+    copied: npt.NDArray[np.int32]  # [edges], the dimensions along which a collective cuts or joins shards, as bits
+    by_splits: Ints  # the states in ascending order of the number of axes that split them
 
     @property
     def has_partial(self) -> bool:
-        """Whether layouts with partial axes are in it."""
+        """Whether the graph has layouts with partial axes."""
         return bool(self.partial.any())
 
     def state(self, number: int) -> State:
@@ -72,18 +72,18 @@ class LayoutGraph:
         return State(tuple(axes[order] for order in self.dims[number]), axes_of_mask(int(self.partial[number])))
 
     def number_of(self, states: Sequence[State]) -> Ints:
-        """The numbers of states that are in the graph."""
+        """Return the numbers of states that are in the graph."""
         number, shape = self.orders.number, (len(states), self.dims.shape[1])
         dims = np.array([[number[axes] for axes in state.splits] for state in states], np.int64).reshape(shape)
         return self.numbers(dims, np.array([mask_of_axes(state.partial) for state in states], np.int64))
 
     def numbers(self, dims: Ints, partial: Ints) -> Ints:
-        """The numbers of states given as rows."""
+        """Return the numbers of states that are given as rows of ``dims`` and ``partial``."""
         found: Ints = np.searchsorted(self.key, _keys(self.orders, dims, partial))
         return found
 
     def sizes(self, axis_sizes: Axes, extents: Axes) -> tuple[Mask, Ints]:
-        """Per state, whether it fits a tensor of these extents, and the elements of the largest piece."""
+        """Return for each state whether it fits a tensor of these extents, and the elements of its largest shard."""
         of_subset = np.ones(1 << len(axis_sizes), np.int64)
         for axis, size in enumerate(axis_sizes):
             of_subset[1 << axis : 2 << axis] = of_subset[: 1 << axis] * size
@@ -103,11 +103,11 @@ def _keys(known: Orders, dims: Ints, partial: Ints) -> Ints:
 
 @cache
 def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None) -> LayoutGraph:
-    """The graph for tensors of ``rank`` dimensions on meshes with ``n_axes`` axes.
+    """Build the graph for tensors of ``rank`` dimensions on meshes with ``n_axes`` axes.
 
     Args:
-        partial: whether layouts with partial axes are in it.
-        runs: of how many runs of axes a dimension or a sum is made at most; None for any number.
+        partial: whether the graph has layouts with partial axes.
+        runs: the most runs of axes that a dimension, or the set of partial axes, may be made of; None for any number.
     """
     known = orders(n_axes, runs)
     dims, partials = _states(known, rank, partial)
@@ -154,11 +154,14 @@ def _states(known: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
     return dims[row], sums[column]
 
 
-_Moves = tuple[str, Ints, Ints, Ints, Ints]  # kind, source state; of the target dims and partial; the axes that move
+_Moves = tuple[str, Ints, Ints, Ints, Ints]  # kind, source state, the target's dims, the target's partial axes, moved axes
 
 
 def _moves(known: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
-    """All moves from all states, to whatever their targets are: the transitions of :mod:`.steps`, in its numbering."""
+    """Yield all moves from all states, also to targets outside of the graph.
+
+    Comments give the transition in :mod:`.steps`.
+    """
     used = np.bitwise_or.reduce(known.mask[dims], axis=1) | partial
     idle = ~used & ((1 << known.n_axes) - 1)
     for dim in range(dims.shape[1]):
@@ -170,7 +173,7 @@ def _moves(known: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
             yield "pad", state, rest, partial[state] | known.mask[axes], known.mask[axes]  # 7
             at, order = known.exactly.each(known.mask[axes])
             for to_dim in range(dims.shape[1]):  # 3
-                # Within a dimension an unchanged first axis means that fewer axes move: found from the shorter end.
+                # If the first axis stays first within its dimension, fewer axes move: a smaller n yields that move.
                 moved = np.ones(len(at), bool)
                 if to_dim == dim:
                     moved = known.prefix[order, n - 1] != known.prefix[axes[at], n - 1]

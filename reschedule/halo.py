@@ -1,17 +1,17 @@
-"""Halo exchange: from each rank's block of a tensor to all that the windows of its block of results cover, and back.
+"""Halo exchange: from each rank's block of a tensor to all elements under the windows of its block of results, and back.
 
-Windows slide along dimensions of a tensor, as those of a convolution do. Results are split in blocks as any dimension, and
-so is the tensor; the elements under a block's windows are then not the block itself. Here 7 rows, a window of 3 rows with
-stride 1, one row of filling at each end, results on 2 ranks:
+Windows slide along dimensions of a tensor, as those of a convolution do. The results are split in blocks as any
+dimension is, and so is the tensor. The elements under a block's windows are then not the block itself. Here 7 rows, a
+window of 3 rows with stride 1, one row of filling at each end, results on 2 ranks:
 
     rows           0 1 2 | 3 4 5 6        blocks of the tensor
     rank 0     f   0 1 2   3              results 0 to 2: a filled row, its own three, and one from rank 1
     rank 1             2 | 3 4 5 6   f    results 3 to 6: one from rank 0, its own four, and a filled row
 
-Elements may come from any member of the group, not only from neighbours: blocks may be smaller than the halo. Several
-dimensions are exchanged at once, corners included, since what a member needs of another is one box. The way back is the
-transpose: gradients of elements return to their owners and are added there, a rank's own first, then those of the members
-in the order of the group.
+Elements may come from any member of the group, not only from neighbours, since blocks may be smaller than the halo.
+Several dimensions are exchanged at once, corners included, since the elements that a member needs of another are one
+box. The backward exchange is the transpose: gradients of elements return to their owners and are added there, a rank's
+own first, then those of the members in the order of the group.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ ZERO, LOWEST = "zero", "lowest"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How windows slide along a dimension: window i covers elements ``i * stride - before + j * dilation``, j < ``size``.
+    """The way windows slide along a dimension.
+
+    Window i covers elements ``i * stride - before + j * dilation``, j < ``size``.
 
     Attributes:
-        before: how many elements are filled in before the first one.
-        extent: of the dimension.
-        count: of windows.
+        before: the number of filled elements before the first one of the dimension.
+        extent: the number of elements of the dimension.
+        count: the number of windows.
     """
 
     size: int
@@ -56,48 +58,48 @@ class Window:
 
     @property
     def span(self) -> int:
-        """From the first to the last element under one window."""
+        """The number of elements from the first to the last one under one window."""
         return (self.size - 1) * self.dilation + 1
 
     def reach(self, n_windows: int) -> int:
-        """From the first to behind the last element under so many windows."""
+        """Return the number of elements from the first to the last one under ``n_windows`` consecutive windows."""
         return (n_windows - 1) * self.stride + self.span
 
     @property
     def most_blocks(self) -> int:
-        """Into how many blocks the dimension and the results can both be split, so that none is empty."""
+        """The most blocks into which the dimension and the results can both be split so that none is empty."""
         return min(self.extent, self.count)
 
     def covered(self, start: int, end: int) -> tuple[int, int]:
-        """Start and end of the elements under windows ``start`` to ``end``; they may lie outside of the dimension."""
+        """Return start and end of the elements under windows ``start`` to ``end``; they may lie outside of the dimension."""
         first = start * self.stride - self.before
         return first, first + self.reach(end - start)
 
     def covered_inside(self, start: int, end: int) -> tuple[int, int]:
-        """The part of what windows cover that lies in the dimension."""
+        """Return start and end of the part of :meth:`covered` that lies in the dimension."""
         first, last = self.covered(start, end)
         return min(max(first, 0), self.extent), min(max(last, 0), self.extent)
 
     def tiles(self, n_blocks: int) -> bool:
-        """Whether each of these blocks begins with a window and holds its own windows, without anything filled in."""
+        """Return whether each of ``n_blocks`` blocks starts with a window and holds its own windows, nothing filled."""
         is_tiled = self.span <= self.stride and self.before == 0 and self.extent == self.count * self.stride
         return is_tiled and self.count % n_blocks == 0
 
     def real_counts(self) -> tuple[int, ...]:
-        """Per window, how many of its elements lie in the dimension."""
+        """Return for each window how many of its elements lie in the dimension."""
         firsts = (i * self.stride - self.before for i in range(self.count))
         return tuple(sum(0 <= first + j * self.dilation < self.extent for j in range(self.size)) for first in firsts)
 
 
 Windows = tuple[Window | None, ...]
-"""Per dimension of a tensor how windows slide along it, None where none do."""
+"""For each dimension of a tensor the windows that slide along it, or None."""
 
 
 @dataclass(frozen=True)
 class HaloStep:
-    """From own blocks to what the windows cover (``halo``), or with gradients back (``halo_sum``).
+    """The step from own blocks to the elements under the windows (``halo``), or back with gradients (``halo_sum``).
 
-    ``layout`` is that of the tensor, and its splits are those of the results. Where no rank needs anything from another,
+    ``layout`` is the tensor's layout; the results are split in the same way. Where no rank needs elements of another,
     the step is local.
     """
 
@@ -116,7 +118,7 @@ class HaloStep:
 
     @cached_property
     def axes(self) -> Axes:
-        """The axes along which something is exchanged."""
+        """The axes along which elements are exchanged."""
         sliding = [
             (axes, _shares(window, self.layout.mesh.size_of(axes)))
             for axes, window in zip(self.layout.splits, self.windows, strict=True)
@@ -128,7 +130,7 @@ class HaloStep:
 
     @property
     def group_axes(self) -> Axes:
-        """The axes in mesh order: they name the communicator, and its members are ordered by rank."""
+        """The step's axes in mesh order: they name the communicator, and its members are ordered by rank."""
         return tuple(sorted(self.axes))
 
     @property
@@ -136,11 +138,11 @@ class HaloStep:
         return bool(self.axes)
 
     def backward(self) -> HaloStep:
-        """The way of the gradients."""
+        """Return the step that takes the gradients back to the owners of the elements."""
         return HaloStep(HALO_SUM, self.layout, self.windows)
 
     def frame(self, shape: Shape, rank: int) -> Bounds:
-        """All that the windows of the rank's results cover, filled elements included: it may begin before 0."""
+        """Return the box under the windows of the rank's results, filled elements included: it may begin before 0."""
         mesh = self.layout.mesh
         found = []
         for bounds, window, axes in zip(self.layout.bounds(shape, rank), self.windows, self.layout.splits, strict=True):
@@ -150,12 +152,12 @@ class HaloStep:
         return tuple(found)
 
     def real(self, shape: Shape, rank: int) -> Bounds:
-        """The part of the frame that lies in the tensor."""
+        """Return the part of the frame that lies in the tensor."""
         whole = tuple((0, extent) for extent in shape)
         return intersection(self.frame(shape, rank), whole)
 
     def largest_local_shape(self, shape: Shape) -> Shape:
-        """The shape of the largest piece that any rank has after the step."""
+        """Return the shape of the largest shard that any rank has after the step."""
         own = self.layout.largest_local_shape(shape)
         if self.kind == HALO_SUM:
             return own
@@ -165,13 +167,16 @@ class HaloStep:
         )
 
     def uniform_shape(self, shape: Shape) -> tuple[int | None, ...]:
-        """The shape after the step as far as all ranks agree on it: where there are equal numbers of windows (or rows)."""
+        """Return the local shape after the step, with None in each dimension in which ranks differ.
+
+        Ranks agree in a dimension where they have equal numbers of windows (or of rows).
+        """
         divided = [e if w is None or self.kind == HALO_SUM else w.count for e, w in zip(shape, self.windows, strict=True)]
         local = zip(self.largest_local_shape(shape), divided, self._n_blocks, strict=True)
         return tuple(extent if total % n == 0 else None for extent, total, n in local)
 
     def moved(self, shape: Shape) -> int:
-        """The elements that the busiest rank sends, or receives if that is more.
+        """Return the number of elements that the busiest rank sends, or receives if that is more.
 
         The boxes that a rank sends are products of intervals, so their total is the product of the totals per dimension.
         """
@@ -192,9 +197,10 @@ class HaloStep:
         return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
 
     def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
-        """As an all-to-all in which each rank sends as much as the busiest does here, and the copy that is written.
+        """Return the time of the exchange plus that of writing the result.
 
-        Of an all-to-all of n bytes on each of g devices (g-1)/g leave the device.
+        The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
+        all-to-all of n bytes on each of g devices (g-1)/g leave the device.
         """
         mesh = self.layout.mesh
         written = math.prod(self.largest_local_shape(shape))
@@ -214,7 +220,11 @@ Shares = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @lru_cache(maxsize=4096)
 def _shares(window: Window, n_blocks: int) -> Shares:
-    """Per block of a dimension: how many elements all blocks' windows need of it, need in all, and need of themselves."""
+    """Return three numbers of elements for each block of a dimension.
+
+    They are: the block's elements that the windows of all blocks need, once for each block that needs them; the elements
+    that the block's own windows need; and those of these that the block has itself.
+    """
     own = [block_bounds(window.extent, n_blocks, i) for i in range(n_blocks)]
     needed = [window.covered_inside(*block_bounds(window.count, n_blocks, i)) for i in range(n_blocks)]
 
@@ -227,19 +237,22 @@ def _shares(window: Window, n_blocks: int) -> Shares:
 
 
 def _exchanges(window: Window, n_blocks: int) -> bool:
-    """Whether windows of some block cover elements of another."""
+    """Return whether the windows of some block cover elements of another block."""
     _, needed, kept = _shares(window, n_blocks)
     return needed != kept
 
 
 @dataclass(frozen=True, slots=True)
 class RankHalo:
-    """A halo step as one rank sees it.
+    """A halo step as one rank carries it out.
 
     Attributes:
-        own_parts, frame_parts: per member of the group, where in the rank's block lies what the member needs, and where in
-            the rank's frame belongs what the member has; nothing for the rank itself.
-        own_kept, frame_kept: where what the rank needs of its own block lies in the block and in the frame.
+        own_parts: for each member of the group, the part of the rank's block that the member needs; empty for the rank
+            itself.
+        frame_parts: for each member of the group, the part of the rank's frame that the member has; empty for the rank
+            itself.
+        own_kept: the part of the rank's own block that the rank needs, as slices of the block.
+        frame_kept: the same part as slices of the frame.
         margins: the parts of the frame that are filled.
     """
 
@@ -259,7 +272,11 @@ class RankHalo:
         return _rank_halo(step, shape, rank)
 
     def pack(self, local: Array, communicator: Communicator | None = None) -> list[Array]:
-        """What to send to each member: C-contiguous parts, one after the other in a scratch buffer if there is one."""
+        """Return the C-contiguous arrays to send, one per member, in the communicator's scratch memory where given.
+
+        Raises:
+            ValueError: ``local`` does not have the rank's shape before the step.
+        """
         parts = self.own_parts if self.kind == HALO else self.frame_parts
         expected = self.own_shape if self.kind == HALO else self.frame_shape
         if local.shape != expected:
@@ -276,7 +293,7 @@ class RankHalo:
         return packed
 
     def unpack(self, local: Array, received: Sequence[Array], out: Array | None = None) -> Array:
-        """The rank's piece after the step, in ``out`` where given."""
+        """Return the rank's shard after the step, in ``out`` where given."""
         if out is None:
             out = np.empty(self.frame_shape if self.kind == HALO else self.own_shape, local.dtype)
         if self.kind == HALO:
@@ -308,7 +325,7 @@ class RankHalo:
 
 
 def fill_value(fill: str, dtype: npt.DTypeLike) -> Any:
-    """Zero, or what no number of a type is below."""
+    """Return zero, or (for ``LOWEST``) the value that no number of the dtype is below."""
     if fill == ZERO:
         return 0
     kind = np.dtype(dtype)
@@ -338,14 +355,14 @@ def _rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
 
 
 def _within(box: Bounds, frame: Bounds) -> Slices:
-    """Where a box lies in a frame; an empty one anywhere, as long as it is inside."""
+    """Return the slices of a frame that select a box. An empty box may be selected anywhere, as long as that is inside."""
     if 0 in extents(box):
         return tuple(slice(0, 0) for _ in box)
     return relative(box, frame)
 
 
 def _margins(real: Slices, frame: Shape) -> tuple[Slices, ...]:
-    """The parts of a frame around what lies in the tensor; they may overlap in corners."""
+    """Return the parts of a frame around the part that lies in the tensor; they may overlap in corners."""
     found: list[Slices] = []
     whole = tuple(slice(0, extent) for extent in frame)
     for dim, (part, extent) in enumerate(zip(real, frame, strict=True)):

@@ -1,8 +1,8 @@
-"""Where the pieces of one tensor are on a mesh.
+"""Layouts: where the shards of one tensor are on a mesh.
 
 A layout names, for each dimension, the axes that split it (major to minor) and the axes over which a sum is still
-*partial*; an axis that is not named holds replicas. In OneFlow's words (section 3.1) split, partial and broadcast; the
-*tensor map* of the TensorOpt paper (section 2.1) is a view of it.
+*partial*. An axis that is not named holds replicas. In OneFlow's words (section 3.1) these are split, partial and
+broadcast; the *tensor map* of the TensorOpt paper (section 2.1) is a view of it.
 
 A dimension need not divide evenly: block i of n runs from ``floor(i*d/n)`` to ``floor((i+1)*d/n)``, so that blocks
 differ by at most one, none is empty where d >= n, and a coarser block is exactly the union of its finer ones.
@@ -23,7 +23,7 @@ _TEXT = re.compile(r"\[(?P<splits>[^\]]*)\](?: \+(?P<partial>[a-z]+))?")
 
 
 def block_bounds(extent: int, n_blocks: int, index: int) -> tuple[int, int]:
-    """Start and end of block ``index`` of a dimension of ``extent`` elements in ``n_blocks`` blocks."""
+    """Return start and end of block ``index`` of a dimension of ``extent`` elements in ``n_blocks`` blocks."""
     return index * extent // n_blocks, (index + 1) * extent // n_blocks
 
 
@@ -57,12 +57,12 @@ class Layout:
 
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> Layout:
-        """The layout in which every device has the whole of a tensor with ``rank`` dimensions."""
+        """Return the layout in which every device has the global tensor, for a tensor of ``rank`` dimensions."""
         return cls(mesh, ((),) * rank)
 
     @classmethod
     def parse(cls, mesh: Mesh, text: str) -> Layout:
-        """Read what ``str(layout)`` wrote.
+        """Read the text that ``str(layout)`` wrote.
 
         Raises:
             ValueError: the text is not a layout, or not one of this mesh.
@@ -75,7 +75,7 @@ class Layout:
         return cls(mesh, splits, parse_axes(match["partial"] or ""))
 
     def __hash__(self) -> int:
-        # Layouts are looked up in their thousands, and hardly ever those of several meshes together.
+        # Layouts are looked up in their thousands, hardly ever those of several meshes together: the mesh isn't hashed.
         return hash((self.splits, self.partial))
 
     def __str__(self) -> str:
@@ -96,11 +96,11 @@ class Layout:
         return not self.used_axes
 
     def with_partial(self, partial: Axes) -> Layout:
-        """The same splits with another set of partial axes."""
+        """Return the layout with the same splits and another set of partial axes."""
         return Layout(self.mesh, self.splits, partial)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether every dimension is at least as long as its number of blocks, so that no block is empty."""
+        """Return whether every dimension is at least as long as its number of blocks, so that no block is empty."""
         sizes = self.mesh.sizes
         for extent, axes in zip(shape, self.splits, strict=True):
             if axes and math.prod([sizes[axis] for axis in axes]) > extent:
@@ -108,32 +108,32 @@ class Layout:
         return True
 
     def bounds(self, shape: Shape, rank: int) -> tuple[tuple[int, int], ...]:
-        """Per dimension, start and end of the rank's piece in the tensor."""
+        """Return for each dimension start and end of the rank's shard in the tensor."""
         return tuple(
             block_bounds(extent, self.mesh.size_of(axes), self.mesh.index_along(axes, rank))
             for extent, axes in zip(shape, self.splits, strict=True)
         )
 
     def local_shape(self, shape: Shape, rank: int) -> Shape:
-        """The shape of the rank's piece."""
+        """Return the shape of the rank's shard."""
         return tuple(end - start for start, end in self.bounds(shape, rank))
 
     def largest_local_shape(self, shape: Shape) -> Shape:
-        """The shape of the largest piece that any rank has."""
+        """Return the shape of the largest shard that any rank has."""
         sizes = self.mesh.sizes
-        # Most dimensions are whole; this is asked of every piece that a step makes.
+        # Most dimensions aren't split, and this is called for every step: so those are left alone.
         return tuple(
             -(-extent // math.prod([sizes[axis] for axis in axes])) if axes else extent
             for extent, axes in zip(shape, self.splits, strict=True)
         )
 
     def is_even(self, shape: Shape) -> bool:
-        """Whether all ranks have pieces of the same shape."""
+        """Return whether all ranks have shards of the same shape."""
         return all(extent % self.mesh.size_of(axes) == 0 for extent, axes in zip(shape, self.splits, strict=True))
 
 
 def needs_communication(source: Layout, target: Layout) -> bool:
-    """Whether a tensor can't get from one layout to the other by local steps (slice, keep, pad) alone."""
+    """Return whether a tensor can't get from one layout to the other by local steps (slice, keep, pad) alone."""
     if not set(source.partial) <= set(target.partial):
         return True
     for held, wanted in zip(source.splits, target.splits, strict=True):
@@ -146,7 +146,10 @@ def needs_communication(source: Layout, target: Layout) -> bool:
 
 
 def is_view(source: Layout, target: Layout) -> bool:
-    """Whether a tensor's piece in one layout is whole rows of its piece in the other: it can lie in that one's memory."""
+    """Return whether a rank's shard in layout ``target`` is consecutive rows of its shard in ``source``.
+
+    The one can then lie in the other's memory.
+    """
     if source.partial != target.partial or source.splits[1:] != target.splits[1:] or not source.splits:
         return False
     held, wanted = source.splits[0], target.splits[0]
@@ -154,15 +157,15 @@ def is_view(source: Layout, target: Layout) -> bool:
 
 
 def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
-    """The layouts between which a resharding's gradient travels: (operand's gradient, result's gradient).
+    """Return the layouts between which a resharding's gradient travels: (operand's gradient, result's gradient).
 
-    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's
-    config uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its
-    splits and is replicated on all other axes.
+    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's config
+    uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its splits
+    and is replicated on all other axes.
 
     Args:
-        result: the layout in which the producer leaves the tensor.
-        operand: the layout in which the consumer takes it.
+        result: the layout in which the producer makes the tensor.
+        operand: the layout in which the consumer uses it.
         config_axes: the axes that the consumer's config assigns to a factor.
     """
     held = operand.used_axes

@@ -1,10 +1,10 @@
-"""A reduce-scatter and the all-gather of what came out are an all-reduce: the same sums in the same order.
+"""Merge a reduce-scatter and the all-gather of its result into an all-reduce: the same sums in the same order.
 
-Which of the two is the cheaper path is for measured times to say, and these often differ by less than they wander. Between
-two members over a link they differ in how they run: an all-reduce goes in parts, of which some are added, some come and some
-go at a time, so that the link has always something to carry; two collectives, one after the other, leave it idle while
-the first is added, all the more if something is computed meanwhile. Data parallelism of a VGG16 over 1 Gb/s took 2113 ms by
-such pairs and 1968 ms by all-reduces.
+The search chooses between the two ways by measured times, and these often differ by less than their noise. Between two
+members over a link they differ in how they run. An all-reduce goes in parts: while some parts are added, others arrive
+and leave, so that the link is always busy. Two collectives, one after the other, leave the link idle while the first
+one's parts are added, all the more if other work is computed meanwhile. Data parallelism of a VGG16 over 1 Gb/s took
+2113 ms by such pairs and 1968 ms by all-reduces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .steps import Step
 
 
 def with_sums_of_two_whole(path: Path) -> Path:
-    """The path with an all-reduce for each such pair whose group has two members."""
+    """Return the path with an all-reduce in place of each such pair of steps whose group has two members."""
     steps: list[Step | HaloStep] = []
     for step in path.steps:
         if steps and _is_gathered(steps[-1], step):
@@ -28,6 +28,7 @@ def with_sums_of_two_whole(path: Path) -> Path:
 
 
 def _is_gathered(summed: Step | HaloStep, step: Step | HaloStep) -> bool:
+    """Return whether ``step`` gathers what ``summed`` scattered, over the same group of two members, to the same splits."""
     return (
         isinstance(summed, Step)
         and isinstance(step, Step)

@@ -1,9 +1,9 @@
 """The devices as a grid of named axes.
 
 A mesh is made of levels, outermost (between machines) to innermost (between the devices of a machine). Each level's
-count is split into its prime factors, and every prime factor is one axis: 2 machines of 8 devices are ``(2 | 2, 2,
-2)``. Every subset of axes is one of the paper's *device partitions* into disjoint groups (TensorOpt, section 3.2), so
-that grouping axes gives every device mesh of section 2.1, per tensor and per operator.
+count is split into its prime factors, and every prime factor is one axis: 2 machines of 8 devices are ``(2 | 2, 2, 2)``.
+Every subset of axes is one of the paper's *device partitions* into disjoint groups (TensorOpt, section 3.2), so that
+grouping axes gives every device mesh of section 2.1, per tensor and per operator.
 
 Axes are numbered from 0, outermost first, and written as letters: axis 0 is ``a``.
 """
@@ -20,7 +20,11 @@ AXIS_NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 @cache
 def prime_factors(count: int) -> tuple[int, ...]:
-    """The prime factors of ``count`` in ascending order; none for 1."""
+    """Return the prime factors of ``count`` in ascending order; none for 1.
+
+    Raises:
+        ValueError: ``count`` is below 1.
+    """
     if count < 1:
         raise ValueError(f"a count of devices must be at least 1, got {count}")
     factors = []
@@ -35,7 +39,7 @@ def prime_factors(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of the hardware: how many of its units one unit of the level above holds."""
+    """One level of the hardware, with the number of its units in one unit of the level above."""
 
     name: str
     count: int
@@ -43,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Devices as a grid of axes; ranks are numbered with the innermost axis fastest."""
+    """A grid of devices; ranks are numbered with the innermost axis fastest."""
 
     levels: tuple[Level, ...]
     sizes: tuple[int, ...] = field(init=False)
@@ -61,7 +65,7 @@ class Mesh:
 
     @classmethod
     def of(cls, *counts: int) -> Mesh:
-        """A mesh of unnamed levels: ``Mesh.of(2, 8)`` is 2 machines of 8 devices, ``Mesh.of(4)`` one machine of 4."""
+        """Return a mesh of unnamed levels: ``Mesh.of(2, 8)`` is 2 machines of 8 devices, ``Mesh.of(4)`` one machine of 4."""
         names = ("device",) if len(counts) == 1 else tuple(f"level{i}" for i in range(len(counts)))
         return cls(tuple(Level(name, count) for name, count in zip(names, counts, strict=True)))
 
@@ -74,11 +78,11 @@ class Mesh:
         return tuple(range(len(self.sizes)))
 
     def size_of(self, axes: tuple[int, ...]) -> int:
-        """The number of blocks that these axes make."""
+        """Return the number of blocks that these axes make."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The rank's coordinate on each axis."""
+        """Return the rank's coordinate on each axis."""
         reversed_coordinates = []
         for size in reversed(self.sizes):
             rank, coordinate = divmod(rank, size)
@@ -86,14 +90,14 @@ class Mesh:
         return tuple(reversed(reversed_coordinates))
 
     def rank(self, coordinates: tuple[int, ...]) -> int:
-        """The inverse of :meth:`coordinates`."""
+        """Return the rank at these coordinates: the inverse of :meth:`coordinates`."""
         rank = 0
         for size, coordinate in zip(self.sizes, coordinates, strict=True):
             rank = rank * size + coordinate
         return rank
 
     def index_along(self, axes: tuple[int, ...], rank: int) -> int:
-        """The rank's mixed-radix position over ``axes``, the first of them major."""
+        """Return the rank's mixed-radix index over ``axes``, the first of them major."""
         coordinates = self.coordinates(rank)
         index = 0
         for axis in axes:
@@ -101,7 +105,7 @@ class Mesh:
         return index
 
     def group(self, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` in ``axes`` only, ordered by :meth:`index_along` (first axis major)."""
+        """Return the ranks that differ from ``rank`` in ``axes`` only, ordered by :meth:`index_along` (first axis major)."""
         base = list(self.coordinates(rank))
         members = []
         for position in product(*(range(self.sizes[axis]) for axis in axes)):

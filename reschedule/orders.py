@@ -1,11 +1,12 @@
-"""Ordered choices of axes, numbered, and which of them layouts on a path may be made of.
+"""Ordered choices of axes, numbered, and the choices of which the layouts on a path may be made.
 
-A layout is made of one :class:`Orders` a dimension and a set of partial axes. All of them are too many where there are many
-axes: 6 axes and 4 dimensions make 210,000 layouts. So beyond ``MOST_LAYOUTS`` a path may only go through layouts in which
-each dimension, and the set of partial axes, is made of at most two *runs*, axes that follow each other in the mesh, or of
-one where two are still too many. Its two ends may be any. That goes with the configs on so many devices, which give each
-factor a contiguous group of axes. :func:`runs_on_paths` says what holds where: it depends on nothing but the numbers of axes
-and dimensions, so a table of times and the search for one path see the same layouts.
+A layout is made of one order of axes (:class:`Orders`) for each dimension and a set of partial axes. All layouts are too
+many where there are many axes: 6 axes and 4 dimensions make 210,000. So beyond ``MOST_LAYOUTS`` a path may only go
+through layouts in which each dimension, and the set of partial axes, is made of at most two *runs*, or of one where two
+still make too many layouts. A run is a sequence of axes that follow each other in the mesh. The two ends of a path may
+be any layouts. This suits the configs on so many devices, which give each factor a contiguous group of axes.
+:func:`runs_on_paths` returns how many runs are allowed. It depends only on the numbers of axes and dimensions, so a
+table of times and the search for one path see the same layouts.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 MOST_LAYOUTS = 10_000
-"""Up to so many layouts, paths may go through all of them."""
+"""Paths may go through all layouts where there are no more than this many."""
 _MOST_IN_RUNS = 20_000
+"""Paths may go through all layouts of two runs where there are no more than this many."""
 
 
 def mask_of_axes(axes: Axes) -> int:
@@ -32,13 +34,13 @@ def mask_of_axes(axes: Axes) -> int:
 
 
 def axes_of_mask(mask: int) -> Axes:
-    """The axes of a bit mask, ascending."""
+    """Return the axes of a bit mask, ascending."""
     return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
-    """Lists of numbers, one after the other: list i is ``items[start[i] : start[i + 1]]``."""
+    """Lists of numbers, stored one after the other: list i is ``items[start[i] : start[i + 1]]``."""
 
     start: Ints
     items: Ints
@@ -49,11 +51,12 @@ class Lists:
         return cls(np.cumsum([0, *map(len, lists)]), items)
 
     def at(self, which: int) -> list[int]:
+        """Return the list of this number."""
         found: list[int] = self.items[self.start[which] : self.start[which + 1]].tolist()
         return found
 
     def each(self, which: Ints) -> tuple[Ints, Ints]:
-        """For all items of the lists ``which``, one after the other: the position in ``which``, and the item."""
+        """Return, for all items of the lists ``which``, one after the other: the position in ``which``, and the item."""
         counts = self.start[which + 1] - self.start[which]
         position = np.repeat(np.arange(len(which)), counts)
         within = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -62,30 +65,30 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Orders:
-    """Ordered choices of axes, shortest first: what a dimension can be split over. Number 0 is none.
+    """All ordered choices of axes over which a dimension can be split, shortest first. Number 0 is the empty one.
 
-    With ``runs`` None these are all, else those of at most so many runs of axes that follow each other in the mesh; the
-    same holds for sets of partial axes.
+    If ``runs`` is not None there are only those of at most so many runs of axes that follow each other in the mesh; the
+    same holds for the sets of partial axes.
     """
 
     n_axes: int
     runs: int | None
     axes: tuple[Axes, ...]
     number: dict[Axes, int]
-    mask: Ints  # [orders]
-    length: Ints  # [orders]
-    prefix: Ints  # [orders, n]: without the n minor-most
-    suffix: Ints  # [orders, n]: the n minor-most
-    place: Ints  # [orders, axes]: where in the order the axis is; -1 for nowhere
-    can_be_partial: Mask  # by mask
-    within: Lists  # by mask: the orders, not empty, of some of these axes
-    exactly: Lists  # by mask: the orders of all these axes
-    subsets: Lists  # by mask: the masks, not empty, of some of these axes
+    mask: Ints  # [orders]: the order's axes as bits
+    length: Ints  # [orders]: the number of axes
+    prefix: Ints  # [orders, n]: the order without its n minor-most axes
+    suffix: Ints  # [orders, n]: the order of its n minor-most axes
+    place: Ints  # [orders, axes]: the index of the axis in the order; -1 if it isn't there
+    can_be_partial: Mask  # for each mask, whether these axes may be the partial ones
+    within: Lists  # for each mask, the non-empty orders of some of these axes
+    exactly: Lists  # for each mask, the orders of all these axes
+    subsets: Lists  # for each mask, the non-empty masks of some of these axes
     _code: Ints  # [orders]: the axes, counted from 1, as digits of a number in base n_axes + 1
-    _by_code: Ints  # the orders by ascending code
+    _by_code: Ints  # the numbers of the orders by ascending code
 
     def joined(self, major: Ints, minor: Ints) -> Ints:
-        """The orders ``major`` followed by ``minor``, disjoint ones; -1 where that is none of these."""
+        """Return the orders ``major`` followed by ``minor``, which must be disjoint; -1 where there is no such order."""
         shift = np.array([(self.n_axes + 1) ** n for n in range(self.n_axes + 1)])
         code = self._code[major] * shift[self.length[minor]] + self._code[minor]
         place = np.searchsorted(self._code, code, sorter=self._by_code)
@@ -93,11 +96,14 @@ class Orders:
         return np.where(self._code[found] == code, found, -1)
 
     def has(self, splits: tuple[Axes, ...], partial: Axes) -> bool:
-        """Whether a layout is made of these."""
+        """Return whether a layout is made of these orders and sets of partial axes."""
         return bool(self.can_be_partial[mask_of_axes(partial)]) and all(axes in self.number for axes in splits)
 
     def renamed(self, names: Ints) -> tuple[Ints, Ints]:
-        """What becomes of each order, and of each mask, if axis i is called ``names[i]``; all orders must be there."""
+        """Return the new number of each order, and each new mask, after axis i is renamed to ``names[i]``.
+
+        ``runs`` must be None, so that all orders are there.
+        """
         code = np.zeros(len(self.axes), np.int64)
         for axis, name in enumerate(names.tolist()):
             place = self.place[:, axis]
@@ -121,6 +127,7 @@ def _orders_in_runs(n_axes: int, runs: int) -> list[Axes]:
 
 @cache
 def orders(n_axes: int, runs: int | None) -> Orders:
+    """Return the numbered orders of ``n_axes`` axes, of at most ``runs`` runs; None for any number."""
     counts = range(n_axes + 1)
     if runs is None:
         axes = [order for n in counts for order in permutations(range(n_axes), n)]
@@ -159,13 +166,13 @@ def orders(n_axes: int, runs: int | None) -> Orders:
 
 @cache
 def n_layouts(n_axes: int, rank: int, runs: int | None = None) -> int:
-    """The number of layouts of tensors of ``rank`` dimensions on meshes with ``n_axes`` axes, partial ones included."""
+    """Return the number of layouts, partial ones included, of tensors of ``rank`` dimensions on ``n_axes`` axes."""
     if runs is None:
         return sum(perm(n_axes, m) * comb(max(m + rank - 1, 0), m) << (n_axes - m) for m in range(n_axes + 1))
     known = orders(n_axes, runs)
     masks = np.arange(1 << n_axes)
     n_exactly = np.diff(known.exactly.start)
-    ways = (masks == 0).astype(np.int64)  # to split some dimensions over exactly these axes
+    ways = (masks == 0).astype(np.int64)  # for each mask, to split the dimensions so far over exactly these axes
     for _ in range(rank):
         before, ways = ways, np.zeros_like(ways)
         for part in np.flatnonzero(n_exactly):
@@ -177,7 +184,7 @@ def n_layouts(n_axes: int, rank: int, runs: int | None = None) -> int:
 
 @cache
 def runs_on_paths(n_axes: int, rank: int) -> int | None:
-    """Of how many runs of axes a dimension may be made on the way; None for any."""
+    """Return the most runs of axes that a dimension may be made of in layouts on the way; None for any number."""
     if n_layouts(n_axes, rank) <= MOST_LAYOUTS:
         return None
     return 2 if n_layouts(n_axes, rank, 2) <= _MOST_IN_RUNS else 1

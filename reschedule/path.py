@@ -1,13 +1,14 @@
-"""Cheapest paths through the graph of layouts.
+"""Find the cheapest paths through the graph of layouts.
 
-TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor
-is the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.quick`;
-:func:`all_pairs` is a table of the times between many layouts, by :mod:`.bulk`.
+TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor is
+the shortest path. :func:`cheapest_path` finds one, by :mod:`.search` or, once compiled code is loaded, by :mod:`.quick`.
+:func:`all_pairs` makes a table of the times between many layouts, by :mod:`.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
-order, so all ranks find the same. A tensor that is partial at neither end is not made partial on the way: integers and
-booleans never are, and minus zero would not survive a sum. On many axes only some layouts may lie between the two ends:
-those of whole *units* if both ends are, see :mod:`.units`, and those of few runs of axes or units, see :mod:`.orders`.
+order, so all ranks find the same path. A tensor that is partial at neither end is not made partial on the way: integers
+and booleans never are, and minus zero would not survive a sum. On many axes only some layouts may lie between the two
+ends: those of whole *units* if both ends are, see :mod:`.units`, and those of few runs of axes or units, see
+:mod:`.orders`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ReschedulingError(ValueError):
 class Path:
     """The steps that take a tensor of ``shape`` from ``source`` to ``target``; none if they are equal.
 
-    A halo step stands alone: it leaves more than the blocks of the layout that it ends in, or starts from more.
+    A halo step is a path by itself: the step ends, or its backward step starts, with more elements than the layout's
+    blocks.
     """
 
     source: Layout
@@ -60,7 +62,7 @@ class Path:
             raise ReschedulingError(f"the steps end at {at}, expected {self.target}")
 
     def time_ns(self, costs: StepCosts, itemsize: int) -> int:
-        """The sum of the steps' times."""
+        """Return the sum of the steps' times."""
         return sum(step_time_ns(step, self.shape, itemsize, costs) for step in self.steps)
 
     @property
@@ -76,7 +78,7 @@ class Path:
 
 
 def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: StepCosts) -> int:
-    """The time that a cost model gives for one step on a tensor of ``shape``: its collective and what that copies."""
+    """Return a cost model's time of one step on a tensor of ``shape``: its collective and the copies around that."""
     if isinstance(step, HaloStep):
         return step.time_ns(shape, itemsize, costs)
     mesh, axes, n_bytes, copies = step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize), step.n_copies(shape)
@@ -85,13 +87,14 @@ def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: Step
 
 
 def all_layouts(mesh: Mesh, shape: Shape, partial: bool = True) -> tuple[Layout, ...]:
-    """Every layout that fits a tensor of ``shape``, in a fixed order; without ``partial``, those that hold no sum."""
+    """Return all layouts that fit a tensor of ``shape``, in a fixed order; without ``partial``, those with no partial axes.
+    """
     layouts = (Layout(mesh, *state) for state in all_states(len(mesh.sizes), len(shape), partial))
     return tuple(layout for layout in layouts if layout.fits(shape))
 
 
 def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, costs: StepCosts) -> Path:
-    """The cheapest path from ``source`` to ``target`` for a tensor of ``shape`` with elements of ``itemsize`` bytes.
+    """Return the cheapest path from ``source`` to ``target`` for a tensor of ``shape`` with elements of ``itemsize`` bytes.
 
     Raises:
         ReschedulingError: the layouts are of different meshes or ranks, or do not fit the shape.
@@ -122,7 +125,7 @@ def _moves(times: StepTimes, source: State, target: State, partial: bool) -> lis
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Priced:
-    """A cost model as a key of caches: one is equal to itself only."""
+    """A cost model as a key of caches: each is equal to itself only."""
 
     costs: StepCosts
 
@@ -143,7 +146,10 @@ def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> St
 
 @lru_cache(maxsize=16)
 def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, priced: _Priced) -> StepTimes:
-    """What moves of bundles of axes cost, each bundle numbered as one axis: what those of all their axes do."""
+    """Return the costs of moves of bundles of axes.
+
+    Each bundle is numbered as one axis; a move costs what its axes together do.
+    """
 
     def ask(kind: str, numbers: Axes, elements: int) -> int:
         axes = tuple(axis for number in numbers for axis in moved[number])
@@ -177,12 +183,12 @@ class AllPairs:
     costs: StepCosts
 
     def path(self, i: int, j: int) -> Path:
-        """The path whose time is ``time_ns[i, j]``: a search of its own."""
+        """Return the path whose time is ``time_ns[i, j]``, by a search of its own."""
         return cheapest_path(self.layouts[i], self.layouts[j], self.shape, self.itemsize, self.costs)
 
 
 def size_class(mesh: Mesh, shape: Shape, itemsize: int) -> tuple[object, ...]:
-    """What a table of times depends on besides the layouts: tensors of one class have the same :func:`all_pairs`.
+    """Return a key for tensors whose tables of times are equal for equal layouts, see :func:`all_pairs`.
 
     Extents that all devices divide evenly matter by their product with the element's size, the others by themselves.
     """
@@ -194,7 +200,7 @@ def size_class(mesh: Mesh, shape: Shape, itemsize: int) -> tuple[object, ...]:
 def all_pairs(
     mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts: Sequence[Layout] | None = None
 ) -> AllPairs:
-    """The times of the cheapest paths between all pairs of ``layouts`` (all that fit the shape if None).
+    """Return the times of the cheapest paths between all pairs of ``layouts`` (all that fit the shape if None).
 
     Raises:
         ReschedulingError: a layout is of another mesh or rank, or does not fit the shape; or a path takes over an hour.
@@ -220,7 +226,7 @@ def all_pairs(
 
 
 def _table(times: StepTimes, states: Sequence[State]) -> Ints:
-    """Nanoseconds between all pairs, those that are partial at neither end without sums on the way."""
+    """Return the nanoseconds between all pairs of states. A pair that is partial at neither end isn't partial on the way."""
     runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
     is_partial = np.array([bool(state.partial) for state in states], bool)
     time_ns = np.zeros((len(states), len(states)), np.int64)

@@ -1,8 +1,8 @@
-"""One path, by compiled code on the flat graph of layouts: what :mod:`.search` finds in Python, some ten times as fast.
+"""Find one path by compiled code on the flat graph of layouts: the path that :mod:`.search` finds, some ten times as fast.
 
-Dijkstra's algorithm goes back from the target, because edges are sorted by where they lead, and ends when it has come to
-the source. Then the layouts on cheapest paths are marked, from the source on, and the path is read off from its end, as
-ties are decided there.
+Dijkstra's algorithm goes back from the target, because edges are sorted by their targets, and ends when it has come to
+the source. Then the layouts on cheapest paths are marked, from the source on. The path is read off from its end, where
+ties are decided.
 
 O(E log L) for E edges into L layouts that are nearer to the target than the source is.
 """
@@ -24,7 +24,7 @@ _WORTH_LOADING = 5_000
 
 
 def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
-    """Whether :func:`quick_moves` is the way: both ends are in the graph, and compiled code is loaded or worth it."""
+    """Return whether :func:`quick_moves` pays: both ends are in the graph, and compiled code is loaded or worth it."""
     n_axes = len(steps.axis_sizes)
     known = orders(n_axes, runs)
     if not (known.has(*source) and known.has(*target)):
@@ -33,7 +33,7 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
 
 
 def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
-    """What :func:`.search.cheapest_moves` gives."""
+    """Return the moves that :func:`.search.cheapest_moves` returns."""
     from . import compiled
 
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)

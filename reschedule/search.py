@@ -1,4 +1,4 @@
-"""The search for one path: Dijkstra's algorithm on layouts found as it goes.
+"""Search for one path by Dijkstra's algorithm, on layouts that are enumerated as they are reached.
 
 O(E log L) for E edges and L layouts that are nearer than the target, usually far fewer than there are.
 """
@@ -14,11 +14,11 @@ from .orders import Orders, mask_of_axes, orders
 from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves, n_copies
 
 Ask = Callable[[str, Axes, int], int]
-"""A cost model for one tensor: (kind, ascending axes, elements of the largest piece) to nanoseconds."""
+"""A cost model for one tensor: (kind, ascending axes, elements of the largest shard) to nanoseconds."""
 
 
 class StepTimes:
-    """What moves of one tensor cost. The cost model is asked once for each thing it could tell apart."""
+    """The times of one tensor's moves. The cost model is asked once for each distinct (kind, axes, elements)."""
 
     def __init__(self, axis_sizes: Axes, shape: Shape, ask: Ask) -> None:
         self.axis_sizes, self.shape, self._ask = axis_sizes, shape, ask
@@ -26,7 +26,7 @@ class StepTimes:
         self._times: dict[tuple[str, Axes, int], int] = {}
 
     def elements(self, state: State) -> int | None:
-        """The elements of the largest piece; None for a state that does not fit."""
+        """Return the number of elements of the largest shard; None for a state that does not fit."""
         if state not in self._elements:
             counts = [math.prod(self.axis_sizes[axis] for axis in axes) for axes in state.splits]
             fits = all(count <= max(extent, 1) for extent, count in zip(self.shape, counts, strict=True))
@@ -35,7 +35,7 @@ class StepTimes:
         return self._elements[state]
 
     def time_ns(self, state: State, move: Move) -> int:
-        """The time of a move between states that fit."""
+        """Return the time of a move between states that fit."""
         elements = self.elements(move.target if move.kind in SIZED_BY_RESULT else state)
         assert elements is not None
         axes = tuple(sorted(move.axes))
@@ -44,24 +44,25 @@ class StepTimes:
         return time_ns + copies * self.ask("local", axes, elements) if copies else time_ns
 
     def ask(self, kind: str, axes: Axes, elements: int) -> int:
+        """Return the cost model's time, from the cache where it was asked before."""
         key = (kind, axes, elements)
         if key not in self._times:
             self._times[key] = self._ask(kind, axes, elements)
         return self._times[key]
 
     def moves(self, state: State, partial: bool, runs: int | None) -> Iterator[Move]:
-        """The moves to states that fit, are of few runs, and partial only where that is allowed."""
+        """Yield the moves to states that fit, are of few runs, and partial only where that is allowed."""
         for move in moves(len(self.axis_sizes), state, runs):
             if (partial or not move.target.partial) and self.elements(move.target) is not None:
                 yield move
 
 
 def cheapest_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
-    """The moves of the cheapest path between two states that fit.
+    """Return the moves of the cheapest path between two states that fit.
 
     Args:
-        partial: whether sums may be left partial on the way.
-        runs: of how many runs of axes the states on the way are made; None for any number.
+        partial: whether the states on the way may be partial.
+        runs: the most runs of axes that a dimension of a state on the way may be made of; None for any number.
     """
     if source == target:
         return []
@@ -76,10 +77,10 @@ def cheapest_moves(times: StepTimes, source: State, target: State, partial: bool
 
 
 def unwinding(state: State, known: Orders) -> list[Move]:
-    """The moves that leave a state only one part (dimension, or set of partial axes) that is not of few runs.
+    """Return the moves after which at most one part of a state (dimension, or partial axes) has too many runs.
 
-    One step changes one such part into one that is of few runs, not two: without these first, or :func:`rewinding` them
-    last, there might be no path. Few layouts need any: merged dimensions, of several groups of axes each.
+    One step turns one such part into one of few runs, but not two: without these moves first, or :func:`rewinding` them
+    last, there might be no path. Few layouts need any: those with merged dimensions, of several groups of axes each.
     """
     found: list[Move] = []
     strange = [dim for dim, axes in enumerate(state.splits) if axes not in known.number]
@@ -91,7 +92,7 @@ def unwinding(state: State, known: Orders) -> list[Move]:
 
 
 def rewinding(state: State, moves_from: list[Move]) -> list[Move]:
-    """The moves back along :func:`unwinding`'s, to ``state``."""
+    """Return the moves back along those of :func:`unwinding`, to ``state``."""
     targets = [state, *(move.target for move in moves_from)]
     return [
         Move("slice", move.axes, move.dim, None, target)
@@ -100,7 +101,7 @@ def rewinding(state: State, moves_from: list[Move]) -> list[Move]:
 
 
 def path_time_ns(times: StepTimes, state: State, found: list[Move]) -> int:
-    """The time of moves from ``state`` on."""
+    """Return the sum of the times of moves that start at ``state``."""
     origins = [state, *(move.target for move in found)]
     return sum(times.time_ns(origin, move) for origin, move in zip(origins, found, strict=False))
 
@@ -135,7 +136,7 @@ def _dijkstra(times: StepTimes, source: State, target: State, partial: bool, run
 
 
 def enumeration_order(state: State) -> tuple[int, Axes, int, Axes, tuple[int, ...]]:
-    """Sorts states as :func:`~.graph.all_states` enumerates them."""
+    """Return a key that sorts states as :func:`~.graph.all_states` enumerates them."""
     lengths = [len(axes) for axes in state.splits]
     starts = tuple(sum(lengths[:dim]) for dim in range(len(lengths)))
     return len(state.partial), state.partial, sum(lengths), sum(state.splits, ()), starts

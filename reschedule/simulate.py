@@ -1,4 +1,4 @@
-"""All ranks of a mesh in NumPy: the oracle for real communicators, by the same code for packing and unpacking."""
+"""Simulate all ranks of a mesh in NumPy: the oracle for real communicators, by the same code for packing and unpacking."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from .summing import Array, reduce_in_order
 
 
 def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None) -> list[Array]:
-    """The piece of each rank, in C-contiguous copies.
+    """Return the shard of each rank, in C-contiguous copies.
 
-    Where the layout is partial the pieces are summands of the array: whole numbers drawn from ``rng`` (a fixed seed if
-    None) on all coordinates but the last, which has the rest. They add up exactly where the array is of whole numbers.
+    Where the layout is partial the shards are summands of the array: integers drawn from ``rng`` (a fixed seed if None)
+    on all coordinates but the last, which has the rest. They add up exactly where the array holds integers.
+
+    Raises:
+        ValueError: the layout does not fit the array.
     """
     if not layout.fits(array.shape):
         raise ValueError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {array.shape} empty; split less")
@@ -38,10 +41,10 @@ def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None
 
 
 def gather(pieces: Sequence[Array], layout: Layout, shape: Shape) -> Array:
-    """The tensor of ``shape`` whose pieces these are.
+    """Return the tensor of ``shape`` from the shards of all ranks.
 
     Raises:
-        ValueError: a piece has the wrong shape, or replicas differ.
+        ValueError: a shard has the wrong shape, or replicas differ.
     """
     mesh, partial = layout.mesh, layout.partial
     summands = [np.zeros(shape, pieces[0].dtype) for _ in range(mesh.size_of(partial))]
@@ -63,7 +66,7 @@ def _slices(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
 
 
 def simulate(path: Path, pieces: Sequence[Array]) -> list[Array]:
-    """The pieces of all ranks at the end of the path, from those at its start."""
+    """Return the shards of all ranks at the end of the path, from those at its start."""
     current = list(pieces)
     for step in path.steps:
         current = simulate_step(step, path.shape, current)
@@ -71,7 +74,7 @@ def simulate(path: Path, pieces: Sequence[Array]) -> list[Array]:
 
 
 def simulate_step(step: Step | HaloStep, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
-    """The pieces of all ranks after one step."""
+    """Return the shards of all ranks after one step."""
     if isinstance(step, HaloStep):
         return _simulate_halo(step, shape, pieces)
     mesh = step.source.mesh
@@ -98,6 +101,6 @@ def _simulate_halo(step: HaloStep, shape: Shape, pieces: Sequence[Array]) -> lis
 
 
 def simulate_all_reduce(pieces: Sequence[Array], mesh: Mesh, axes: Axes, op: str = "sum") -> list[Array]:
-    """Every rank's group over ``axes`` reduced elementwise, as :meth:`Communicator.all_reduce` does."""
+    """Return each rank's result of an elementwise reduction over its group, as :meth:`Communicator.all_reduce` does it."""
     groups = (mesh.group(tuple(sorted(axes)), rank) for rank in range(mesh.n_devices))
     return [reduce_in_order([pieces[member] for member in group], op) for group in groups]

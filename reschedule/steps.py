@@ -1,13 +1,13 @@
 """The steps that take a tensor from one layout to another: one collective or one free local operation each.
 
 Blocks are nested (a coarser block is exactly the union of its finer ones), but only along the *minor-most* axes of a
-dimension are the blocks of a group neighbours; the pieces of major axes interleave. So everything that adds axes to a
-dimension or takes them away acts on its minor-most end. Because every axis of a step is in the one group of devices
-that differ in these axes, several axes go at once through one communicator.
+dimension are the blocks of a group neighbours; the shards along major axes interleave. So every step that adds axes to a
+dimension or takes them away acts on its minor-most end. The axes of a step name one group of devices, those that differ
+in these axes. So several axes go at once, through one communicator.
 
-The graph of layouts depends only on the number of axes and the tensor's rank: :func:`moves` is the table of
-transitions, on bare tuples and cached; :class:`Step` dresses a transition with its layouts. (TensorOpt, section 4.2:
-"an edge connects two tensor splits if one can be transformed into another with only one communication operation".)
+The graph of layouts depends only on the number of axes and the tensor's rank: :func:`moves` is the table of transitions,
+on bare tuples and cached; a :class:`Step` is a transition with its layouts. (TensorOpt, section 4.2: "an edge connects
+two tensor splits if one can be transformed into another with only one communication operation".)
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ COMMUNICATING = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
 LOCAL = ("slice", "keep", "pad")
 KINDS = COMMUNICATING + LOCAL
 
-# What the cost of a step is measured by: the bytes of its result for these, of its input for the others.
+# The kinds whose cost depends on the bytes of the result; that of the others depends on the bytes of the input.
 SIZED_BY_RESULT = frozenset({"all_gather", *LOCAL})
 
 
 class State(NamedTuple):
-    """A layout without its mesh: what the graph of layouts is made of."""
+    """A layout without its mesh: a node of the graph of layouts."""
 
     splits: tuple[Axes, ...]
     partial: Axes
@@ -75,19 +75,20 @@ class Step:
 
     @property
     def group_axes(self) -> Axes:
-        """The axes in mesh order: they name the communicator, and its members are ordered by rank."""
+        """The step's axes in mesh order: they name the communicator, and its members are ordered by rank."""
         return tuple(sorted(self.axes))
 
     def n_bytes(self, shape: Shape, itemsize: int) -> int:
-        """The bytes that a cost model is asked for, for the rank with the largest piece of a tensor of ``shape``.
+        """Return the bytes that a cost model is asked for, on the rank with the largest shard of a tensor of ``shape``.
 
-        All-gather and local steps: the result. Reduce-scatter, all-reduce and all-to-all: the input.
+        They are the bytes of the result for all-gather and local steps, of the input for reduce-scatter, all-reduce and
+        all-to-all.
         """
         layout = self.target if self.kind in SIZED_BY_RESULT else self.source
         return math.prod(layout.largest_local_shape(shape)) * itemsize
 
     def n_copies(self, shape: Shape) -> int:
-        """How often the bytes of :meth:`n_bytes` are copied in memory besides, see :func:`n_copies`."""
+        """Return how often the bytes of :meth:`n_bytes` are copied in memory besides, see :func:`n_copies`."""
         return n_copies(self.kind, self.dim, self.to_dim, shape)
 
     def __str__(self) -> str:
@@ -96,12 +97,12 @@ class Step:
 
 
 def n_copies(kind: str, dim: int | None, to_dim: int | None, shape: Shape) -> int:
-    """How often a collective's bytes are copied in memory, apart from the collective itself.
+    """Return how often a collective's bytes are copied in memory, apart from the collective itself.
 
-    What members send each other follows each other in memory only along the leading dimension (the first with more than
-    one element). Parts along another are put together before they are sent, and where they belong after they arrived.
-    An all-to-all within a dimension sends pieces whole. Blocks whose order isn't the ranks' are copied as well; that isn't
-    counted.
+    The parts that members send each other follow each other in memory only along the leading dimension (the first with
+    more than one element). Parts along another dimension are packed before they are sent, and unpacked after they
+    arrived. An all-to-all within a dimension sends entire shards. Blocks whose order isn't the ranks' are copied as
+    well; that isn't counted.
     """
     if kind not in COMMUNICATING or dim == to_dim:
         return 0
@@ -109,12 +110,12 @@ def n_copies(kind: str, dim: int | None, to_dim: int | None, shape: Shape) -> in
 
 
 def leading_dim(shape: Shape) -> int:
-    """The first dimension with more than one element; 0 if there is none."""
+    """Return the first dimension with more than one element; 0 if there is none."""
     return next((dim for dim, extent in enumerate(shape) if extent > 1), 0)
 
 
 def legal_steps(layout: Layout, shape: Shape) -> tuple[Step, ...]:
-    """All steps from a layout to layouts that fit a tensor of ``shape``, in a fixed order."""
+    """Return all steps from a layout to layouts that fit a tensor of ``shape``, in a fixed order."""
     return tuple(
         step
         for move in moves(len(layout.mesh.sizes), State.of(layout))
@@ -123,7 +124,7 @@ def legal_steps(layout: Layout, shape: Shape) -> tuple[Step, ...]:
 
 
 def make_step(source: Layout, move: Move) -> Step:
-    """The step that makes ``move`` from ``source``."""
+    """Return the step that makes ``move`` from ``source``."""
     target = Layout(source.mesh, *move.target)
     return Step(move.kind, move.axes, move.dim, move.to_dim, source=source, target=target)
 
@@ -144,9 +145,9 @@ def make_step(source: Layout, move: Move) -> Step:
 
 @cache
 def moves(n_axes: int, state: State, runs: int | None = None) -> tuple[Move, ...]:
-    """All transitions from ``state`` on a mesh with ``n_axes`` axes, in a fixed order; targets are unique.
+    """Return all transitions from ``state`` on a mesh with ``n_axes`` axes, in a fixed order; targets are unique.
 
-    With ``runs`` those to layouts of at most so many runs of axes, see :mod:`.orders`.
+    If ``runs`` is given, return those to layouts of at most so many runs of axes, see :mod:`.orders`.
     """
     known = orders(n_axes, runs)
     used = set(state.partial).union(*state.splits)
@@ -168,7 +169,7 @@ def _with_dim(splits: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...
 
 
 def _minor_ends(state: State) -> Iterator[tuple[int, Axes, tuple[Axes, ...]]]:
-    """(dim, its n minor-most axes, the splits without them) for every dim and n."""
+    """Yield (dim, its n minor-most axes, the splits without them) for every dim and n."""
     for dim, axes in enumerate(state.splits):
         for start in reversed(range(len(axes))):
             yield dim, axes[start:], _with_dim(state.splits, dim, axes[:start])
@@ -193,7 +194,7 @@ def _all_to_all(known: Orders, state: State) -> Iterator[Move]:
         for number in known.exactly.at(mask_of_axes(axes)):
             order = known.axes[number]
             for to_dim, held in enumerate(rest):
-                # Within a dimension an unchanged first axis means that fewer axes move: found from the shorter end.
+                # If the first axis stays first within its dimension, fewer axes move: a shorter end yields that move.
                 if to_dim != dim or order[0] != axes[0]:
                     target = State(_with_dim(rest, to_dim, held + order), state.partial)
                     yield Move("all_to_all", axes, dim, to_dim, target)
@@ -207,7 +208,7 @@ def _change_partial(known: Orders, state: State, kind: str, available: Axes) -> 
 
 
 def move_between(state: State, target: State) -> Move | None:
-    """The transition from one state to another, if one is enough: :func:`moves` read backwards, O(rank)."""
+    """Return the one transition from a state to another, None if one isn't enough. O(rank)."""
     if len(state.splits) != len(target.splits):
         return None
     before, after = set(state.partial), set(target.partial)

@@ -1,8 +1,8 @@
-"""Elementwise reduction of a group's pieces, always in the group's order.
+"""Reduce a group's arrays elementwise, always in the group's order.
 
-One order everywhere, in simulation and under MPI, whatever way the pieces travelled: every device gets the same bits,
-so replicas stay equal. Types of 16 bits and less are summed in float32 and rounded once. What overflows becomes infinite
-without a warning, as in TensorFlow: a scaled loss is meant to overflow now and then.
+The order is the same in simulation and under MPI, and whichever way the arrays travelled. So every device gets the same
+bits, and replicas stay equal. Types of 16 bits and less are summed in float32 and rounded once. A value that overflows
+becomes infinite without a warning, as in TensorFlow: a scaled loss is meant to overflow now and then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 @np.errstate(over="ignore", invalid="ignore")
 def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
-    """``((pieces[0] op pieces[1]) op pieces[2]) ...``, into ``out`` where given; never into a piece.
+    """Return ``((pieces[0] op pieces[1]) op pieces[2]) ...``, in ``out`` where given, else in new memory.
 
     ``out`` may be one of the pieces only if it is the first.
 
@@ -47,5 +47,5 @@ def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None 
 
 
 def is_low_precision(dtype: np.dtype[Any]) -> bool:
-    """Whether sums need a wider type: float16, and the extension types bfloat16 and float8 (kind V)."""
+    """Return whether sums need a wider type: float16, and the extension types bfloat16 and float8 (kind V)."""
     return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize <= 2)

@@ -1,12 +1,12 @@
-"""Bundles of axes that are searched as if each were one axis.
+"""Units: bundles of axes that are searched as if each were one axis.
 
-Up to ``MOST_AXES`` axes every axis is a unit. Where there are more, a level's axes of one size are bundled by 1, 2, 3, ...,
-so that each number of them can still be had: 64 machines of 8 devices, ``(2, 2, 2, 2, 2, 2 | 2, 2, 2)``, have the units
-``a``, ``bc``, ``def`` and ``g``, ``hi``. A layout is *of units* if each dimension, and the set of partial axes, consists of
-whole units, which may come in any order, but have their own axes in ascending order.
+Up to ``MOST_AXES`` axes every axis is a unit. Where there are more, a level's axes of one size are bundled by 1, 2, 3,
+..., so that some units together have any number of them: 64 machines of 8 devices, ``(2, 2, 2, 2, 2, 2 | 2, 2, 2)``,
+have the units ``a``, ``bc``, ``def`` and ``g``, ``hi``. A layout is *of units* if each dimension, and the set of partial
+axes, consists of entire units. These may come in any order, but each has its own axes in ascending order.
 
-Between two layouts of units a path goes through layouts of units: those of 9 axes are then as few as those of 5. The axes
-of a unit lie next to each other wherever it is, so its moves are moves of all its axes at once, and cost what these cost.
+Between two layouts of units a path goes through layouts of units: those of 9 axes are then as few as those of 5. The
+axes of a unit are always next to each other, so a unit's move is a move of all its axes at once, at the same cost.
 Whether a layout is of units follows from the layout and its mesh alone, so tables of times and single searches agree.
 """
 
@@ -22,12 +22,12 @@ from .mesh import Mesh
 from .steps import Move, State
 
 MOST_AXES = 4
-"""Up to so many axes, each is a unit."""
+"""Up to this many axes, each axis is a unit."""
 
 
 @cache
 def units(mesh: Mesh) -> tuple[Axes, ...]:
-    """The units of a mesh, in ascending order of their axes, of which each is in one."""
+    """Return the units of a mesh, in ascending order of their axes; each axis is in one unit."""
     if len(mesh.sizes) <= MOST_AXES:
         return tuple((axis,) for axis in mesh.axes)
     alike = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
@@ -35,7 +35,7 @@ def units(mesh: Mesh) -> tuple[Axes, ...]:
 
 
 def _bundles(axes: Axes) -> Iterator[Axes]:
-    """1, 2, 3, ... of them, and the rest."""
+    """Yield bundles of 1, 2, 3, ... of the axes, and the rest."""
     for size in count(1):
         if not axes:
             return
@@ -49,8 +49,8 @@ class UnitMesh:
 
     units: tuple[Axes, ...]
     sizes: Axes  # devices along each unit
-    _unit_at: dict[int, int]  # by first axis
-    _known: dict[Axes, Axes | None]
+    _unit_at: dict[int, int]  # each unit's number by its first axis
+    _known: dict[Axes, Axes | None]  # results of in_units
 
     @classmethod
     @cache
@@ -60,7 +60,7 @@ class UnitMesh:
         return cls(bundles, tuple(mesh.size_of(bundle) for bundle in bundles), first, {})
 
     def in_units(self, axes: Axes) -> Axes | None:
-        """The units that these axes are, one after the other; None if they are not whole ones."""
+        """Return the units that these axes are, one after the other; None if they are not entire units."""
         if axes not in self._known:
             self._known[axes] = self._read(axes)
         return self._known[axes]
@@ -77,17 +77,17 @@ class UnitMesh:
         return tuple(found)
 
     def state(self, layout: Layout) -> State | None:
-        """A layout over the units; None if it is not of units."""
+        """Return a layout's state with units as axes; None if the layout is not of units."""
         partial = self.in_units(layout.partial)
         splits = [self.in_units(axes) for axes in layout.splits]
         found = tuple(axes for axes in splits if axes is not None)
         return None if partial is None or len(found) < len(splits) else State(found, partial)
 
     def axes(self, of_units: Axes) -> Axes:
-        """The axes of some units, one unit after the other; ascending, if the units are."""
+        """Return the axes of some units, one unit after the other; ascending, if the units are."""
         return tuple(axis for unit in of_units for axis in self.units[unit])
 
     def move(self, move: Move) -> Move:
-        """A move of units as one of their axes."""
+        """Return a move of units as a move of their axes."""
         target = State(tuple(map(self.axes, move.target.splits)), self.axes(move.target.partial))
         return move._replace(axes=self.axes(move.axes), target=target)

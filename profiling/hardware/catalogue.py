@@ -1,7 +1,7 @@
-"""Hardware that ships with the package: ``DEVICE-MxD`` is M machines with D devices each.
+"""The hardware that ships with the package: ``DEVICE-MxD`` is M machines with D devices each.
 
-Each ``DEVICE.json`` beside this module is a whole hardware file of that device in its usual machine; a name replaces
-its counts.
+Each ``DEVICE.json`` beside this module is a complete hardware file of that device in its usual machine; a name such as
+``v100-2x8`` replaces its counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices
 
 @cache
 def shipped() -> FrozenMapping[Hardware]:
-    """The shipped descriptions by device name, in alphabetical order."""
+    """Return the shipped descriptions by device name, in alphabetical order."""
     described = {}
     for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
@@ -32,7 +32,7 @@ def shipped() -> FrozenMapping[Hardware]:
 
 
 def named(name: str) -> Hardware:
-    """The hardware of a name such as ``v100-2x8``.
+    """Return the hardware of a name such as ``v100-2x8``.
 
     Raises:
         HardwareError: no such name; the nearest ones are offered.
@@ -52,7 +52,7 @@ def named(name: str) -> Hardware:
 
 
 def resolve(name_or_path: str | Path) -> Hardware:
-    """The hardware of a file's path, or of a name for :func:`named`; a path has a suffix, a folder, or exists.
+    """Return the hardware of a file's path, or of a name for :func:`named`; a path has a suffix, a folder, or exists.
 
     Raises:
         HardwareError: neither a readable hardware file nor a known name.

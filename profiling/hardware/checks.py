@@ -1,4 +1,4 @@
-"""Checks of what a hardware description says; each failure names the field, what it got and what is expected."""
+"""Check the values of a hardware description; an error names the field, the value and the expected values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ...common.errors import short
 
 
 class HardwareError(ValueError):
-    """A hardware description, or what is asked of it, is impossible."""
+    """A hardware description, or a request to it, that is impossible."""
 
 
 def fail(field: str, got: object, expected: str) -> HardwareError:
+    """Return the error for a field that has another value than expected."""
     return HardwareError(f"{field}: got {short(got)}, expected {expected}")
 
 
 def number(value: object, field: str, expected: str, least: float | None = None) -> float:
-    """A finite number above zero, or at least ``least`` where that is given."""
+    """Return a finite number above zero, or at least ``least`` where that is given."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise fail(field, value, expected)
     if value < least if least is not None else value <= 0:
@@ -27,7 +28,7 @@ def number(value: object, field: str, expected: str, least: float | None = None)
 
 
 def whole(value: object, field: str, expected: str) -> int:
-    """A whole number of at least 1; a float such as 16e9 is one too."""
+    """Return a whole number of at least 1; a float such as 16e9 is one too."""
     number(value, field, expected)
     assert isinstance(value, int | float)
     if value != int(value):
@@ -56,7 +57,7 @@ def sequence(value: object, field: str, expected: str) -> tuple[Any, ...]:
 def fields(
     value: object, where: str, required: Collection[str], optional: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """A JSON object that has all required fields, and none that is neither required nor optional."""
+    """Return a JSON object that has all required fields, and none that is neither required nor optional."""
     known = [*required, *optional]
     found = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")
     prefix = f"{where}." if where else ""

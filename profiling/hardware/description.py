@@ -1,12 +1,12 @@
-"""What the devices are and how they are joined: measured at ``init``, read from a file, or taken from the catalogue.
+"""The devices and the links between them: measured at ``init``, read from a file, or taken from the catalogue.
 
-The file is FORMATS' ``tensoropt/hardware``, version 1. A value that can't be is refused when it is built, so a
-:class:`Hardware` that exists is valid; :meth:`Hardware.load` adds the file's name to what the refusal says.
+A file has the format ``tensoropt/hardware``, version 1. An impossible value is refused when the object is built, so a
+:class:`Hardware` that exists is valid; :meth:`Hardware.load` adds the file's name to the error.
 
 A parallelism is p devices of one machine, or M machines with all their devices. On a part of the hardware fewer groups
-contend, so a collective that was measured on the whole is taken for a part only where the contention is the same: the
-groups lie within levels (from the innermost outwards) whose units all take part. :meth:`Hardware.measured_on` says
-which these are; everything else on the part is modelled from the levels (``costs.py``).
+contend, so a collective that was measured on all of the hardware is used on a part only where the contention is the
+same: where the groups lie within levels (from the innermost outwards) whose units all take part.
+:meth:`Hardware.measured_on` returns these; everything else on the part is modelled from the levels (``costs.py``).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Device:
 
     Attributes:
         name: what it is, for people.
-        memory_bytes: what a plan may use, before any safety factor.
+        memory_bytes: the bytes that a plan may use, before any safety factor.
         flops_per_s: floating-point operations per second by dtype; ``float32`` is always there.
-        memory_bytes_per_s: what is read plus what is written, per second.
-        operator_overhead_us: what starting one operator costs.
-        copied_bytes_per_s: what is written, per second, where parts of a tensor are put together; 0 where that isn't known.
+        memory_bytes_per_s: bytes read plus bytes written, per second.
+        operator_overhead_us: the time to start one operator.
+        copied_bytes_per_s: bytes written per second where parts of a tensor are put together; 0 where that isn't known.
     """
 
     name: str
@@ -87,9 +87,9 @@ class LinkLevel:
     Attributes:
         name: ``machine``, ``device``.
         count: units in one unit of the level above.
-        latency_us: of one message between two units.
-        bytes_per_s: what one unit sends to its neighbours per second, in one direction, while it receives as much. All
-            devices below one unit share it.
+        latency_us: the latency of one message between two units.
+        bytes_per_s: the bytes that one unit sends to its neighbours per second, in one direction, while it receives as
+            much. All devices below one unit share it.
     """
 
     name: str
@@ -111,10 +111,11 @@ class LinkLevel:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTable:
-    """Measured times of one kind of collective over one device partition, all groups at once.
+    """The measured times of one kind of collective over one device partition, all groups at once.
 
-    ``n_bytes`` is ascending, ``time_us[i]`` belongs to ``n_bytes[i]``; ``costs.py`` says which bytes are meant.
-    ``spread[i]``, where it is known, is from the lower to the upper quartile of its repeats, over the lower.
+    ``n_bytes`` is ascending, and ``time_us[i]`` belongs to ``n_bytes[i]``; the docstring of ``costs.py`` defines the
+    bytes of each kind. ``spread[i]``, where it is known, is the difference of the upper and the lower quartile of its
+    repeats, over the lower.
     """
 
     n_bytes: tuple[int, ...]
@@ -141,20 +142,22 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Devices, their links, and what was measured on them.
+    """Devices, their links, and the measurements made on them.
 
     Attributes:
-        name: ``v100-2x8``, or what the measurement calls itself.
+        name: ``v100-2x8``, or the name that the measurement was given.
         device: all devices are alike.
         levels: outermost (between machines) to innermost (between the devices of a machine).
-        collectives: by kind, then by the axes of the whole mesh as text (``"ab"``), the measured table.
-        provenance: where each number comes from, by field.
-        operators: what classes of operators take, by class, dtype and way; what isn't there goes by the device's rates.
-        measured: what it was measured under; None of what wasn't.
-        collective_call_us, collective_path_us: the parts of every measured collective's time that are the engine's call into
-            Python, and what is done there before and after a collective, next to copies.
-        exposed_share: of the time of a collective that nobody waits for, what it takes from the compute beside it, in
-            (0, 1]; 1 where a device doesn't compute while it communicates, as Equation (3) of the TensorOpt paper has it.
+        collectives: by kind, then by the axes of the mesh of all devices as text (``"ab"``), the measured table.
+        provenance: the source of each number, by field.
+        operators: the rates of classes of operators, by class, dtype and way; classes that aren't there go by the
+            device's rates.
+        measured: the circumstances of the measurement; None if it wasn't measured.
+        collective_call_us: the part of every measured collective's time that is the engine's call into Python.
+        collective_path_us: the part of every measured collective's time that is spent in Python before and after the
+            collective, next to copies.
+        exposed_share: how much of the time of a collective for which nothing waits is taken from the compute beside it,
+            in (0, 1]; 1 where a device doesn't compute while it communicates, as in Equation (3) of the TensorOpt paper.
     """
 
     name: str
@@ -210,7 +213,7 @@ class Hardware:
         return Mesh(tuple(Level(level.name, count) for level, count in zip(self.levels, counts, strict=True)))
 
     def _counts_by_parallelism(self) -> dict[int, tuple[int, ...]]:
-        """For each allowed number of devices, ascending, the units of each level that take part."""
+        """Return, for each allowed number of devices, ascending, the units of each level that take part."""
         shapes: dict[int, tuple[int, ...]] = {}
         below: tuple[int, ...] = ()
         for index, level in reversed(list(enumerate(self.levels))):
@@ -220,11 +223,12 @@ class Hardware:
         return shapes
 
     def parallelisms(self) -> tuple[int, ...]:
-        """The numbers of devices that a plan can use, ascending: p of one machine, or M machines with all of theirs."""
+        """Return the numbers of devices that a plan can use, ascending: p of one machine, or M machines with all of theirs.
+        """
         return tuple(sorted(self._counts_by_parallelism()))
 
     def mesh(self, parallelism: int | None = None) -> Mesh:
-        """The mesh of ``parallelism`` devices, or of all.
+        """Return the mesh of ``parallelism`` devices, or of all.
 
         Raises:
             HardwareError: no such number of devices is p of one machine or M machines with all of theirs; the
@@ -246,7 +250,7 @@ class Hardware:
         return self._mesh_of(shapes[parallelism])
 
     def measured_on(self, mesh: Mesh) -> dict[tuple[str, tuple[int, ...]], CollectiveTable]:
-        """The measured tables that hold on ``mesh``, by kind and by axes of ``mesh`` (see the module docstring)."""
+        """Return the measured tables that hold on ``mesh``, by kind and by axes of ``mesh`` (see the module docstring)."""
         whole = self.mesh()
         same_from = len(self.levels)
         while same_from > 0 and mesh.levels[same_from - 1].count == whole.levels[same_from - 1].count:
@@ -261,13 +265,15 @@ class Hardware:
         }
 
     def exposed_share_on(self, mesh: Mesh) -> float:
-        """:attr:`exposed_share`, of a mesh of this hardware: 1 on one machine of several, whose ranks wait for no link."""
+        """Return :attr:`exposed_share` on a mesh of this hardware; 1 on one machine of several, whose ranks wait for no
+        link.
+        """
         return self.exposed_share if mesh.levels[0].count > 1 or self.levels[0].count == 1 else 1.0
 
     # Files
 
     def to_json(self) -> dict[str, Any]:
-        """The description as FORMATS has it."""
+        """Return the description as a JSON object of a hardware file."""
         device = {
             "name": self.device.name,
             "memory_bytes": self.device.memory_bytes,
@@ -300,7 +306,7 @@ class Hardware:
 
     @classmethod
     def from_json(cls, value: object) -> Hardware:
-        """Read what :meth:`to_json` gave.
+        """Read the result of :meth:`to_json`.
 
         Raises:
             HardwareError: a field is missing, unknown or impossible, or the format or version is another.
@@ -339,7 +345,7 @@ class Hardware:
         """Read a hardware file.
 
         Raises:
-            HardwareError: the file can't be read, is no JSON, or describes no possible hardware; names the file.
+            HardwareError: the file can't be read, isn't JSON, or describes no possible hardware; names the file.
         """
         try:
             return cls.from_json(parse_json(Path(path).read_bytes(), any_number=True))

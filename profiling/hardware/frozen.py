@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class FrozenMapping(Mapping[str, Value], Generic[Value]):
-    """Text keys in the order in which they were given; equal to any mapping with the same items."""
+    """An immutable mapping of text keys, in their given order; equal to any mapping with the same items."""
 
     __slots__ = ("_items",)
 
@@ -33,7 +33,7 @@ class FrozenMapping(Mapping[str, Value], Generic[Value]):
 
 
 def freeze(value: Any) -> Any:
-    """A JSON value with its objects as FrozenMapping and its lists as tuples."""
+    """Return a JSON value with its objects as FrozenMapping and its lists as tuples."""
     if isinstance(value, Mapping):
         return FrozenMapping({str(key): freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a measured hardware file holds beside its device and links: rates of operators, and what they were measured under."""
+"""Rates of operators, and the circumstances of a measurement: what a hardware file holds besides its device and links."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .frozen import FrozenMapping
 
 @dataclass(frozen=True, slots=True)
 class OperatorRate:
-    """The time of one way of a class of operators: ``overhead_us`` and what each 10^9 flops and 10^9 bytes add.
+    """The time of one way (forward, backward) of a class of operators: an overhead plus times per 10^9 flops and 10^9 bytes.
 
     Attributes:
-        spread: the median relative error of the model at what it was fitted to.
-        samples: how many that were.
+        spread: the median relative error of the model on the operators that it was fitted to.
+        samples: the number of these operators.
     """
 
     overhead_us: float
@@ -43,15 +43,15 @@ MEASURED_COLLECTIVES = ("mpi", "horovod")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a hardware was measured under.
+    """The circumstances in which a hardware was measured.
 
     Attributes:
         date: of the measurement, ``2026-11-21``.
-        tensorflow: its version; empty where it computed nothing.
-        threads: of TensorFlow within an operator; 0 for as many as there are cores.
-        is_complete: whether all of it was measured, and not only what an interruption left.
+        tensorflow: TensorFlow's version; empty if another engine measured.
+        threads: TensorFlow's threads within an operator; 0 for as many as there are cores.
+        is_complete: whether all was measured, rather than the part that was done before an interruption.
         is_quick: whether it was measured in seconds.
-        collectives: whose they were, ``mpi`` or ``horovod``.
+        collectives: the implementation of the measured collectives, ``mpi`` or ``horovod``.
     """
 
     date: str
@@ -81,7 +81,7 @@ class Origin:
 
 
 Rates = Mapping[str, Mapping[str, Mapping[str, OperatorRate]]]
-"""By class of operators, dtype, and way (``forward``, ``backward``)."""
+"""Rates by class of operators, dtype, and way (``forward``, ``backward``)."""
 
 NO_RATES: Rates = FrozenMapping({})
 _WAYS = ("forward", "backward")
@@ -89,7 +89,7 @@ _NUMBERS = ("overhead_us", "us_per_gflop", "us_per_gb")
 
 
 def rates_from_json(value: object) -> Rates:
-    """Read what :func:`rates_to_json` gave.
+    """Read the result of :func:`rates_to_json`.
 
     Raises:
         HardwareError: a field is missing, unknown, negative or impossible.
@@ -116,7 +116,7 @@ def _rate(value: object, where: str) -> OperatorRate:
 
 
 def rates_to_json(rates: Rates) -> dict[str, Any]:
-    """As a hardware file has it."""
+    """Return the rates as a hardware file has them."""
     return {
         name: {dtype: {way: asdict(rate) for way, rate in ways.items()} for dtype, ways in dtypes.items()}
         for name, dtypes in rates.items()

@@ -1,1 +1,1 @@
-"""Choices made by measuring operators and whole steps."""
+"""Choices made by measuring operators and training steps."""

@@ -1,7 +1,7 @@
-"""Whether data parallelism is faster here than the plan that was found, by steps that both take in turn.
+"""Compare the plan that was found with data parallelism (the baseline), by measured steps of both, interleaved.
 
-Predictions are a few percent off, and where data parallelism is nearly as fast as the best that was found, a few percent is
-what decides: no plan should be slower than what people would have without a search.
+Predictions are a few percent off. Where data parallelism is predicted to be nearly as fast as the best plan found, a few
+percent decide; and no plan should be slower than what people would have without a search.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from ..sharding.model import Model
 from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
 
 NEAR = 1.25
-"""Data parallelism that is predicted to take more than this many times as long as the plan isn't tried."""
+"""The baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
 LEAST_TURNS, MOST_TURNS = 3, 8
 """Where not even the least are within the budget, none is taken."""
 SHARE = 0.5
-"""Of the budget for measurements, on top of it: what all steps may take."""
+"""The time that all steps may take, over the budget for measurements; it comes on top of that budget."""
 OnFirstRank = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
 class BaselineTrial:
-    """Attributes:
-    first_values: gives each plan what gives its variables' first values.
-    collectives: by which plans run.
-    limit_bytes: per device; None without a limit.
-    told: what a plan's ``assumed`` tells of how much of it was measured; asked on rank 0.
+    """A trial of a plan against data parallelism.
+
+    Attributes:
+        first_values: returns, for each plan, the function of its variables' first values.
+        collectives: the implementation of collectives by which plans run.
+        limit_bytes: per device; None without a limit.
+        told: returns the stats of how much of a plan was measured, for its ``assumed``; called on rank 0.
     """
 
     processes: Processes
@@ -52,10 +54,10 @@ class BaselineTrial:
     progress: Callable[[str, int, int], None] | None = None
 
     def winner(self, plan: Plan, on_first_rank: OnFirstRank) -> Plan:
-        """The plan, or data parallelism where that was faster; every rank must call it.
+        """Return the plan, or data parallelism where that was faster; every rank must call it.
 
         Args:
-            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+            on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         key = f"{self.collectives} {runs_as(plan)}"
         known: tuple[float, float] | None = on_first_rank(lambda: self.store.step_s.get(key))
@@ -73,6 +75,7 @@ class BaselineTrial:
         return _told(rival, plan_s, rival_s, "data parallelism")
 
     def _measured(self, *plans: Plan) -> list[float]:
+        """Return the median seconds of a step of each plan."""
         shown = None
         if self.progress is not None and self.processes.rank == 0:
             progress = self.progress
@@ -87,7 +90,7 @@ class BaselineTrial:
         return medians
 
     def _n_turns(self, *plans: Plan) -> int:
-        """As many as the budget allows; fewer than ``LEAST_TURNS`` where that is too few."""
+        """Return the most turns that the budget allows, up to ``MOST_TURNS``; it may be below ``LEAST_TURNS``."""
         possible = (n for n in range(MOST_TURNS, 0, -1) if self._seconds(n, *plans) <= SHARE * self.budget_s)
         return next(possible, 0)
 
@@ -95,7 +98,9 @@ class BaselineTrial:
         return steps_of(n_turns) * sum(plan.time_us for plan in plans) / 1e6
 
     def _rival(self, plan: Plan, room_bytes: float) -> Plan | None:
-        """Data parallelism, where it may be faster and can stand beside the plan."""
+        """Return data parallelism; None where it can't be faster, is the same, or does not fit beside the plan or in the
+        budget.
+        """
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
         found = find_baseline(frontier, "data-parallel")
@@ -120,7 +125,7 @@ def _told(chosen: Plan, plan_s: float, rival_s: float, name: str) -> Plan:
 
 
 def runs_as(plan: Plan) -> str:
-    """A digest of what a plan runs as, whatever it is predicted to cost."""
+    """Return a digest of all that decides how a plan runs, without its predicted costs."""
     operators = [(op.name, str(op.config), op.is_recomputed) for op in plan.operators]
     reshardings = [
         {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "again_us")}

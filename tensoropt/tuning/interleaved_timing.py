@@ -1,7 +1,7 @@
-"""Plans that take training steps in turn on synthetic batches: which is the fastest here, whatever was predicted.
+"""Time training steps of several plans, interleaved, on synthetic batches: which plan is the fastest on this machine.
 
-A machine's speed drifts by more than plans differ. So the plans' engines stand beside each other, and each takes a few steps
-at a time: the first of them finds the caches as another plan left them, and doesn't count.
+A machine's speed drifts by more than plans differ. So the plans' engines exist side by side, and each runs a few steps
+at a time. The first of these finds the caches as another plan left them, and doesn't count.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..sharding.model import Model
 
 FirstValue = Callable[[str], np.ndarray]
 COUNTED = 2
-"""Of a plan's steps at a time, after one that doesn't count."""
+"""The steps of a plan that count in each turn, after one that doesn't."""
 
 
 def steps_of(n_turns: int) -> int:
-    """How many steps each plan takes, those that don't count included."""
+    """Return how many steps each plan runs, those that don't count included."""
     return WARM_STEPS + n_turns * (1 + COUNTED)
 
 
@@ -38,11 +38,11 @@ def seconds_in_turn(
     n_turns: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """Seconds of each counted step on the slowest rank, [n_turns * COUNTED, plans]; every rank must call it.
+    """Return the seconds of each counted step on the slowest rank, [n_turns * COUNTED, plans]; every rank must call it.
 
     Args:
-        first_values: gives each plan what gives its variables' first values.
-        progress: is told (done, total) of turns.
+        first_values: returns, for each plan, the function of its variables' first values.
+        progress: is called with (done, total) turns.
 
     Raises:
         InputError: a plan is for another model, or not for as many devices as there are ranks.

@@ -1,14 +1,17 @@
-"""Searching by measured operators, within a budget: only what can change the answer is measured.
+"""Search by measured operators, within a budget: only operators that can change the answer are measured.
 
-A search by what is known so far gives a frontier. The operators of the chosen plan that weren't measured come first, the
-largest before, and those of data parallelism, than which no plan should be slower; then those of all other points of the
-frontier; then it is searched again. It ends when all operators of the frontier have been measured (those of other strategies
-can't make the answer slower than it is predicted to be), or when the budget is spent. What is chosen by predictions is
-mostly what is predicted too fast: so if the plan's operators couldn't all be measured, a last search is cautious about those
-that weren't. Operators that are predicted to take next to nothing are left out: those of the plan come to a hundredth of its
-compute time. Rank 0 searches and keeps the store; all ranks time the same operators at the same time, as they will run, and
-the slowest counts. Last, the plan and data parallelism take steps in turn, where these are near each other: see
-:mod:`.baseline_trial`.
+A search by what is known so far gives a frontier. The unmeasured operators of the chosen plan are measured first,
+largest first, with those of data parallelism, than which no plan should be slower; then those of all other points of the
+frontier; then the search is repeated. It ends when all operators of the frontier have been measured (those of other
+strategies can't make the answer slower than it is predicted to be), or when the budget is spent.
+
+A search tends to choose operators that are predicted too fast. So if the plan's operators couldn't all be measured, a
+last search is cautious about unmeasured ones. Operators that are predicted to take next to nothing are left out: those
+of the plan add up to a hundredth of its compute time.
+
+Rank 0 searches and keeps the store. All ranks time the same operators at the same time, as they will run, and the
+slowest rank counts. Last, the steps of the plan and of data parallelism are timed interleaved, where their predictions
+are close: see :mod:`.baseline_trial`.
 """
 
 from __future__ import annotations
@@ -44,23 +47,25 @@ from .interleaved_timing import FirstValue
 
 Search = Callable[[Known], Plan]
 NEGLIGIBLE = 0.01
-"""Of the plan's compute time: the smallest operators up to this much of it are never measured."""
+"""The smallest operators, up to this share of the plan's compute time, are never measured."""
 _Wanted = list[tuple[str, Config, float]]
 """(operator, config, predicted microseconds)."""
 
 
 def environment(processes: Processes) -> str:
-    """What measurements of operators depend on beside the operators."""
+    """Return all that measurements of operators depend on besides the operators."""
     engine = TensorFlowEngine()
     return f"{engine.device_name()}, {engine.name}, {processes.local_size} ranks at once"
 
 
 @dataclass
 class MeasuredSearch:
-    """Attributes:
-    search: of rank 0, by the operators that were measured.
-    budget_s: what measuring may take; searches and the first measurement aside.
-    progress: is told (stage, done, total) on rank 0.
+    """A search that measures operators and searches again, within a budget.
+
+    Attributes:
+        search: finds a plan from the measured operators, on rank 0.
+        budget_s: the seconds that measuring may take, without searches and the first measurement.
+        progress: is called with (phase, done, total) on rank 0.
     """
 
     processes: Processes
@@ -75,10 +80,10 @@ class MeasuredSearch:
     _works: dict[tuple[str, Config], Work] = field(default_factory=dict)
 
     def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
-        """The plan; every rank must call it.
+        """Return the plan; every rank must call it.
 
         Args:
-            on_first_rank: gives what rank 0 computes, or the error that it met, to all.
+            on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         started, has_measured = self.clock(), False
         found: list[Plan] = []
@@ -118,7 +123,7 @@ class MeasuredSearch:
         self._measure_all(self.processes.broadcast(wanted), lambda: False)
 
     def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
-        """One after the other, until the budget is spent by rank 0's clock; but one at least."""
+        """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
         for number, (name, config, predicted_us) in enumerate(wanted):
             if self.processes.broadcast(number > 0 and is_spent()):
                 break
@@ -138,10 +143,11 @@ class MeasuredSearch:
                 self.store.add([slowest_of(work, [each for each in timed if each is not None])])
 
     def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
-        """What to measure next, of the plan first, then of the frontier; of each the largest first.
+        """Return the operators to measure next, largest first: those of the plan, or else those of the frontier.
 
         Args:
-            is_first: whether data parallelism comes behind the plan, which should never be slower.
+            is_first: whether to add those of data parallelism behind the plan's, since no plan should be slower than
+                that.
         """
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
@@ -159,7 +165,7 @@ class MeasuredSearch:
         return self._unmeasured(frontier, pairs, least_us)
 
     def _of_plan(self, plan: Plan) -> _Wanted:
-        """What is still to be measured of a plan."""
+        """Return the operators of a plan that are still to be measured."""
         frontier, pairs = plan.frontier, self._pairs(plan)
         assert isinstance(frontier, ModelFrontier)
         return self._unmeasured(frontier, pairs, _least_worth_us(frontier, pairs))
@@ -184,7 +190,7 @@ class MeasuredSearch:
         return sorted(wanted.values(), key=lambda each: -each[2])
 
     def told(self, plan: Plan) -> dict[str, Any]:
-        """How much of a plan's compute time was measured."""
+        """Return the stats of how much of a plan's compute time was measured."""
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
         measured_ns = total_ns = n_measured = n_predicted = 0
@@ -205,7 +211,8 @@ class MeasuredSearch:
 
 
 def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
-    """What of data parallelism is in the space that is searched; what is forced may keep it out."""
+    """Return the operators and configs of data parallelism that are in the searched space; forced configs may exclude some.
+    """
     batch = data_parallel.configs(Task(frontier.costing, frontier.mesh, frontier.built.space))
     return [
         (op.name, batch[op.name])
@@ -216,7 +223,10 @@ def _of_data_parallelism(frontier: ModelFrontier) -> list[tuple[str, Config]]:
 
 
 def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]) -> float:
-    """What an operator must be predicted to take for it to be measured: those of the plan below come to next to nothing."""
+    """Return the least predicted microseconds of an operator that is worth measuring.
+
+    The plan's smaller operators take a negligible share of its compute time together.
+    """
     works = (_work(frontier, name, config) for name, config in pairs)
     times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in works if work is not None)
     small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
@@ -224,20 +234,20 @@ def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]
 
 
 def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
-    """The work of an operator; None where it has none that could be timed by itself."""
+    """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
     rule = rule_of(op)
     return frontier.costing.work(op, rule, config, interface(rule, config))
 
 
 def slowest_of(work: Work, timed: list[Timed]) -> Measured:
-    """What the slowest rank took."""
+    """Return the measurement of the slowest rank."""
     slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
     return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
 
 
 def parse_budget(given: float | int | str) -> float:
-    """Seconds, as a number or as text such as ``60s`` or ``2min``.
+    """Return seconds, from a number or a text such as ``60s`` or ``2min``.
 
     Raises:
         InputError: it is neither, or not above 0.
@@ -255,7 +265,7 @@ def parse_budget(given: float | int | str) -> float:
 
 
 def opened_store(processes: Processes) -> Store:
-    """The store of this machine's measurements; on rank 0 the file, on others nothing but a place to keep them."""
+    """Return the store of this machine's measurements: on rank 0 the file, on others only this process's memory."""
     folder = cache_folder()
     path = folder / FILE if folder is not None and processes.rank == 0 else None
     return Store(path, environment(processes))
@@ -271,12 +281,13 @@ def find_measured(
     first_values: Callable[[], FirstValue] | None = None,
     collectives: str = MPI,
 ) -> Plan:
-    """A plan by measured operators; every rank must call it. What was measured is kept, whatever ends the search.
+    """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
+    search ends.
 
     Args:
         budget: see :func:`parse_budget`.
-        first_values: gives what gives variables' first values, so that plans can be run; None to run none.
-        collectives: by which they run.
+        first_values: returns the function of variables' first values, so that plans can be run; None to run none.
+        collectives: the implementation of collectives by which plans run.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured

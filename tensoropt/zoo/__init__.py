@@ -45,7 +45,7 @@ NAMES = tuple(_MODULES)
 
 
 def find(name: str) -> Callable[..., tf.Tensor]:
-    """The function that records a model.
+    """Return the function that records a model.
 
     Raises:
         InputError: there is none of this name; the nearest are offered.
@@ -62,7 +62,7 @@ def find(name: str) -> Callable[..., tf.Tensor]:
 
 
 def __getattr__(name: str) -> Any:
-    """The models by name; TensorFlow is imported when the first is asked for."""
+    """Return the model of this name; TensorFlow is imported when the first is asked for."""
     if name not in _MODULES:
         raise AttributeError(f"module 'tensoropt.zoo' has no attribute {name!r}")
     return find(name)

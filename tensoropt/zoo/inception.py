@@ -21,7 +21,8 @@ class _Block:
         self.n_layers = 0
 
     def convolved(self, x: tf.Tensor, *layers: tuple[Kernel, int], stride: int = 1) -> tf.Tensor:
-        """Convolutions of (kernel, width); one with a stride is the last, and not padded."""
+        """Return convolutions of (kernel, width), one after the other; if there is a stride, only the last has it, unpadded.
+        """
         for number, (kernel, width) in enumerate(layers, 1):
             last = stride > 1 and number == len(layers)
             width = max(1, width // self.divisor)
@@ -36,7 +37,7 @@ class _Block:
         self.branches.append(self.convolved(self.x, *layers, stride=stride))
 
     def forked(self, *layers: tuple[Kernel, int], width: int) -> None:
-        """A branch that ends in a 1 x 3 and a 3 x 1 convolution side by side."""
+        """Add a branch that ends in a 1 x 3 and a 3 x 1 convolution side by side."""
         x = self.convolved(self.x, *layers)
         self.branches += [self.convolved(x, ((1, 3), width)), self.convolved(x, ((3, 1), width))]
 
@@ -93,7 +94,7 @@ def _fine(x: tf.Tensor, name: str, divisor: int, pooled: int) -> tf.Tensor:
 
 
 def _factorised(x: tf.Tensor, name: str, divisor: int, inner: int) -> tf.Tensor:
-    """Convolutions of 7 x 7 as 1 x 7 and 7 x 1."""
+    """Return a module with convolutions of 7 x 7 as 1 x 7 and 7 x 1."""
     block = _Block(x, name, divisor)
     wide, high = (1, 7), (7, 1)
     block.branch((1, 192))
@@ -113,7 +114,7 @@ def _coarse(x: tf.Tensor, name: str, divisor: int) -> tf.Tensor:
 
 
 def _reduced(x: tf.Tensor, name: str, divisor: int, *branches: tuple[tuple[Kernel, int], ...]) -> tf.Tensor:
-    """Half the resolution: branches that end with a stride, and a pooled one."""
+    """Return a module of half the resolution: branches that end with a stride, and a pooled one."""
     block = _Block(x, name, divisor)
     for layers in branches:
         block.branch(*layers, stride=2)

@@ -129,21 +129,21 @@ def _rms_norm(x: tf.Tensor, name: str, epsilon: float = 1e-5) -> tf.Tensor:
 
 
 def _rotations(length: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of each position's angles, [length, depth], both halves of the depth alike."""
+    """Return cosine and sine of each position's angles, [length, depth], both halves of the depth alike."""
     angles = np.arange(length)[:, None] * 500000.0 ** -(np.arange(0, depth, 2) / depth)
     both = np.concatenate([angles, angles], axis=1)
     return np.cos(both), np.sin(both)
 
 
 def _rotated(x: tf.Tensor, rotation: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Rotary position embedding of [batch, length, heads, depth]."""
+    """Return the rotary position embedding of [batch, length, heads, depth]."""
     with v1.name_scope("rotary"):
         first, second = tf.split(x, 2, axis=-1)
         return x * rotation[0] + tf.concat([-second, first], -1) * rotation[1]
 
 
 def _attend_grouped(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Attention in which groups of queries share a key and a value."""
+    """Return attention in which groups of queries share a key and a value."""
     batch, length, heads, depth = q.shape
     groups = k.shape[2]
     q = tf.reshape(q * depth**-0.5, [batch, length, groups, heads // groups, depth])

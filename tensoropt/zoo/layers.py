@@ -1,6 +1,7 @@
-"""What the models share. Batches of sequences are matrices of [batch * length, width], batch-major.
+"""Layers and placeholders that the models share.
 
-In two dimensions the products are plain MatMul, and a split of the rows is a split of the batch.
+Batches of sequences are matrices of [batch * length, width], batch-major. In two dimensions the products are plain
+MatMul, and a split of the rows is a split of the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def model(function: Callable[Parameters, tf.Tensor]) -> Callable[Parameters, tf.
 
 
 def weights(name: str, shape: Sequence[int]) -> tf.Variable:
-    """A parameter with TensorFlow's default initializer."""
+    """Return a parameter with TensorFlow's default initializer."""
     return v1.get_variable(name, shape, DTYPE)
 
 
@@ -47,32 +48,32 @@ def ones(name: str, width: int) -> tf.Variable:
 
 
 def images(batch: int, size: int, channels: int = 3) -> tuple[tf.Tensor, tf.Tensor]:
-    """Placeholders of square images, NHWC, and of their classes."""
+    """Return placeholders of square images, NHWC, and of their classes."""
     x = v1.placeholder(DTYPE, [batch, size, size, channels], name="images")
     return x, v1.placeholder(tf.int32, [batch], name="labels")
 
 
 def words(name: str, batch: int, length: int) -> tf.Tensor:
-    """A placeholder of word numbers."""
+    """Return a placeholder of word numbers."""
     return v1.placeholder(tf.int32, [batch, length], name=name)
 
 
 def dense(x: tf.Tensor, width: int, name: str, use_bias: bool = True) -> tf.Tensor:
-    """[n, k] to [n, width]."""
+    """Return a dense layer's result: [n, k] to [n, width]."""
     with v1.variable_scope(name):
         y = tf.matmul(x, weights("weights", [x.shape[1], width]))
         return tf.nn.bias_add(y, zeros("bias", width)) if use_bias else y
 
 
 def mean_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """The mean cross-entropy of rows of logits and classes of any shape."""
+    """Return the mean cross-entropy of rows of logits and classes of any shape."""
     with v1.name_scope("loss"):
         rows = tf.reshape(labels, [-1]) if labels.shape.rank != 1 else labels
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=rows, logits=logits))
 
 
 def layer_norm(x: tf.Tensor, name: str, epsilon: float = 1e-6) -> tf.Tensor:
-    """Layer normalisation of rows, in its elementary operators."""
+    """Return the layer normalisation of rows, in its elementary operators."""
     width = x.shape[-1]
     with v1.variable_scope(name):
         centred = x - tf.reduce_mean(x, -1, keepdims=True)
@@ -81,17 +82,17 @@ def layer_norm(x: tf.Tensor, name: str, epsilon: float = 1e-6) -> tf.Tensor:
 
 
 def gelu(x: tf.Tensor) -> tf.Tensor:
-    """By the error function."""
+    """Return the GELU, by the error function."""
     return 0.5 * x * (1.0 + tf.math.erf(x * 0.5**0.5))
 
 
 def to_heads(x: tf.Tensor, length: int, heads: int) -> tf.Tensor:
-    """[batch * length, width] to [batch, length, heads, width / heads]."""
+    """Reshape [batch * length, width] to [batch, length, heads, width / heads]."""
     return tf.reshape(x, [x.shape[0] // length, length, heads, x.shape[1] // heads])
 
 
 def causal_mask(length: int) -> tf.Tensor:
-    """bool[length, length], true where a position may look: at itself and back."""
+    """Return bool[length, length], true where a position may look: at itself and back."""
     places = tf.range(length)
     return places[:, None] >= places
 
@@ -99,7 +100,7 @@ def causal_mask(length: int) -> tf.Tensor:
 def attend(
     q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: tf.Tensor | None = None, bias: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Scaled dot-product attention of [batch, length, heads, depth], back to rows of [batch * length, width].
+    """Return scaled dot-product attention of [batch, length, heads, depth], as rows of [batch * length, width].
 
     Args:
         mask: bool, true where a query may look at a key.

@@ -80,7 +80,7 @@ def nmt(
 
 
 def _embedded(numbers: tf.Tensor, vocabulary: int, width: int, name: str) -> tf.Tensor:
-    """[batch, steps] of word numbers to rows of [batch * steps, width]."""
+    """Return rows of [batch * steps, width] from word numbers [batch, steps]."""
     with v1.variable_scope(name):
         looked_up = tf.gather(weights("weights", [vocabulary, width]), numbers)
         return tf.reshape(looked_up, [numbers.shape[0] * numbers.shape[1], width])
@@ -101,7 +101,7 @@ def _unrolled(
 
 
 def _plain(x: tf.Tensor, steps: int, hidden: int, name: str) -> tf.Tensor:
-    """A layer of h' = tanh(x W + b + h U); h is zero before the first step."""
+    """Return a layer of h' = tanh(x W + b + h U); h is zero before the first step."""
     with v1.variable_scope(name):
         recurrent = weights("recurrent", [hidden, hidden])
 
@@ -114,7 +114,7 @@ def _plain(x: tf.Tensor, steps: int, hidden: int, name: str) -> tf.Tensor:
 def _lstm(
     x: tf.Tensor, steps: int, hidden: int, name: str, state: State | None = None
 ) -> tuple[tf.Tensor, State]:
-    """An LSTM layer with its last (output, cell). The gates of one unit lie together, so that units can be split."""
+    """Return an LSTM layer and its last (output, cell). The gates of one unit lie together, so that units can be split."""
     with v1.variable_scope(name):
         recurrent = weights("recurrent", [hidden, 4 * hidden])
 
@@ -130,7 +130,7 @@ def _lstm(
 
 
 def _attention(decoded: tf.Tensor, encoded: tf.Tensor, steps: int) -> tf.Tensor:
-    """tanh(C + D): a context from the encoder's outputs for each of the decoder's, both projected."""
+    """Return tanh(C + D): a context from the encoder's outputs for each of the decoder's, both projected."""
     width = decoded.shape[1]
     with v1.variable_scope("attention"):
         queries, keys = (tf.reshape(rows, [rows.shape[0] // steps, steps, width]) for rows in (decoded, encoded))

@@ -29,7 +29,7 @@ def resnet101(
 
 
 def _bottleneck(x: tf.Tensor, width: int, stride: int, name: str) -> tf.Tensor:
-    """1 x 1, 3 x 3, 1 x 1 to four times the width, and a shortcut that is convolved where shapes differ."""
+    """Return 1 x 1, 3 x 3, 1 x 1 to four times the width, and a shortcut that is convolved where shapes differ."""
     with v1.variable_scope(name):
         y = normalised_convolution(x, 1, width, "first")
         y = normalised_convolution(y, 3, width, "second", stride)

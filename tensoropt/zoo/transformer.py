@@ -66,7 +66,7 @@ def transformer_s(
 
 
 def _sinusoids(length: int, width: int) -> np.ndarray:
-    """Positions as sines in the first half of the width and cosines in the second."""
+    """Return positions as sines in the first half of the width and cosines in the second."""
     frequencies = 10000.0 ** -(np.arange(width // 2) / max(1, width // 2 - 1))
     angles = np.arange(length)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((length, width % 2))], axis=1)
@@ -75,7 +75,7 @@ def _sinusoids(length: int, width: int) -> np.ndarray:
 def _attended(
     x: tf.Tensor, memory: tf.Tensor, length: int, heads: int, mask: tf.Tensor | None, name: str
 ) -> tf.Tensor:
-    """Attention of x to the memory, with its residual edge and normalisation."""
+    """Return the attention of x to the memory, with its residual edge and normalisation."""
     width = x.shape[1]
     with v1.variable_scope(name):
         q = dense(x, width, "query", use_bias=False)
