@@ -1,4 +1,4 @@
-"""Frontier-Tracking: the search over costs alone. Arrays in, arrays out; see ``docs/ft.md``."""
+"""Frontier-Tracking: the search over costs alone. Arrays in, arrays out; see ``docs/how-it-works/frontier-tracking.md``."""
 
 from .budget import Budget
 from .frontier import Frontier

@@ -1,4 +1,4 @@
-"""docs/paper.md quotes what the benchmark that draws the paper's figures has printed."""
+"""docs/reference/paper.md quotes what the benchmark that draws the paper's figures has printed."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.paper_figures import FIGURES, NUMBERS, table_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "paper.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "paper.md").read_text()
 
 
 @pytest.mark.parametrize("name", FIGURES)
