@@ -1,4 +1,7 @@
-"""The tables of docs/reference/operators.md and docs/how-it-works/rules.md: ``python tests/rules/documentation.py`` writes them again."""
+"""The tables of docs/reference/operators.md and docs/how-it-works/rules.md.
+
+``python tests/rules/documentation.py`` writes them again.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def missing_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"operators": (DOCS / "reference" / "operators.md", operators_table), "missing": (DOCS / "how-it-works" / "rules.md", missing_table)}
+TABLES = {
+    "operators": (DOCS / "reference" / "operators.md", operators_table),
+    "missing": (DOCS / "how-it-works" / "rules.md", missing_table),
+}
 
 
 def section(page: str, name: str) -> str:
