@@ -29,7 +29,7 @@ def operators_table() -> str:
     for op_type in dict.fromkeys(sorted(case.type for case in CASES)):
         rule = rule_of(next(case for case in CASES if case.type == op_type).op)
         types_of.setdefault(_row(rule), []).append(op_type)
-    lines = ["| operator types | factors | split | whole | collectives inside | linear in | cases |", "|" + "---|" * 7]
+    lines = ["| operator types | factors | split | never split | collectives inside | linear in | cases |", "|" + "---|" * 7]
     lines += [f"| {' '.join(types)} | {row} | {_cases(types)} |" for row, types in types_of.items()]
     return "\n".join(lines)
 
