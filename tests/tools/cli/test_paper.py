@@ -19,6 +19,6 @@ def test_the_page_has_the_tables_of_the_numbers(name):
 
 def test_the_page_shows_all_pictures():
     pictures = sorted(NUMBERS.parent.glob("paper_*.png"))
-    assert sorted(re.findall(r"\(figures/(paper_\w+\.png)\)", PAGE)) == [picture.name for picture in pictures]
+    assert sorted(re.findall(r"\(\.\./figures/(paper_\w+\.png)\)", PAGE)) == [picture.name for picture in pictures]
     assert len(pictures) == 5
     assert all(picture.stat().st_size < 150_000 for picture in pictures)
