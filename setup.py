@@ -61,7 +61,7 @@ def describe_package():
         license="Apache-2.0",
         # tensoropt/ft, tensoropt/reschedule and tensoropt/profiling are links to the folders at the top.
         packages=find_packages(include=["tensoropt", "tensoropt.*"]),
-        package_data={"tensoropt.profiling": ["hardware/*.json"]},
+        package_data={"tensoropt": ["py.typed"], "tensoropt.profiling": ["hardware/*.json"]},
         python_requires=">=%d.%d" % OLDEST_PYTHON,
         install_requires=[
             "numpy>=1.26",

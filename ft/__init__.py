@@ -1,4 +1,7 @@
-"""Frontier-Tracking: the search over costs alone. Arrays in, arrays out; see ``docs/how-it-works/frontier-tracking.md``."""
+"""Frontier-Tracking: search for the memory-time frontier of a problem given by arrays of costs.
+
+See ``docs/how-it-works/frontier-tracking.md``.
+"""
 
 from .budget import Budget
 from .frontier import Frontier

@@ -1,4 +1,4 @@
-"""How hard to search: limits within which the result is exact, and what to do beyond them."""
+"""Limit what a search may take."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ MAX_POINTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a search may take. A limit that is reached makes the result inexact, never silently: it is then certified.
+    """The limits of a search.
+
+    Within these limits the result is exact. A limit that is reached makes the result inexact, but never silently: the result
+    then carries a certificate.
 
     Attributes:
         epsilon: frontiers of partial problems may be thinned so that every strategy is within a factor 1 + epsilon of a
-            point of the result, in both costs. 0 means not at all.
-        max_points: longer frontiers of partial problems are thinned to this many points, whatever that costs.
-        max_table_cells: exact elimination may make tables up to this many cells.
-        seconds: while the result is not exact and less than this has passed, there are further rounds; what is found and
-            proven adds up. One that would take longer than what is left, at four times the one before, is not begun, and
-            one that isn't ready in time counts for nothing. The first result always counts, so that with 0, or where it is
-            exact, the result does not depend on the machine.
-        gap: a worst gap that is small enough to stop at.
-        weighted: whether weighted searches may be used; without, heuristic elimination and its relaxation alone.
-        threads: that compiled code may use for large unions of frontiers.
+            point of the result, in both costs. 0 means no thinning.
+        max_points: frontiers of partial problems with more points than this are thinned to this many, whatever error that
+            causes.
+        max_table_cells: the most cells of a table that exact elimination may make.
+        seconds: while the result isn't exact and less than this has passed, there are further rounds, and what they find and
+            prove adds up. A round is expected to take four times as long as the one before; it isn't begun if that is more
+            than the time left, and it counts for nothing if it isn't ready in time. The first result always counts. So with
+            0, or where the first result is exact, the result does not depend on the machine.
+        gap: the search stops once the worst gap of the frontier is at most this.
+        weighted: whether weighted searches may be used; without them there are only heuristic elimination and its
+            relaxation.
+        threads: how many threads compiled code may use for large unions of frontiers.
 
     Raises:
-        ValueError: a limit out of range.
+        ValueError: a limit is out of range.
     """
 
     epsilon: float = 0.0

@@ -1,10 +1,10 @@
-"""Edges that carry small frontiers of their own: a choice per pair of states, as nodes and edges without.
+"""Turn edges that have several ways to be paid for into nodes and plain edges.
 
-A resharding may be done in several ways: keep the copy before it, the copy after it, or both; reshard again in the backward
-pass. Then an edge's cost depends on a third thing, the *choice*. Such an edge becomes a node whose states are (class of the
-source's states, choice): to the source it is forbidden to differ in class, to the target it costs what the edge costs with
-this choice. Source states whose costs are equal for all targets and choices are one class, which are no more than a tensor's
-layouts. All that the search does stays as it is: exact, bounded, pruned.
+A resharding may be done in several ways: save the copy before it, the copy after it, or both; or reshard again in the
+backward pass. Then an edge's cost depends on a third thing, the *choice*. Such an edge becomes a node whose states are pairs
+(class of the source's states, choice). The edge to the source forbids states of another class; the edge to the target has
+the costs of the choice. Source states whose costs are equal for all targets and choices form one class, so there are no more
+classes than the tensor has layouts. The search itself stays as it is: exact, bounded, pruned.
 
 Choices that are dominated for all targets of a class are left out.
 
@@ -28,10 +28,10 @@ class ChoiceEdge:
 
     Attributes:
         source, target: indices into the nodes.
-        mem_bytes, time_ns: int64[K of source, K of target, C], at INFEASIBLE where a choice can't be had.
+        mem_bytes, time_ns: int64[K of source, K of target, C]; INFEASIBLE where a choice isn't available.
 
     Raises:
-        ValueError: the arrays have other dimensions, or differ in shape.
+        ValueError: the arrays don't have three dimensions, or differ in shape.
     """
 
     source: int
@@ -49,10 +49,12 @@ class ChoiceEdge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choosing:
-    """A problem in which edges with choices are nodes, after the others.
+    """A problem in which edges with choices have become nodes, after the others.
 
     Attributes:
-        choices: per such edge int64[states of its node]: the choice that each state means.
+        problem: the problem with these nodes.
+        n_nodes: the number of nodes that don't stand for an edge.
+        choices: for each edge with choices, int64[states of its node]: the choice that each state means.
     """
 
     problem: Problem
@@ -60,13 +62,13 @@ class Choosing:
     choices: tuple[Ints, ...]
 
     def chosen(self, strategies: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The choice of every edge that has one: int64[P, edges with choices]."""
+        """Return the choice that each strategy makes at every edge with choices: int64[P, edges with choices]."""
         columns = [choices[strategies[:, self.n_nodes + k]] for k, choices in enumerate(self.choices)]
         return np.stack(columns, axis=1) if columns else np.zeros((len(strategies), 0), np.int64)
 
 
 def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> Choosing:
-    """The problem of these nodes and edges.
+    """Build the problem of these nodes and edges.
 
     Raises:
         ValueError: as :class:`.Problem` does.
@@ -90,11 +92,14 @@ def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> C
 
 
 def choice_states(mem_bytes: Ints, time_ns: Ints, beside: Ints | None = None) -> tuple[Ints, Ints, Ints]:
-    """The class of each source state; of each (class, choice) that may matter, the class and the choice.
+    """Return the (class of source states, choice) pairs that may matter.
 
     Args:
         mem_bytes, time_ns: int64[K of source, K of target, C].
-        beside: int64[K of source, K of target]: something else in which the states of a class are equal.
+        beside: int64[K of source, K of target], something else that must be equal for the states of one class.
+
+    Returns:
+        The class of each source state, then the class and the choice of each pair.
     """
     costs = np.stack([mem_bytes, time_ns], axis=-1)
     n_source, n_choices = costs.shape[0], costs.shape[2]

@@ -17,7 +17,7 @@ KINDS = ("node", "edge", "branch", "heuristic")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frontier:
-    """At least one point, by ascending memory and therefore descending time.
+    """A frontier of at least one point, by ascending memory and therefore descending time.
 
     Attributes:
         mem_bytes: int64[P], strictly ascending.
@@ -25,7 +25,10 @@ class Frontier:
         strategies: int32[P, n_nodes], the state of every node at each point.
         eliminations: how often each of "node", "edge", "branch" and "heuristic" elimination was used.
         algorithm: the name that was given to the search.
-        bound: what no strategy can be below; None if these are exactly the Pareto-minimal points of the problem.
+        bound: a lower bound of all strategies; None if these are exactly the Pareto-minimal points of the problem.
+
+    Raises:
+        ValueError: there is no point, the shapes don't fit, or a cost isn't strictly ordered.
     """
 
     mem_bytes: Ints
@@ -47,35 +50,39 @@ class Frontier:
 
     @property
     def exact(self) -> bool:
-        """Whether these are all Pareto-minimal points of the problem, and no others."""
+        """Return whether the points are all Pareto-minimal points of the problem, and no others."""
         return self.bound is None
 
     @property
     def exact_points(self) -> npt.NDArray[np.bool_]:
-        """bool[P]: which points are proven to be Pareto-minimal."""
+        """Return which points are proven to be Pareto-minimal: bool[P]."""
         if self.bound is None:
             return np.ones(len(self), np.bool_)
         return self.bound.proves(self.mem_bytes, self.time_ns)
 
     @property
     def gaps(self) -> npt.NDArray[np.float64]:
-        """The gap of each point of the lower bound (see :mod:`.lower_bound`); zeros if exact."""
+        """Return the gap of each point of the lower bound: float64[L] (see :mod:`.lower_bound`).
+
+        If the frontier is exact, they are zeros, one for each of its own points: float64[P].
+        """
         if self.bound is None:
             return np.zeros(len(self))
         return self.bound.gaps(self.mem_bytes, self.time_ns)
 
     @property
     def worst_gap(self) -> float:
-        """Every strategy is within a factor of 1 plus this of a point, in both costs."""
+        """Return the largest gap: every strategy is within a factor of 1 plus this of some point, in both costs."""
         return float(self.gaps.max())
 
     @property
     def median_gap(self) -> float:
+        """Return the median of the gaps."""
         return float(np.median(self.gaps))
 
     @property
     def certificate(self) -> str:
-        """In words: exact, or how far from it at most."""
+        """Return in words that the frontier is exact, or how far from exact it is at most."""
         if self.bound is None:
             return "exact"
         proven = int(self.exact_points.sum())
@@ -88,23 +95,24 @@ class Frontier:
         return len(self.mem_bytes)
 
     def fastest(self) -> int:
-        """The index of the point with the least time, which has the most memory."""
+        """Return the index of the point with the least time, which has the most memory."""
         return len(self) - 1
 
     def smallest(self) -> int:
-        """The index of the point with the least memory, which has the most time."""
+        """Return the index of the point with the least memory, which has the most time."""
         return 0
 
     def at(self, mem_bytes: int) -> int | None:
-        """The index of the least time within ``mem_bytes``; None if nothing fits."""
+        """Return the index of the point of least time within ``mem_bytes``; None if no point fits."""
         index = int(np.searchsorted(self.mem_bytes, mem_bytes, side="right")) - 1
         return None if index < 0 else index
 
     def turning_point(self) -> int:
-        """The index of the point farthest below the line between the two ends, both costs normalised to [0, 1].
+        """Return the index of the point farthest below the line between the two ends, with both costs normalised to [0, 1].
 
-        Up to it, memory buys much time; beyond it, little. With no point below the line (one or two points, or a
-        frontier that bulges outwards) there is no bend, and it is the point of least memory; so is the first of equals.
+        Up to this point memory buys much time; beyond it, little. Where no point is below the line (one or two points, or a
+        frontier that bulges outwards) there is no bend, and the result is the point of least memory. Of equally distant
+        points it is the first.
         """
         if len(self) < 3:
             return 0

@@ -1,22 +1,22 @@
-"""Large problems: weighted searches tell which states matter, Frontier-Tracking does the rest, the lines bound it.
+"""Search large problems in rounds: weighted searches find the states that matter, Frontier-Tracking searches only these.
 
-A round is
+A round has four steps:
 
-1. *lines*: the least weighted cost of all strategies for several weights (:mod:`.weighted.lagrangian`), each with a strategy
-   that has (nearly) this cost. They bound every strategy from below.
-2. *reduced costs*: for some of the lines and each state of each node, by how much the least cost of a strategy with this
-   state is above that of all (:mod:`.weighted.weighted_search`). A strategy on the frontier is close to some line, so its
-   states have small reduced costs.
-3. *restriction*: the states of the strategies found so far, and those of the least reduced costs.
-4. Frontier-Tracking on what is left: hundreds of points between those that the lines touch.
+1. *Lines*: find the least weighted cost of all strategies for several weights (:mod:`.weighted.lagrangian`), each with a
+   strategy that has (nearly) this cost. These lines bound every strategy from below.
+2. *Reduced costs*: for some of the lines and each state of each node, find by how much the least weighted cost of a strategy
+   with this state exceeds that of all strategies (:mod:`.weighted.weighted_search`). A strategy on the frontier is close to
+   some line, so its states have small reduced costs.
+3. *Restriction*: keep the states of the strategies found so far, and those of the least reduced costs.
+4. *Frontier-Tracking* on the restricted problem: it finds hundreds of points between those that the lines touch.
 
-Its points are strategies of the problem, its bound holds for all strategies of the problem, and the gap between them is the
-certificate. The next round has more cells (where lines are not exact yet), more lines and more states.
+The points are strategies of the given problem, and the lower bound holds for all of its strategies. The gap between the two
+is the certificate. The next round has more cells (where lines are not exact yet), more lines and more states.
 
 Why the gap is small: the frontier of a sum of many small parts is nearly convex (Shapley and Folkman), and the lines bound
 just its convex hull.
 
-Complexity: of the weighted searches, O(lines x nodes x K^2 and more); the rest works on a few states per node.
+Complexity: that of the weighted searches, O(lines x nodes x K^2 and more); the rest works on a few states per node.
 """
 
 from __future__ import annotations
@@ -39,24 +39,29 @@ from .weighted.weighted_search import WeightedSearch
 FIRST_CELLS = 1 << 16
 FIRST_LINES = 12
 WITH_MARGINALS = 3
-"""Lines whose reduced costs are looked at: they take longer than the lines themselves."""
+"""Number of lines for which reduced costs are computed: these take longer than the lines themselves."""
 FIRST_STATES = 4
 MORE_CELLS, MORE = 4, 2
 EPSILON = 2e-3
-"""Of points between lines: so much closer are they than the lines need."""
+"""Epsilon of the thinning in step 4: points between lines are found more precisely than the lines' bound needs."""
 _RESTRICTED = Limits(max_cells=1 << 9)
-"""Of few states each, tables that need more cells take many seconds and hardly narrow the gap."""
+"""Limits of step 4. With few states per node, tables that need more cells take many seconds and hardly narrow the gap."""
 
 
 @dataclass
 class Guide:
-    """Rounds on one problem; ``found`` and ``bound`` add up.
+    """Rounds of guided search on one problem; their results add up.
 
     Attributes:
-        use_ldp, max_points: as in a search.
-        report: called now and then.
-        gap: to aim for.
-        counts: eliminations of the latest round.
+        problem: the problem to search.
+        use_ldp: whether to solve by LDP what elimination leaves.
+        max_points: longer frontiers of partial problems are thinned to this many points.
+        report: called after eliminations.
+        gap: the gap to aim for.
+        found: the strategies found in all rounds; None before the first.
+        bound: the lower bound that all rounds prove; None before the first.
+        counts: eliminations of the latest round, by kind.
+        n_rounds: the number of rounds done.
     """
 
     problem: Problem
@@ -70,11 +75,11 @@ class Guide:
     n_rounds: int = 0
 
     def round(self, deadline: float = math.inf) -> None:
-        """One more round.
+        """Do one more round.
 
         Raises:
             InfeasibleError: no strategy is allowed.
-            TimeIsUpError: the deadline passed before the first two lines.
+            TimeIsUpError: the deadline passed before the first two lines were ready.
         """
         more = MORE**self.n_rounds
         search = WeightedSearch(self.problem, FIRST_CELLS * MORE_CELLS**self.n_rounds, deadline)
@@ -90,7 +95,11 @@ class Guide:
         self.n_rounds += 1
 
     def _promising(self, hull: Hull, known: Found, n_states: int) -> list[Ints]:
-        """The states to keep of each node: so many on average, and no more than twice that, besides the known ones."""
+        """Return the states to keep of each node.
+
+        Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
+        and no more than twice that for any node.
+        """
         reduced = [np.full(node.n_states, np.inf) for node in self.problem.nodes]
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
         for line in (hull.lines[place] for place in spread.tolist()):
@@ -106,6 +115,7 @@ class Guide:
         return kept
 
     def _tracked(self, kept: list[Ints]) -> Tracked:
+        """Run Frontier-Tracking on the states ``kept`` alone; strategies are returned as indices into ``kept``."""
         restricted = self.problem.restricted(kept)
         thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points)
         reduced = without_replaceable(restricted)

@@ -1,7 +1,7 @@
-"""Lower bounds on a frontier, and how far a frontier is from one.
+"""Bound a frontier from below, and measure how far a frontier is from such a bound.
 
-A lower bound is a staircase: *every allowed strategy costs at least as much, in both costs, as one of its points*. It is
-got from a relaxation, from a frontier that is known to be within a factor of the true one, or from Lagrangian bounds.
+A lower bound is a staircase: *every allowed strategy costs at least as much, in both costs, as one of its points*. It comes
+from a relaxation, from a frontier that is known to be within a factor of the true one, or from Lagrangian bounds.
 
 The *gap* of a point l of the lower bound is the smallest e such that the frontier has a point within (1 + e) of l in both
 costs. So every strategy is within (1 + the worst gap) of a point of the frontier, in both costs.
@@ -24,11 +24,11 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowerBound:
-    """The staircase, by strictly ascending memory and strictly descending time.
+    """A staircase that bounds strategies from below, by strictly ascending memory and strictly descending time.
 
     Attributes:
         mem_bytes, time_ns: int64[L], L >= 1.
-        source: what it was got from, for people.
+        source: the method that it comes from, as text for people.
     """
 
     mem_bytes: Ints
@@ -37,18 +37,23 @@ class LowerBound:
 
     @classmethod
     def within(cls, mem: Ints, time: Ints, slack: Slack, source: str) -> LowerBound:
-        """Of points such that every strategy, with the slack added, is at least as much as one of them."""
+        """Return the bound that points with slack give.
+
+        Args:
+            mem, time: points such that every strategy, with the slack added, costs at least as much in both costs as one of
+                them.
+        """
         mem, time = (np.maximum(cost - spent, 0) for cost, spent in zip((mem, time), slack, strict=True))
         kept = reduce_unsorted(mem, time)
         return cls(mem[kept], time[kept], source)
 
     def least_time(self, mem: Ints) -> Ints:
-        """The least time that a strategy of exactly this much memory could have; the largest integer if none can."""
+        """Return the least time that a strategy of exactly this memory could have; the largest integer if none can."""
         step = np.searchsorted(self.mem_bytes, mem, side="right") - 1
         return np.where(step < 0, _NEVER, self.time_ns[np.maximum(step, 0)])
 
     def tightened(self, other: LowerBound) -> LowerBound:
-        """The tightest staircase that follows from both: what both allow."""
+        """Return the tightest staircase that follows from both bounds: what both allow."""
         mem = np.union1d(self.mem_bytes, other.mem_bytes)
         mem = mem[mem >= max(self.mem_bytes[0], other.mem_bytes[0])]
         time = np.maximum(self.least_time(mem), other.least_time(mem))
@@ -56,21 +61,21 @@ class LowerBound:
         return LowerBound(mem[kept], time[kept], _named(self, other))
 
     def lowered(self, time_ns: int) -> LowerBound:
-        """The staircase of strategies that take less than this one bounds, by so much at most."""
+        """Return the bound of strategies that take less time than this one bounds, by at most ``time_ns``."""
         times = np.maximum(self.time_ns - time_ns, 0)
         kept = reduce_unsorted(self.mem_bytes, times)
         return LowerBound(self.mem_bytes[kept], times[kept], self.source)
 
     def loosened(self, other: LowerBound) -> LowerBound:
-        """The staircase of strategies that only the one or only the other is known to bound."""
+        """Return the bound of all strategies, if each is known to be bounded by at least one of the two."""
         mem, time = np.concatenate([self.mem_bytes, other.mem_bytes]), np.concatenate([self.time_ns, other.time_ns])
         kept = reduce_unsorted(mem, time)
         return LowerBound(mem[kept], time[kept], _named(self, other))
 
     def gaps(self, mem: Ints, time: Ints) -> Floats:
-        """The gap of each of its points to a frontier: float64[L]; infinite only where the bound has a zero.
+        """Return the gap of each of the bound's points to a frontier: float64[L]; infinite only where the bound has a zero.
 
-        Along the frontier the factor in memory grows and that in time falls: the best point is where they cross.
+        Along the frontier the factor in memory grows and the factor in time falls: the best point is where they cross.
         """
         low, high = np.zeros(len(self.mem_bytes), np.int64), np.full(len(self.mem_bytes), len(mem), np.int64)
         while (low < high).any():
@@ -84,7 +89,7 @@ class LowerBound:
         return best
 
     def proves(self, mem: Ints, time: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these points no strategy can dominate: bool[P].
+        """Return which of these points no strategy can dominate: bool[P].
 
         That is so where the bound has no point that is at least as good in both costs, other than the point itself.
         """
@@ -103,7 +108,7 @@ def _named(*bounds: LowerBound) -> str:
 
 
 def _excess(cost: Ints, bound: Ints) -> Floats:
-    """By which part a cost is above a bound; 0 if it is not."""
+    """Return the fraction by which a cost exceeds a bound; 0 if it doesn't."""
     above = np.maximum(cost - bound, 0)
     quotient = above / np.maximum(bound, 1)
     result: Floats = np.where((bound == 0) & (above > 0), np.inf, quotient)

@@ -1,8 +1,8 @@
-"""The Pareto semiring: frontiers with a product (all sums of pairs) and a sum (the union), both reduced.
+"""Compute with frontiers in the Pareto semiring: product (all sums of pairs) and sum (the union), both reduced.
 
-All kernels are pure functions on arrays that return *indices*, so that whoever calls can carry back-pointers along.
-Of points with equal costs exactly one is kept, the one with the lowest index; the result does not depend on anything
-else, so every search is deterministic.
+All kernels are pure functions on arrays that return *indices*, so that the caller can carry back-pointers along. Of points
+with equal costs exactly one is kept, the one with the lowest index. The result does not depend on anything else, so every
+search is deterministic.
 
 | operation (section 3.1) | function | complexity |
 |---|---|---|
@@ -22,9 +22,9 @@ _KEY_BITS = 62
 
 
 def reduce_sorted(mem: Ints, time: Ints) -> Ints:
-    """Indices of the frontier of points that are sorted by memory, then time, both ascending (Algorithm 1).
+    """Return the indices of the frontier of points that are sorted by memory, then time, both ascending (Algorithm 1).
 
-    A point is kept where its time is below that of all before it: of equal points, the first.
+    A point is kept where its time is below that of all points before it: of equal points, the first.
     """
     if len(mem) == 0:
         return np.empty(0, np.int64)
@@ -35,23 +35,23 @@ def reduce_sorted(mem: Ints, time: Ints) -> Ints:
 
 
 def reduce_unsorted(mem: Ints, time: Ints) -> Ints:
-    """Indices of the frontier of points in any order, by ascending memory; of equal points, the lowest index."""
+    """Return the indices of the frontier of points in any order, by ascending memory; of equal points, the lowest index."""
     order: Ints = np.lexsort((time, mem)).astype(np.int64, copy=False)  # stable: equal points stay by index
     kept: Ints = order[reduce_sorted(mem[order], time[order])]
     return kept
 
 
 def reduce_cells_sorted_by_cell(cell: Ints, mem: Ints, time: Ints) -> Ints:
-    """Indices of the frontiers of many sets of points at once, by ascending cell, then memory.
+    """Return the indices of the frontiers of many sets of points at once, by ascending cell, then memory.
 
     Args:
         cell: int64[n], the set that each point belongs to, ascending, in [0, n].
         mem, time: int64[n], non-negative and below INFEASIBLE.
 
-    One unstable sort by (cell, memory) and one running minimum leave few points beside the frontier's own, because a
-    point that is no running minimum in *some* order by memory is dominated; only these few are sorted exactly. Cell and
-    memory share one integer key, and subtracting the cell from time makes the running minimum restart at each cell.
-    Cells that do not fit the key together are done in two halves.
+    One unstable sort by (cell, memory) and one running minimum leave few points besides the frontier's own, because a point
+    that is no running minimum in *some* order by memory is dominated. Only these few are sorted exactly. Cell and memory
+    share one integer key, and subtracting the cell from the time makes the running minimum restart at each cell. Cells that
+    do not fit the key together are done in two halves.
     """
     n_points = len(cell)
     if n_points == 0:
@@ -75,10 +75,10 @@ def reduce_cells_sorted_by_cell(cell: Ints, mem: Ints, time: Ints) -> Ints:
 
 
 def product(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """The frontier of all sums of a point of one and a point of the other.
+    """Compute the frontier of all sums of a point of one frontier and a point of the other.
 
     Returns:
-        The frontier's memory and time, and for each of its points the index into the one and into the other.
+        The result's memory and time, and for each of its points the index into the one frontier and into the other.
     """
     left = np.repeat(np.arange(len(mem), dtype=np.int64), len(other_mem))
     right = np.tile(np.arange(len(other_mem), dtype=np.int64), len(mem))
@@ -88,10 +88,11 @@ def product(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[I
 
 
 def union(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints]:
-    """The frontier of the points of both.
+    """Compute the frontier of the points of both frontiers.
 
     Returns:
-        The frontier's memory and time, and the index of each of its points, the other's counted after the one's.
+        The result's memory and time, and the index of each of its points, where the other's points are counted after the
+        first's.
     """
     all_mem, all_time = np.concatenate([mem, other_mem]), np.concatenate([time, other_time])
     kept = reduce_unsorted(all_mem, all_time)

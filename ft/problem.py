@@ -1,4 +1,4 @@
-"""What the search sees: variables with states, and the costs of states and of pairs of states.
+"""The input of a search: nodes with states, and the costs of states and of pairs of states.
 
 A strategy picks one state per node; it costs (Equation 3 of the TensorOpt paper)
 
@@ -23,11 +23,11 @@ INFEASIBLE = 1 << 55
 
 
 class InfeasibleError(ValueError):
-    """No strategy is allowed; the message names the node or edge where that shows."""
+    """Raised where no strategy is allowed; the message names the node or edge that shows it."""
 
 
 def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
-    """``array`` as a read-only int64 view, checked."""
+    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
     given = np.asarray(array)
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {given.dtype}; round them first")
@@ -43,6 +43,7 @@ def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
 
 
 def _set_costs(owner: Node | Edge, label: str, n_dims: int) -> None:
+    """Check the owner's two cost arrays and replace them with read-only views."""
     mem_bytes = _costs(owner.mem_bytes, "mem_bytes", label, n_dims)
     time_ns = _costs(owner.time_ns, "time_ns", label, n_dims)
     if mem_bytes.shape != time_ns.shape:
@@ -71,6 +72,7 @@ class Node:
 
     @property
     def n_states(self) -> int:
+        """Return the number of states."""
         return len(self.mem_bytes)
 
 
@@ -96,10 +98,12 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Nodes in topological order, and edges between them (several between two nodes, either way, are fine).
+    """Nodes in topological order, and edges between them.
+
+    Several edges between two nodes, in either direction, are allowed.
 
     Raises:
-        ValueError: no node, or an edge whose ends or shape do not fit the nodes.
+        ValueError: there is no node, or an edge's ends or shape do not fit the nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -119,10 +123,15 @@ class Problem:
                 raise ValueError(f"costs of edge {self.edge_name(edge)} must be {expected}, got {edge.mem_bytes.shape}")
 
     def edge_name(self, edge: Edge) -> str:
+        """Return the names of an edge's two ends, for messages."""
         return f"{self.nodes[edge.source].name!r} -> {self.nodes[edge.target].name!r}"
 
     def restricted(self, states: Sequence[Ints]) -> Problem:
-        """The same problem with these states only, in this order: for each node indices, at least one."""
+        """Return the problem with only some states of each node.
+
+        Args:
+            states: for each node the indices of its states to keep, in their new order; at least one.
+        """
         nodes = [Node(n.name, n.mem_bytes[kept], n.time_ns[kept]) for n, kept in zip(self.nodes, states, strict=True)]
         edges = []
         for edge in self.edges:
@@ -131,12 +140,12 @@ class Problem:
         return Problem(tuple(nodes), tuple(edges))
 
     def cost(self, strategy: Sequence[int]) -> tuple[int, int]:
-        """Memory in bytes and time in nanoseconds of one state per node, from scratch (Equation 3).
+        """Return memory in bytes and time in nanoseconds of one state per node, computed from scratch (Equation 3).
 
         The strategy is allowed if both are below INFEASIBLE.
 
         Raises:
-            ValueError: not one state per node, or a state that a node does not have.
+            ValueError: there isn't one state per node, or a node does not have its state.
         """
         if len(strategy) != len(self.nodes):
             raise ValueError(f"a strategy has one state for each of {len(self.nodes)} nodes, got {len(strategy)}")
@@ -155,5 +164,5 @@ class Problem:
 
 
 def identity(array: Ints) -> tuple[object, ...]:
-    """Equal for two views of all of one array."""
+    """Return a key that is equal for two views of all of one array."""
     return array.__array_interface__["data"][0], array.strides, array.shape

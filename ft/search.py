@@ -1,4 +1,4 @@
-"""Frontier-Tracking: ``search(problem, algorithm) -> Frontier`` (Algorithm 2).
+"""Search for the frontier of a problem: ``search(problem, algorithm) -> Frontier`` (Algorithm 2, Frontier-Tracking).
 
 | algorithm | steps | use |
 |---|---|---|
@@ -7,17 +7,17 @@
 | ``exhaustive`` | try every strategy | small problems, tests |
 
 All three give the same points, to the byte and the nanosecond, unless a limit of the :class:`.Budget` was reached. The
-result then says so, and carries a lower bound, from which it tells how far from the true frontier it can be at most.
+result then says so and carries a lower bound, which limits how far it can be from the true frontier.
 
-1. If the problem is small it is solved exactly, which ends where it takes too much.
-2. Else weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these states
-   (:mod:`.guided`). This always counts, however long it takes; where 1 left a gap by thinning alone it is done while there
-   is time.
+1. A small problem is solved exactly. This attempt ends where it would take too much.
+2. Otherwise weighted searches find the states that matter and bound all strategies, and Frontier-Tracking works on these
+   states (:mod:`.guided`). This phase always counts, however long it takes. Where phase 1 left a gap by thinning alone,
+   phase 2 is done only while there is time.
 3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.weighted.reduced_cost_pruning`), and the
-   rest is solved exactly if it can be; then there are more rounds of 2.
+   rest is solved exactly if it can be. Then there are more rounds of phase 2.
 
 Without weighted searches, as in the paper, heuristic elimination takes over where exact elimination would take too much, in
-rounds with more and more cells, and a relaxation bounds it (:mod:`.elimination.table_graph`).
+rounds with more and more cells, and a relaxation bounds the result (:mod:`.elimination.table_graph`).
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from .weighted.weighted_search import TimeIsUpError
 Progress = Callable[[int, int], None]
 ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 MAX_PAIRS = 1 << 21
-"""Of states that edges join: with more it isn't tried to be exact at first."""
+"""Pairs of states over all edges up to which an exact solution is tried first."""
 MAX_WORK = 1e8
 """Sums of points that an exact solution may look at."""
 _MORE = 4
 _MOST_GAP = 0.1
 _SHARE = 0.75
-"""Of the time that is left, for pruning."""
+"""Share of the remaining time that pruning may take."""
 
 
 class _TimeIsUp(Exception):
-    """A round was not ready in time."""
+    """The deadline passed before a round was finished."""
 
 
 def search(
@@ -68,13 +68,13 @@ def search(
     progress: Progress | None = None,
     budget: Budget | None = None,
 ) -> Frontier:
-    """The frontier of a problem.
+    """Find the frontier of a problem.
 
     Args:
         problem: what to search.
         algorithm: one of ALGORITHMS.
         progress: called with (done, total) now and then.
-        budget: how hard to search; ``Budget()`` if not given. Enumeration knows no limits but its own.
+        budget: how hard to search; ``Budget()`` if not given. Enumeration has its own limit only.
 
     Raises:
         ValueError: unknown algorithm, or too many strategies to enumerate.
@@ -90,10 +90,10 @@ def search(
 
 
 class _Search:
-    """One search.
+    """One run of a search.
 
     Attributes:
-        deadline: not before the first result.
+        deadline: by the monotonic clock; infinite until there is a first result.
     """
 
     def __init__(self, problem: Problem, algorithm: str, progress: Progress | None, budget: Budget) -> None:
@@ -114,6 +114,7 @@ class _Search:
         return self._by_weights(best)
 
     def _by_weights(self, best: Frontier | None) -> Frontier:
+        """Search by the phases 2 and 3 of the module docstring, beginning with what phase 1 found, if anything."""
         guide = Guide(self.problem, self.use_ldp, self.budget.max_points, self._report, self.budget.gap)
         began = time.monotonic()
         guide.round()
@@ -121,7 +122,7 @@ class _Search:
         self.deadline = self.start + self.budget.seconds
         may_prune, limits = True, Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
         while not self._is_enough(best):
-            # A round takes up to as many times longer as it has more cells, and eliminations are not cut short.
+            # A round takes longer by up to the factor by which it has more cells, and a running elimination isn't cut short.
             expected = _MORE * (time.monotonic() - began)
             began = time.monotonic()
             if began + expected > self.deadline:
@@ -139,17 +140,18 @@ class _Search:
         return best
 
     def _is_enough(self, best: Frontier) -> bool:
+        """Return whether the frontier is exact, or its worst gap is one to stop at."""
         return best.exact or best.worst_gap <= max(self.budget.gap, self.budget.epsilon)
 
     def _with(self, best: Frontier | None, guide: Guide) -> Frontier:
-        """What is known, and what a guide found."""
+        """Return the frontier of what was known and of what a guide found."""
         assert guide.found is not None
         found = guide.found
         guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
         return _settled(guided) if best is None else _better(best, guided)
 
     def _pruned(self, best: Frontier, limits: Limits) -> Frontier:
-        """What is left when what is known to be dominated is dropped, solved exactly if it can be.
+        """Return a better frontier: drop what is known to be dominated, and solve the rest exactly if it can be.
 
         Raises:
             TimeIsUpError: there was not enough time.
@@ -172,7 +174,7 @@ class _Search:
         return best if rest is None else _better(best, _settled(_together(rest, dropped)))
 
     def _by_heuristics(self) -> Frontier:
-        """Rounds of heuristic elimination with more and more cells, until one is exact, close enough, or time is up."""
+        """Search in rounds of heuristic elimination with more and more cells, until exact, close enough, or out of time."""
         limits = Limits(self.budget.max_table_cells)
         best = self._tracked(self.problem, limits)
         assert best is not None
@@ -193,7 +195,14 @@ class _Search:
         return best
 
     def _tracked(self, problem: Problem, limits: Limits, of_given: Sequence[Ints] | None = None) -> Frontier | None:
-        """One solution, of a problem with these states of the given one; None if it takes too much.
+        """Solve a problem once.
+
+        Args:
+            of_given: for each node, the states of the search's own problem that this problem's states are; None if they are
+                the same.
+
+        Returns:
+            The frontier in the states of the search's own problem; None if solving takes too much.
 
         Raises:
             InfeasibleError: no strategy is allowed.
@@ -216,11 +225,13 @@ class _Search:
         return _settled(self._frontier(tracked, kept, bound))
 
     def _frontier(self, tracked: Tracked, kept: Sequence[Ints], bound: LowerBound | None) -> Frontier:
+        """Return the frontier of what was tracked on a problem that was restricted to the states ``kept``."""
         columns = [those[tracked.strategies[:, node]] for node, those in enumerate(kept)]
         strategies = np.stack(columns, axis=1).astype(np.int32)
         return Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound)
 
     def _report(self, graph: TableGraph) -> None:
+        """Report progress; raise ``_TimeIsUp`` if the deadline has passed."""
         if time.monotonic() > self.deadline:
             raise _TimeIsUp
         self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
@@ -231,7 +242,7 @@ class _Search:
 
 
 def _better(one: Frontier, other: Frontier) -> Frontier:
-    """The points and the lower bound that two searches give together."""
+    """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one.bound is None or other.bound is None:
         return one if one.bound is None else other
     mem, time_ns = np.concatenate([one.mem_bytes, other.mem_bytes]), np.concatenate([one.time_ns, other.time_ns])
@@ -242,7 +253,7 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
 
 
 def _together(kept: Frontier, dropped: Frontier) -> Frontier:
-    """The frontier of all strategies, from those of the ones that are left and of the ones that are not."""
+    """Return the frontier of all strategies, given that of the ones that pruning left and that of the dropped ones."""
     mem, time_ns = np.concatenate([kept.mem_bytes, dropped.mem_bytes]), np.concatenate([kept.time_ns, dropped.time_ns])
     which = reduce_unsorted(mem, time_ns)
     strategies = np.concatenate([kept.strategies, dropped.strategies])[which]
@@ -252,5 +263,5 @@ def _together(kept: Frontier, dropped: Frontier) -> Frontier:
 
 
 def _settled(found: Frontier) -> Frontier:
-    """Without its bound if that is no lower than the frontier, which is exact then."""
+    """Return the frontier without its lower bound if the two meet: it is then exact."""
     return replace(found, bound=None) if found.worst_gap == 0 else found

@@ -1,7 +1,7 @@
-"""How many threads compiled code may use: one, unless a search was told otherwise.
+"""Set how many threads compiled code may use: one, unless a search was given more.
 
-Only the Pareto union of one large product is divided, by its targets, which don't share anything. It pays where frontiers
-are long; on machines that others use, idle threads cost them more than they save.
+Only the Pareto union of one large product is divided among threads, by its target cells, which are independent of each
+other. It pays where frontiers are long. On machines that others use too, idle threads cost those others more than they save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _pool: ContextVar[tuple[int, ThreadPoolExecutor] | None] = ContextVar("pool", de
 
 @contextmanager
 def using(n_threads: int) -> Iterator[None]:
-    """While this lasts compiled code may use so many threads."""
+    """Let compiled code use ``n_threads`` threads while this context lasts."""
     if n_threads == 1:
         yield
         return
@@ -29,5 +29,5 @@ def using(n_threads: int) -> Iterator[None]:
 
 
 def available() -> tuple[int, ThreadPoolExecutor] | None:
-    """The number of threads and who runs them; None for this thread alone."""
+    """Return the number of threads and the pool that runs them; None if there is only the calling thread."""
     return _pool.get()

@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if not {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"} <= os.environ.keys():
-    # A Keras model that is made ahead of parallelize starts TensorFlow, whose threads are fixed from then on.
+    # A Keras model that is built before parallelize is called starts TensorFlow, whose threads are fixed from then on.
     from .runtime.ranks import limit_threads
 
     limit_threads()
@@ -45,14 +45,14 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Ses
     """Start a session: connect the ranks, measure the hardware, and begin to record.
 
     Args:
-        hardware: a description to plan for instead of measuring: an object, a cluster's name, or a file.
-        seed: of the recorded graph, as ``tf.compat.v1.set_random_seed``; drawn by rank 0 if None.
+        hardware: the hardware to plan for, instead of measuring it: an object, a cluster's name, or a file.
+        seed: the seed of the recorded graph, as in ``tf.compat.v1.set_random_seed``; rank 0 draws it if None.
 
     Returns:
-        The session: its ``processes`` know this process's rank, its ``hardware`` what was found.
+        The session. Its ``processes`` know this process's rank; its ``hardware`` describes the hardware that was found.
 
     Raises:
-        InputError: the ranks are neither p devices of one machine nor M machines times D; no such hardware.
+        InputError: the ranks are neither p devices of one machine nor M machines times D, or there is no such hardware.
     """
     from .common.tensorflow_import import import_tensorflow
 
@@ -77,25 +77,26 @@ def find_strategy(
     Args:
         option: ``mini_time``: least time within the memory limit; ``mini_parallelism``: fewest devices that fit;
             ``profiling``: least time for each parallelism, without running.
-        memory: limit per device, bytes or ``'16GB'`` or ``'15GiB'``; by default the device's own memory over 1.1.
-        parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default those
-            at hand.
-        cluster: plan for this hardware instead of the one at hand: a name such as ``v100-2x8``, or a file.
+        memory: limit per device, in bytes or as ``'16GB'`` or ``'15GiB'``; by default the device's own memory over 1.1.
+        parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
+            devices at hand.
+        cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file.
         force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
-        profile_budget: measure the operators that can change the answer for about so long, seconds or ``'60s'``; what was
-            measured before is known. Then the plan and data parallelism take some steps in turn, where they are predicted
-            to be near each other, and the faster one is taken. By default nothing is measured, and operators are predicted.
-        without: choices that the search is to do without: ``"reuse"``, which drops resharded copies and reshards them
-            again in the backward pass; ``"remat"``, which computes operators again there; ``"zero"``, which has
-            parameters lie split finer than they are used; ``"accumulate"``, which takes a step's batch in several slices.
-        micro_batches: in how many slices, one after the other, a training step takes its batch, with the numbers of the
-            whole batch; by default 1, and 2, 4, ... where the memory limit asks for that.
+        profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
+            measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
+            some steps in turn (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
+            of operators are predicted.
+        without: choices that the search must not make: ``"reuse"``, which drops resharded copies and reshards them again in
+            the backward pass; ``"remat"``, which rematerializes operators there; ``"zero"``, which holds parameters split
+            finer than their consumers use them; ``"accumulate"``, which takes a step's batch in several micro-batches.
+        micro_batches: how many micro-batches a training step takes its batch in, one after the other, with the numbers of
+            the full batch; by default 1, and 2, 4, ... where the memory limit asks for that.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
 
     Raises:
-        InputError: wrong use, or nothing fits: the message says what would.
+        InputError: a wrong argument, or nothing fits: the message says what would fit.
     """
     from .session.session import current_session
 
@@ -105,14 +106,14 @@ def find_strategy(
 
 
 def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
-    """Take a function that returns a loss from tensors and ``tf.Variable``s, to be given to :func:`parallelize`.
+    """Wrap a function that returns a loss from tensors and ``tf.Variable``s, so that :func:`parallelize` can train it.
 
     Args:
         function: a Python function, or a ``tf.function``.
         input_signature: a ``tf.TensorSpec`` for each argument, or a structure of such, with every extent known.
 
     Raises:
-        InputError: it isn't a function, or the signature leaves an extent open.
+        InputError: ``function`` isn't a function, or the signature leaves an extent open.
     """
     from .common.tensorflow_import import import_tensorflow
 
@@ -152,7 +153,7 @@ def parallelize(
     model itself stays as it is.
 
     Args:
-        model: a built Keras model, or what :func:`capture` gives.
+        model: a built Keras model, or the result of :func:`capture`.
         batch_size: samples per step, over all devices.
         option: ``mini_time`` or ``mini_parallelism``; with ``memory``, ``parallelism``, ``cluster`` and ``force`` as for
             :func:`find_strategy`.
@@ -160,19 +161,19 @@ def parallelize(
         collectives: as for :func:`build_execution_graph`.
         labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
         sample_weight: whether batches come with sample weights.
-        data: what inputs, labels and weights are, instead of the model and the loss: a dataset of batches, or arrays
-            ``(x, y)``.
+        data: a dataset of batches, or arrays ``(x, y)``, that shows what inputs, labels and weights are, in place of the
+            model and the loss.
         profile_budget: as for :func:`find_strategy`.
         without, micro_batches: as for :func:`find_strategy`.
-        others: nothing else; what ``keras.Model.compile`` takes and a plan doesn't is refused with a sentence.
+        others: must be empty; an argument of ``keras.Model.compile`` that a plan can't follow is refused with a sentence.
 
     Returns:
         A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
-        ``predict``, ``save``, ``load``, ``export_to``), or of a function a
+        ``predict``, ``save``, ``load``, ``export_to``), or for a captured function a
         :class:`~tensoropt.trainer.function.FunctionTrainer`.
 
     Raises:
-        InputError: something can't be captured, nothing fits, or what is asked for isn't there.
+        InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.
     """
     from .common.tensorflow_import import import_tensorflow
 
@@ -198,7 +199,7 @@ def parallelize(
 
 
 def load_plan(file: str | os.PathLike[str]) -> Plan:
-    """A plan that ``plan.save`` wrote, to be used without a search.
+    """Load a plan that ``plan.save`` wrote, to use it without a search.
 
     Raises:
         InputError: the file is missing, cut off, or not a plan.
@@ -209,7 +210,7 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
 
 
 def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
-    """A frontier that ``plan.frontier.save`` wrote: every plan of it, without a search and without the model.
+    """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
@@ -222,13 +223,13 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
 def build_execution_graph(
     engine: str = "tensorflow", plan: Plan | str | None = None, collectives: str | None = None
 ) -> None:
-    """Build this rank's graph for a plan and give the variables their first values; eager mode is back afterwards.
+    """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 
     Args:
-        engine: what computes; ``tensorflow``.
+        engine: the engine that computes; ``tensorflow`` is the only one.
         plan: a plan, or the file of one.
-        collectives: ``mpi`` (default); ``horovod``: by Horovod's operators; or ``emulated``: all ranks in this process.
-            ``TENSOROPT_COLLECTIVES`` sets it too.
+        collectives: ``mpi`` (the default); ``horovod``: Horovod's operators; or ``emulated``: all ranks in this process. The
+            environment variable ``TENSOROPT_COLLECTIVES`` sets it too.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.
@@ -239,11 +240,13 @@ def build_execution_graph(
 
 
 def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
-    """Run what the fetches need, as ``tf.compat.v1.Session.run`` does; every rank must make the same calls.
+    """Compute the fetches and return their values, as ``tf.compat.v1.Session.run`` does.
+
+    Every rank must make the same calls.
 
     Args:
-        fetches: tensors, operations, names, or nested structures of them; values come back whole on every rank, those
-            wrapped in :func:`local` as this rank's piece.
+        fetches: tensors, operations, names, or nested structures of them. Every rank gets global values; a fetch that is
+            wrapped in :func:`local` gives this rank's shard.
         feed_dict: full batches on every rank, or this rank's share wrapped in :func:`local`.
     """
     from .session.session import current_session
@@ -252,14 +255,14 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
 
 
 def local(value: Any) -> Any:
-    """Mark a fed array as this rank's share of the batch, or a fetch as this rank's piece."""
+    """Mark a fed array as this rank's share of the batch, or a fetch as this rank's shard."""
     from .session.feeds_and_fetches import Local
 
     return Local(value)
 
 
 def __getattr__(name: str) -> Any:
-    """TensorFlow's names, and this package's own that are loaded when first used."""
+    """Return a name of TensorFlow's, or one of this package's own names that are loaded when first used."""
     from .common.tensorflow_import import import_tensorflow
 
     if name.startswith("_"):

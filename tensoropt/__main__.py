@@ -1,4 +1,4 @@
-"""``python -m tensoropt`` is ``tensoropt``."""
+"""Run the command line: ``python -m tensoropt`` does what ``tensoropt`` does."""
 
 import sys
 

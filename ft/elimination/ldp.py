@@ -1,11 +1,11 @@
-"""Linear dynamic programming over the marked linear graph (Algorithm 3).
+"""Solve the marked linear graph by linear dynamic programming (LDP, Algorithm 3).
 
     CF(o_1, k) = F(o_1, k)
     CF(o_i, p) = union over k of  CF(o_{i-1}, k) (x) F(e_{(i-1)i}, k, p)  (x)  F(o_i, p)
     result     = reduce( union over k of CF(o_n, k) )
 
-Node elimination of a chain keeps a frontier per *pair* of states, K^3 products a step; this keeps one per state, K^2
-products a step: O(n^2 K^2 log K (log n + log K)) in all, against O(n^2 K^3 log K (log n + log K)) (section 3.3).
+Node elimination of a chain keeps a frontier per *pair* of states, with K^3 products a step. LDP keeps one per state, with
+K^2 products a step: O(n^2 K^2 log K (log n + log K)) in all, against O(n^2 K^3 log K (log n + log K)) (section 3.3).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .table_graph import TableGraph
 
 
 def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step: Callable[[], None]) -> None:
-    """Replace a line of variables, which must have no other neighbours, by one table that depends on nothing.
+    """Replace a line of variables, which must have no other neighbours, by one table with an empty scope.
 
     Args:
-        graph: is changed.
-        line: the variables, first to last; each next to the one before and to no other before it.
+        graph: changed in place.
+        line: the variables, first to last; each is a neighbour of the one before and of no other before it.
         on_step: called once for each variable.
 
     Raises:

@@ -1,12 +1,12 @@
-"""Marking the linear graph: which variables FT-LDP keeps out of the eliminations (section 3.2, "LDP").
+"""Mark the linear graph: the variables that FT-LDP keeps out of the eliminations (section 3.2, "LDP").
 
-The paper marks the first operator, and then again and again the only downstream operator of the one marked last, while
-it eliminates. Where that ends can be told at once: a variable becomes the only way on exactly if it is a *cut vertex*,
-that is if every path from the first operator to the last passes through it; eliminating others never changes this. So
-the linear graph is the first operator, the cut vertices between it and the last, and the last, found in O(V + E). In a
-chain that is every operator; in a ResNet the operators where residual branches meet.
+The paper marks the first operator. Then, while it eliminates, it marks the only downstream operator of the one marked last,
+again and again. The end result can be computed at once. A variable becomes the only way on exactly if it is a *cut vertex*,
+that is, if every path from the first operator to the last passes through it, and eliminating other variables never changes
+this. So the linear graph is the first operator, the cut vertices between it and the last, and the last, found in O(V + E).
+In a chain that is every operator; in a ResNet, the operators where residual branches meet.
 
-Cut vertices off that line (a side branch's own line) are not marked, but wait until nothing hangs on them any more.
+Cut vertices off that line (on a side branch's own line) are not marked, but wait until no branch hangs on them any more.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .table_graph import TableGraph
 
 
 def cut_vertices(graph: TableGraph) -> set[int]:
-    """Variables without which their part of the graph falls apart."""
+    """Return the variables without which their connected part of the graph falls apart."""
     return set(nx.articulation_points(_neighbourhood(graph)))
 
 
 def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
-    """The marked variables of each connected part, first to last; parts in topological order.
+    """Return the marked variables of each connected part, first to last; parts in topological order.
 
-    All at once, since parts are many: the path from a part's first variable to its last among its blocks and cut vertices.
+    All parts are done at once, since they are many: a part's line is the path from its first variable to its last in the
+    tree of biconnected components (``block``) and cut vertices.
     """
     neighbourhood = _neighbourhood(graph)
     parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
@@ -38,12 +39,14 @@ def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
 
 
 def _path(tree: nx.Graph, first: int, last: int) -> tuple[int, ...]:
+    """Return the variables on the path between two variables of the tree of components and cut vertices."""
     if first == last:
         return (first,)
     return tuple(variable for variable in nx.shortest_path(tree, first, last) if isinstance(variable, int))
 
 
 def _neighbourhood(graph: TableGraph) -> nx.Graph:
+    """Return the graph in which two variables are joined if a table depends on both."""
     result = nx.Graph()
     result.add_nodes_from(graph.variables)
     for scope in sorted(graph.tables):

@@ -1,9 +1,10 @@
-"""Algorithm 2 without its first and last steps: from a graph of tables to one table, exactly or by either of two heuristics.
+"""Reduce a graph of tables to one table, exactly or by either of two heuristics.
 
-Exact eliminations are done while no table becomes too large. Where one would,
+This is Algorithm 2 without its first and last steps. Exact eliminations are done while no table becomes too large. Where one
+would,
 
-- ``solve`` leaves a variable fewer states (heuristic elimination), and gives real strategies: an upper bound;
-- ``relax`` lets parts of the graph choose a variable's state apart, and gives a lower bound.
+- ``solve`` restricts a variable to fewer states (heuristic elimination); its result is real strategies, an upper bound;
+- ``relax`` lets parts of the graph choose a variable's state independently; its result is a lower bound.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Solver:
 
     Args:
         use_ldp: whether to keep the linear graph for LDP.
-        max_cells: of a table that an exact elimination may make.
+        max_cells: the most cells of a table that an exact elimination may make.
         report: called after each elimination.
-        is_strict: whether ``solve`` ends where an elimination would take too much.
+        is_strict: whether ``solve`` raises where an elimination would take too much.
     """
 
     def __init__(self, use_ldp: bool, max_cells: int, report: Report, is_strict: bool = False) -> None:
@@ -35,14 +36,14 @@ class Solver:
         self.is_strict = is_strict
 
     def solve(self, graph: TableGraph) -> TableGraph:
-        """Reduce the graph, which is used up, to one table that depends on nothing; its points are real strategies.
+        """Reduce the graph, which is used up, to one table with an empty scope whose points are real strategies.
 
-        Where an elimination would take too much, the one of its variables with the most states keeps the more promising
-        half of them. If that leaves nothing that is allowed the other half is tried.
+        Where an elimination would take too much, the variable with the most states among those concerned keeps the more
+        promising half of its states. If no strategy is allowed then, the other half is tried.
 
         Raises:
             InfeasibleError: no strategy is allowed.
-            TooLargeError: exact elimination takes too much, and it is to end there.
+            TooLargeError: exact elimination takes too much, and the solver is strict.
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
@@ -78,6 +79,7 @@ class Solver:
         return self._finished(graph)
 
     def _finished(self, graph: TableGraph) -> TableGraph:
+        """Return the graph after LDP on its linear graphs, or unchanged if LDP isn't used."""
         if self.use_ldp:
             for line in linear_graphs(graph):
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
@@ -93,7 +95,7 @@ class Solver:
             if graph.n_states(variable) == 1:
                 graph.settle(variable)
                 self.report(graph)
-        # Where side branches end are variables that are no cut vertices: at last only marked ones are left.
+        # A side branch ends in a variable that is no cut vertex, so this goes on until only marked variables are left.
         while free := self._free(graph):
             effort = graph.cheapest(free)
             assert effort is not None
@@ -103,15 +105,15 @@ class Solver:
         return None
 
     def _free(self, graph: TableGraph) -> set[int]:
-        """The variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
+        """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
         held = cut_vertices(graph).union(*linear_graphs(graph)) if self.use_ldp else set()
         return {variable for variable in graph.variables if variable not in held}
 
     def _eliminate_among(self, graph: TableGraph, free: set[int], magnitude: int) -> None:
-        """Eliminate what makes tables of this magnitude at most.
+        """Eliminate those of the free variables whose elimination makes tables of at most this magnitude.
 
-        Before larger ones are made it is to be seen what else has become free: a variable is a cut vertex only as long as
-        the branch that it cuts off is there.
+        Before larger tables are made, the caller checks which other variables have become free: a variable is a cut vertex
+        only as long as the branch that it cuts off is there.
         """
         while (effort := graph.cheapest(free)) is not None and effort.magnitude <= magnitude:
             graph.eliminate(effort.variable)

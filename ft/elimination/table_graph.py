@@ -1,24 +1,24 @@
-"""The four eliminations on a graph of tables, all in the Pareto semiring (section 3.2).
+"""Eliminate variables from a graph of tables, by the paper's four eliminations in the Pareto semiring (section 3.2).
 
 The graph is a set of tables, at most one per scope; two variables are neighbours if a table depends on both.
 
-- *Node elimination* (Eq. 4: o_i with one input o_h and one output o_j becomes an edge e_hj): ``eliminate`` multiplies
-  the tables of a variable and sums it out. With two neighbours that is Eq. 4, whichever way the edges point; with one
+- *Node elimination* (Eq. 4: o_i with one input o_h and one output o_j becomes an edge e_hj): ``eliminate`` multiplies the
+  tables of a variable and sums it out. With two neighbours that is Eq. 4, in whichever direction the edges point. With one
   neighbour the variable is summed into it; with none it becomes a constant.
 - *Edge elimination* (Eq. 5: parallel edges become one): ``add`` multiplies a table into the one of the same scope.
-- *Branch elimination* (Eq. 6: o_i is joined with o_h, their states concatenated): ``eliminate`` of a variable with
-  three or more neighbours joins these; the resulting table's cells are their concatenated states. A part of a joined
-  variable is summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
-- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``restrict``, which
-  may leave a variable several states instead of one, so that it fits what exact elimination may take.
-- *Relaxation*: ``split`` gives a variable to several groups of its tables, each of which may then choose another state
-  for it; its own cost is charged once. That can only lower costs, so the frontier of what results is a lower bound.
-  (Where the variable is the mask of heuristic elimination, its consumers choose for themselves. Known as mini-buckets:
-  Dechter and Rish, J. ACM 50 (2003).)
+- *Branch elimination* (Eq. 6: o_i is joined with o_h, their states concatenated): ``eliminate`` of a variable with three or
+  more neighbours joins these; the cells of the resulting table are their concatenated states. A part of a joined variable is
+  summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
+- *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``restrict``, which may
+  leave a variable several states instead of one, so that it fits what exact elimination may take.
+- *Relaxation*: ``split`` gives a variable to several groups of its tables, each of which may then choose another state for
+  it; its own cost is charged once. That can only lower costs, so the frontier of the result is a lower bound. (Where the
+  variable is the mask of heuristic elimination, its consumers choose for themselves. Known as mini-buckets: Dechter and
+  Rish, J. ACM 50 (2003).)
 
 Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
-combinations are not allowed. Those within a factor of four go by what tables they bring together (see
-``TableGraph.cheapest``), then by the combinations looked at, then by topological order.
+combinations are not allowed. Variables whose tables are within a factor of four are ordered by which tables they bring
+together (see ``TableGraph.cheapest``), then by the combinations looked at, then topologically.
 
 Complexity: eliminating v with neighbours N looks at sum_k prod_{n in N} (states of n allowed with state k of v)
 combinations, K^3 for node elimination, each a product of frontiers.
@@ -45,39 +45,39 @@ _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
 
 
 class TooLargeError(Exception):
-    """Exact elimination would take more cells or more work than it may."""
+    """Raised where exact elimination would take more cells or more work than it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What eliminating a variable costs."""
+    """An estimate of the size and the work of eliminating a variable."""
 
     variable: int
     cells: float
-    """The size of the resulting table, at most."""
+    """Number of cells of the resulting table, at most."""
     joined: float
     """Combinations of states that are looked at, at most."""
 
     @property
     def magnitude(self) -> int:
-        """Of the resulting table: the same for sizes within a factor of four."""
+        """Return the size class of the resulting table: the same for sizes within a factor of four."""
         return math.frexp(self.cells)[1] // 2
 
 
 @dataclass(slots=True)
 class TableGraph:
-    """The tables that are left, and what was done so far. Tables are never changed, so that ``copy`` is cheap.
+    """The tables that are left, and a record of what was done so far. Tables are never changed, so that ``copy`` is cheap.
 
     Attributes:
-        names: of the variables, for messages.
+        names: names of the variables, for messages.
         sizes: number of states of each variable.
-        tables: by scope. The product of all is the problem.
+        thinning: how tables that eliminations make are thinned.
+        max_work: the most sums of points that may be looked at in all, as estimated.
+        tables: the tables by scope. The product of all is the problem.
         left: number of states of the variables that were restricted.
         fixed: states of variables that had only one.
         counts: eliminations done, by kind.
-        thinning: of tables that eliminations made.
-        max_work: sums of points that may be looked at in all, as estimated.
-        work: those looked at so far.
+        work: sums of points looked at so far, as estimated.
     """
 
     names: tuple[str, ...]
@@ -100,6 +100,7 @@ class TableGraph:
             self._file(scope)
 
     def copy(self) -> TableGraph:
+        """Return a graph that can be changed without changing this one."""
         tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
         counts, efforts = Counter(self.counts), dict(self._efforts)
         return TableGraph(
@@ -118,10 +119,11 @@ class TableGraph:
 
     @property
     def variables(self) -> tuple[int, ...]:
-        """Those that are not yet eliminated, in topological order."""
+        """Return the variables that are not yet eliminated, in topological order."""
         return tuple(sorted({variable for scope in self.tables for variable in scope}))
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
+        """Return the other variables of the variable's tables, ascending."""
         known = self._neighbours.get(variable)
         if known is None:
             scopes = self._scopes.get(variable, ())
@@ -129,10 +131,12 @@ class TableGraph:
         return known
 
     def add(self, table: Table) -> None:
-        """Multiply a table into the graph, thinned if need be: edge elimination (Eq. 5) where its scope is taken.
+        """Multiply a table into the graph, thinned if need be.
+
+        If there is a table of its scope already, that is edge elimination (Eq. 5).
 
         Raises:
-            InfeasibleError: nothing is allowed.
+            InfeasibleError: no combination of states is allowed.
         """
         present = self.tables.get(table.scope)
         if present is not None:
@@ -146,13 +150,14 @@ class TableGraph:
         self._forget(table.scope)
 
     def effort(self, variable: int) -> Effort:
-        """What eliminating ``variable`` would take, from the number of cells that each of its states has."""
+        """Estimate what eliminating ``variable`` would take, from the number of cells that each of its states has."""
         known = self._efforts.get(variable)
         if known is None:
             known = self._efforts[variable] = self._effort_of(variable, self._tables_of(variable))
         return known
 
     def _effort_of(self, variable: int, tables: Collection[Table]) -> Effort:
+        """Estimate what eliminating ``variable`` would take if it had only these tables."""
         joined = np.ones(self.sizes[variable], np.float64)
         for table in tables:
             joined *= np.bincount(table.column(variable), minlength=len(joined))
@@ -162,15 +167,15 @@ class TableGraph:
         return Effort(variable, min(dense, n_joined), n_joined)
 
     def n_states(self, variable: int) -> int:
-        """How many states a variable may still take."""
+        """Return how many states a variable may still take."""
         return self.left.get(variable, self.sizes[variable])
 
     def cheapest(self, among: Collection[int]) -> Effort | None:
-        """The elimination to do next, None if there is nothing to choose from.
+        """Return the elimination to do next, None if there is nothing to choose from.
 
-        A table made by an elimination has no interfaces to save work by (see :mod:`..tables.state_classes`) and long
-        frontiers, so between tables of one magnitude the order keeps such tables from meeting in a variable that is yet to
-        be eliminated, and leads those there are through the graph before it starts others.
+        A table made by an elimination has no interfaces to save work by (see :mod:`..tables.state_classes`) and has long
+        frontiers. So among tables of one magnitude, the order avoids that two such tables meet in a variable that is yet to
+        be eliminated, and it goes on with such tables before it starts others.
 
         Args:
             among: the variables to choose from; the same object from call to call while it only shrinks.
@@ -185,6 +190,7 @@ class TableGraph:
         return None if chosen is None else self.effort(chosen)
 
     def _order(self, variable: int, among: Collection[int]) -> tuple[int, int, bool, float, int]:
+        """Return the key by which ``cheapest`` compares variables, least first."""
         effort, scopes = self.effort(variable), self._made(variable)
         result = set(self.neighbours(variable))
         meeting = sum(
@@ -195,7 +201,7 @@ class TableGraph:
         return effort.magnitude, collisions, not scopes, effort.joined, variable
 
     def _made(self, variable: int) -> list[tuple[int, ...]]:
-        """The scopes of a variable's tables that eliminations made."""
+        """Return the scopes of those of a variable's tables that eliminations made."""
         scopes = self._scopes.get(variable, ())
         return [scope for scope in scopes if len(scope) > 1 and self.tables[scope].trace is not None]
 
@@ -204,12 +210,13 @@ class TableGraph:
 
         Raises:
             InfeasibleError: every state of the variable conflicts with its neighbours.
+            TooLargeError: it would be more work than is left.
         """
         n_neighbours = len(self.neighbours(variable))
         self.counts["branch" if n_neighbours > 2 else "node"] += 1
         tables = self._pop_tables_of(variable)
         tables.sort(key=lambda table: (table.trace is None and len(table.scope) > 1, table.n_points, table.scope))
-        last = tables.pop()  # an edge as it was given, if there is one: it has interfaces
+        last = tables.pop()  # an edge of the problem itself, if there is one: it has interfaces
         others = sorted(tables, key=lambda table: (table.n_points, table.scope))
         product = others[0] if others else unit_table()
         for table in others[1:]:
@@ -223,7 +230,7 @@ class TableGraph:
         self.add(result)
 
     def sum_out(self, a: Table, b: Table, variable: int) -> Table:
-        """A product with a variable summed out.
+        """Return the product of two tables with a variable summed out, and add to the work done.
 
         Raises:
             TooLargeError: it would be more work than is left.
@@ -242,7 +249,7 @@ class TableGraph:
             self.add(table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1)))
 
     def restrict(self, variable: int, states: Collection[int]) -> None:
-        """Leave a variable these of its states only (Eq. 7): not exact.
+        """Restrict a variable to some of its states (heuristic elimination, Eq. 7): not exact.
 
         Raises:
             InfeasibleError: a neighbour has no state that goes with them.
@@ -254,10 +261,14 @@ class TableGraph:
             self.add(table.take(kept, table.scope, table.states[kept]))
 
     def split(self, variable: int, max_cells: float) -> bool:
-        """Let groups of the variable's tables choose its state apart (see above); whether there was more than one group.
+        """Let groups of the variable's tables choose its state independently (see *Relaxation* above).
 
-        The largest tables come first, each joins the first group with which it can be eliminated within ``max_cells``.
-        Tables that only say what goes together, at no cost, are in all groups. The variable's own cost is shared out.
+        Tables join groups from the largest to the smallest: each joins the first group with which it can be eliminated
+        within ``max_cells``. Tables that only say which states go together, at no cost, are in all groups. The variable's
+        own cost is shared out.
+
+        Returns:
+            Whether there was more than one group.
         """
         edges = [table for table in self._tables_of(variable) if len(table.scope) > 1]
         free = [table for table in edges if not table.mem.any() and not table.time.any()]
@@ -290,11 +301,11 @@ class TableGraph:
         return True
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
-        """The states that ``restrict`` should keep, the most promising first.
+        """Return the variable's states in the order in which ``restrict`` should keep them, the most promising first.
 
         Each of the variable's tables has a least memory and a least time with a state. Their sums over the tables, each
-        normalised over the states, are weighed by all to one cost, all to the other, and between; the orders by these
-        weights take turns, equal weights first.
+        normalised over the states, are weighted five ways: all on one cost, all on the other, and between. The orders by
+        these weights take turns, equal weights first.
         """
         n_states = self.sizes[variable]
         mem, time = np.zeros(n_states), np.zeros(n_states)
@@ -314,12 +325,14 @@ class TableGraph:
         return [self.tables[scope] for scope in self._scopes.get(variable, ())]
 
     def _pop_tables_of(self, variable: int) -> list[Table]:
+        """Remove the variable's tables from the graph and return them."""
         tables = self._tables_of(variable)
         for table in tables:
             self._pop(table.scope)
         return tables
 
     def _pop(self, scope: tuple[int, ...]) -> Table | None:
+        """Remove the table of this scope and return it; None if there is none."""
         self._forget(scope)
         if scope in self.tables:
             for variable in scope:
@@ -327,11 +340,12 @@ class TableGraph:
         return self.tables.pop(scope, None)
 
     def _file(self, scope: tuple[int, ...]) -> None:
+        """Record the scope of a table with each of its variables."""
         for variable in scope:
             self._scopes.setdefault(variable, {})[scope] = None
 
     def _forget(self, scope: tuple[int, ...]) -> None:
-        """What was worked out for these variables is no longer so; the order of their neighbours depends on them too."""
+        """Forget estimates about these variables; the order of their neighbours depends on them too."""
         for variable in scope:
             for other in self.neighbours(variable):
                 self._orders.pop(other, None)
@@ -342,11 +356,13 @@ class TableGraph:
 
 
 def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:
+    """Return the least cost of the points of each state; infinite for a state without points."""
     least = np.full(n_states, np.inf)
     np.minimum.at(least, state, costs)
     return least
 
 
 def _normalised(values: Floats) -> Floats:
+    """Return the values scaled to [0, 1]; zeros if all are equal."""
     span = float(np.ptp(values)) if len(values) else 0.0
     return (values - values.min()) / span if span else np.zeros_like(values)

@@ -1,7 +1,7 @@
-"""Frontier-Tracking itself, once: from a problem to the points that eliminations and LDP give (Algorithm 2).
+"""Run Frontier-Tracking once: from a problem to the points that eliminations and LDP give (Algorithm 2).
 
 Within the limits the points are exact. Where an elimination would make too large a table, heuristic elimination keeps the
-more promising states; where frontiers are thinned, the points have slack. :mod:`..search` tries again, bounds and refines.
+more promising states. Where frontiers are thinned, the points have slack. :mod:`..search` tries again, bounds and refines.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .table_graph import TableGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracked:
-    """What one solution found.
+    """The result of one run.
 
     Attributes:
         mem, time: int64[P].
         strategies: int32[P, n_nodes].
         counts: eliminations by kind.
-        slack: of the points, against all points for the states that heuristic elimination left.
+        slack: how much worse the points may be than all points of the states that heuristic elimination left.
     """
 
     mem: Ints
@@ -40,18 +40,18 @@ class Tracked:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no state was left out."""
+        """Return whether heuristic elimination left out no state."""
         return not self.counts["heuristic"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far one solution may go.
+    """The limits of one run.
 
     Attributes:
-        max_cells: of a table that an elimination may make.
-        max_work: sums that may be looked at in all, as estimated.
-        is_strict: whether a limit of cells is an end, instead of a reason for heuristic elimination.
+        max_cells: the most cells of a table that an elimination may make.
+        max_work: the most sums of points that may be looked at in all, as estimated.
+        is_strict: whether the run ends where ``max_cells`` is reached, instead of going on with heuristic elimination.
     """
 
     max_cells: int
@@ -64,7 +64,7 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
 
     Raises:
         InfeasibleError: no strategy is allowed.
-        TooLargeError: a limit was reached that is an end.
+        TooLargeError: ``max_work`` was reached, or ``max_cells`` in a strict run.
     """
     graph = table_graph(problem, thinning, limits.max_work)
     solved = Solver(use_ldp, limits.max_cells, report, limits.is_strict).solve(graph)
@@ -74,20 +74,26 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
 
 
 def relaxation(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> LowerBound:
-    """A lower bound: where an elimination would make too large a table, the tables choose a state apart."""
+    """Return a lower bound of a problem's strategies.
+
+    Where an elimination would make too large a table, groups of the variable's tables choose its state independently.
+    """
     solver = Solver(use_ldp, limits.max_cells, report)
     result = solver.relax(table_graph(problem, thinning)).tables[()]
     return LowerBound.within(result.mem, result.time, result.slack, "relaxation")
 
 
 def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("inf")) -> TableGraph:
-    """The problem as tables (Algorithm 2, line 3): parallel edges are one, and those that are sums are in their nodes."""
+    """Return the problem as tables (Algorithm 2, line 3).
+
+    Parallel edges are one table. An edge whose costs are sums of a cost of either end is added into the tables of its nodes.
+    """
     names, sizes = tuple(node.name for node in problem.nodes), tuple(node.n_states for node in problem.nodes)
     graph = TableGraph(names, sizes, thinning, max_work)
     costs: dict[tuple[int, ...], Ints] = {}
 
     def add(scope: tuple[int, ...], given: Ints) -> None:
-        # A table of single points is an array; sums of arrays take far less than products of tables.
+        # A table with one point per cell is an array, and adding arrays takes far less time than products of tables.
         given = np.minimum(given, INFEASIBLE)
         known = costs.get(scope)
         costs[scope] = given if known is None else np.minimum(known + given, INFEASIBLE)

@@ -1,1 +1,1 @@
-"""Costs that don't add up: overlapped communication and memory that is there for a while only."""
+"""Search with costs that don't add up: overlapped communication and transient memory."""

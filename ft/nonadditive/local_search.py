@@ -1,17 +1,19 @@
-"""Better strategies, where a part of the memory is there for a while only, by changing one node at a time.
+"""Improve strategies whose transient memory isn't additive, by changing the state of one node at a time.
 
-A search charges the weighted mean of the blocks' memory (:mod:`.segment_memory`), since a sum is all that it can charge, and
-so takes what is computed again in one block to cost a share of what it does. But where that block isn't the largest it costs
-nothing, and where it is, all of it: of its strategies many have one block that is larger than the others, in which less
-could be computed again for nothing. So each is improved by what it truly takes: a node is given the other of a pair of
-states that differ in what is computed again, and the nodes beside it, which have no meaning of their own (how a copy is
-kept), follow; or one of these alone is given another state. Of all that such changes make of all strategies the
-Pareto-minimal ones are changed further, until nothing is better.
+A search can only charge sums, so it charges the weighted mean of the rematerialization segments' memory
+(:mod:`.segment_memory`). What is rematerialized in one segment is thus taken to cost a share of its memory. In truth it
+costs nothing where that segment isn't the largest, and all of its memory where it is. Many of the strategies found therefore
+have one segment that is larger than the others, and in that segment less could be rematerialized at no cost.
 
-What a change of a node costs depends on the states around it alone, which most points have in common: it is worked out once
-for all that do.
+So each strategy is improved by its true costs, with two kinds of change. Either a node takes the other of a pair of states
+that differ in what is rematerialized, and its neighbours that only say how a copy is saved (*free* nodes) follow. Or one
+such free node takes another state. Of all strategies that such changes give, the Pareto-minimal ones are changed further,
+until nothing gets better.
 
-Complexity: O(rounds x POINTS x changes of all nodes x blocks).
+What a change of a node costs depends only on the states around it, its *context*, which most points have in common. It is
+computed once for all points with the same context.
+
+Complexity: O(rounds x POINTS x changes of all nodes x segments).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ..problem import INFEASIBLE, Edge, Ints, Node, Problem
 from .segment_memory import Transient
 
 POINTS = 256
-"""Of those that are new the most that are changed in a round: evenly along the frontier."""
+"""The largest number of new points that are changed in one round; they are spread evenly along the frontier."""
 ROUNDS = 64
 
 States = npt.NDArray[np.int32]
@@ -38,13 +40,14 @@ States = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Changes:
-    """Of one node in one context what may be changed: C changes.
+    """The changes that may be made at one node in one context: C changes.
 
     Attributes:
-        nodes: int[N], which nodes get other states.
-        states: int32[C, N], which.
-        mem, time: int64[C], by how much the problem's memory and time change.
-        blocks: int[M], the blocks that change; ``in_blocks``, int64[M, C], by how much.
+        nodes: int[N], the nodes that get other states.
+        states: int32[C, N], the states that they get.
+        mem, time: int64[C], the differences in the problem's memory and time.
+        blocks: int[M], the indices of the rematerialization segments that change.
+        in_blocks: int64[M, C], the differences in these segments' memory.
     """
 
     nodes: Ints
@@ -57,7 +60,7 @@ class _Changes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Points:
-    """Strategies, int32[P, nodes], their sums, int64[P], and what each block has, int64[blocks, P]."""
+    """Strategies, int32[P, nodes], with their total costs, int64[P], and each segment's memory, int64[segments, P]."""
 
     strategies: States
     mem: Ints
@@ -66,13 +69,16 @@ class _Points:
 
     @property
     def true_mem(self) -> Ints:
+        """Return the memory of each point, int64[P]: its sum plus that of its largest rematerialization segment."""
         most: Ints = self.mem + self.blocks.max(axis=0)
         return most
 
     def take(self, which: Ints) -> _Points:
+        """Return some of the points."""
         return _Points(self.strategies[which], self.mem[which], self.time[which], self.blocks[:, which])
 
     def with_(self, other: _Points) -> _Points:
+        """Return the points of both, the other's after these."""
         return _Points(
             np.concatenate([self.strategies, other.strategies]),
             np.concatenate([self.mem, other.mem]),
@@ -83,7 +89,12 @@ class _Points:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Options:
-    """What a node's states cost, int64[K], and what each of some blocks has by them, int64[len(numbers), K]."""
+    """The costs of a node's states, int64[K], where its neighbours' states are given.
+
+    Attributes:
+        numbers: the indices of the rematerialization segments that these states take memory in.
+        blocks: int64[len(numbers), K], the bytes that each state takes in each of these segments.
+    """
 
     mem: Ints
     time: Ints
@@ -92,10 +103,11 @@ class _Options:
 
     @property
     def allowed(self) -> Ints:
+        """Return the states whose memory and time are feasible."""
         return np.flatnonzero(np.maximum(self.mem, self.time) < INFEASIBLE)
 
     def best(self, by_time: bool, n_large: int) -> int:
-        """The allowed state of the least time, or else of the least memory with the blocks' mean."""
+        """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
         allowed = self.allowed
         mem, time_ns = (self.mem + self.blocks.sum(axis=0) // n_large)[allowed], self.time[allowed]
         return int(allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
@@ -103,7 +115,7 @@ class _Options:
 
 @dataclass(slots=True)
 class _Sum:
-    """By how much memory and time change, and what some blocks have."""
+    """The differences that a change makes to memory, to time and to the memory of rematerialization segments."""
 
     mem: int = 0
     time: int = 0
@@ -113,13 +125,14 @@ class _Sum:
         return _Sum(self.mem, self.time, self.blocks.copy())
 
     def add(self, options: _Options, state: int, sign: int = 1) -> None:
+        """Add the costs of one state of a node, or subtract them with ``sign`` -1."""
         self.mem += sign * int(options.mem[state])
         self.time += sign * int(options.time[state])
         for place, n_bytes in zip(options.numbers.tolist(), options.blocks[:, state].tolist(), strict=True):
             self.blocks[place] += sign * n_bytes
 
     def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], then: Any, now: Any) -> None:
-        """Of a node or an edge from one state, or one pair of them, to another."""
+        """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
         self.mem += int(costs.mem_bytes[then] - costs.mem_bytes[now])
         self.time += int(costs.time_ns[then] - costs.time_ns[now])
         for place, n_bytes in parts:
@@ -127,7 +140,7 @@ class _Sum:
 
 
 def _minimal(costs: Ints) -> Ints:
-    """The places of the columns than which no other is less in some row and more in none; of equal ones the first."""
+    """Return the indices of the Pareto-minimal columns; of equal columns, the first."""
     _, first = np.unique(costs, axis=1, return_index=True)
     first = np.sort(first)
     costs = costs[:, first]
@@ -137,9 +150,11 @@ def _minimal(costs: Ints) -> Ints:
 
 
 class Descent:
-    """Changes strategies of a problem.
+    """A local search that changes strategies of one problem.
 
     Args:
+        problem: the problem whose strategies are changed; its memory is what is saved, without transient memory.
+        transient: the memory of its rematerialization segments.
         deadline: by the monotonic clock; no round begins after it.
     """
 
@@ -165,19 +180,24 @@ class Descent:
         self._known: dict[tuple[int, bytes], _Changes | None] = {}
 
     def _beside(self, node: int) -> Iterator[int]:
+        """Yield the other end of each edge of a node."""
         for number in self._edges[node]:
             edge = self.problem.edges[number]
             yield edge.target if edge.source == node else edge.source
 
     def _context_of(self, node: int) -> Ints:
-        """The nodes on whose states it depends what a change of a node costs; the node first."""
+        """Return the nodes on whose states the cost of changing a node depends; the node itself comes first."""
         found = dict.fromkeys([node, *self._beside(node)])
         for other in [each for each in found if each in self._free]:
             found.update(dict.fromkeys(self._beside(other)))
         return np.fromiter(found, np.intp, len(found))
 
     def improved(self, strategies: States) -> tuple[Ints, Ints, States]:
-        """Pareto-minimal strategies, with their true memory and time, of these and of what changes make of them."""
+        """Return the Pareto-minimal strategies among the given ones and all that changes make of them.
+
+        Returns:
+            Their true memory, int64[P], their time, int64[P], and the strategies, int32[P, nodes].
+        """
         new = self._points(strategies)
         best = new = new.take(reduce_unsorted(new.true_mem, new.time))
         for _ in range(ROUNDS):
@@ -192,6 +212,7 @@ class Descent:
         return best.true_mem, best.time, best.strategies
 
     def _points(self, strategies: States) -> _Points:
+        """Return strategies with their costs, computed from scratch."""
         mem, time_ns = np.zeros((2, len(strategies)), np.int64)
         for number, node in enumerate(self.problem.nodes):
             mem += node.mem_bytes[strategies[:, number]]
@@ -203,7 +224,7 @@ class Descent:
         return _Points(strategies, mem, time_ns, self.transient.by_block(self.problem, strategies))
 
     def _changed(self, points: _Points, best: _Points) -> _Points:
-        """Of all changes of points those that are Pareto-minimal among them and the best so far."""
+        """Return the changed points that are Pareto-minimal among all changed points and the best ones so far."""
         found: list[tuple[Ints, _Changes]] = []
         mem, time_ns = [best.true_mem], [best.time]
         for node in self._movable:
@@ -240,7 +261,11 @@ class Descent:
         return result
 
     def _changes(self, node: int, states: States) -> _Changes | None:
-        """What may be changed of a node, where the nodes of its context have some states; None where nothing can be."""
+        """Return the possible changes of a node in a context, or None if there are none.
+
+        Args:
+            states: the states of the nodes of the node's context, in the context's order.
+        """
         key = node, states.tobytes()
         if key not in self._known:
             at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
@@ -248,7 +273,7 @@ class Descent:
         return self._known[key]
 
     def _alone(self, node: int, at: Mapping[int, int]) -> _Changes | None:
-        """Other states of a node that has no meaning of its own: those that are better in something."""
+        """Return the changes of a free node alone: its other states that improve at least one cost."""
         options, before = self._options(node, at), at[node]
         states = options.allowed
         costs = options.mem, options.time, options.blocks
@@ -262,7 +287,10 @@ class Descent:
         return _Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, blocks[:, kept])
 
     def _other(self, node: int, at: Mapping[int, int]) -> _Changes | None:
-        """The other of a pair of states; the nodes beside it that have no meaning follow, for the least memory or time."""
+        """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
+
+        The neighbouring free nodes follow: each takes its state of least memory, or each its state of least time.
+        """
         after = int(self.transient.others[node][at[node]])
         if after < 0:
             return None
@@ -300,7 +328,7 @@ class Descent:
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> _Options:
-        """What a node's states cost beside the states of others."""
+        """Return the costs of a node's states, given the states of its neighbours."""
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))

@@ -1,26 +1,33 @@
-"""The frontier where a part of the communication runs beside compute: ``search_overlapping(problem, overlap) -> Frontier``.
+"""Find the frontier where a part of the communication overlaps with compute.
 
-Equation (3) of the TensorOpt paper adds up compute and network. But the sum of a parameter's gradient keeps nobody but the
-parameter's update waiting: meanwhile the backward pass goes on.
+``search_overlapping(problem, overlap) -> Frontier``
 
-**The model.** The backward pass comes to *places*, from the highest to the lowest. At each it computes; then what is to be
-communicated for nobody but an update queues up for the link, which serves one after the other. When the link is done is
-decided by where it last began to be busy without a stop: before that place it waited for compute, from there on compute
-doesn't count. So a step takes, over all such places c (and one below all, for a link that is done before compute is)
+Equation (3) of the TensorOpt paper adds up compute and network. But only a parameter's update waits for the sum of that
+parameter's gradient: meanwhile the backward pass goes on.
+
+**The model.** The backward pass goes through *positions* (``place``), from the highest to the lowest. At each it computes.
+Then the communication that only an update waits for queues up for the link, which serves one request after the other. When
+the link is done depends on where its last uninterrupted busy period began: before that position the link waited for compute,
+and from there on compute doesn't count. So a step takes, over all such positions c (and one below all of them, for a link
+that is done before compute is)
 
     time(S) = max over c of T_c(S),    T_c(S) = total(S) - hidden_c(S)
-    hidden_c(S) = hideable(S) from places above c  +  hiding(S) at places below c
+    hidden_c(S) = hideable(S) from positions above c  +  hiding(S) at positions below c
 
-where *total* is Equation (3)'s sum, *hideable* the part of communication's time that leaves the device free to compute,
-and *hiding* the backward pass's compute. Each T_c is a sum over nodes and edges, as the search needs; their maximum isn't.
+where *total* is Equation (3)'s sum, *hideable* is the part of the overlappable communication's time that leaves the device
+free to compute, *hiding* is the backward pass's compute, and *hidden* is the overlap: the time that doesn't count. Each T_c
+is a sum over nodes and edges, as the search needs; their maximum isn't.
 
-**The search.** Let A be T_c of the lowest place from which anything is communicated, and B that of the highest: compute
-hides all that it can, or the link does. Every strategy has time >= max(A, B) >= w A + (1 - w) B for all w in [0, 1]. So
-the frontier of a weighted sum is a lower bound of the true one, and the highest of several w's a better one; the
-strategies found on the way, at their true times, are a frontier, and the gap between the two is known. A and B leave the
-costs of nearly all equal layers equal, which a T_c in the middle wouldn't.
+**The search.** Let A be T_c of the lowest position from which anything is communicated, and B that of the highest: with A
+compute hides all communication that it can, with B the link hides all compute that it can. Every strategy has
 
-Complexity: a search for each weight, at most :data:`SHARES` of them, and O(points x (nodes + edges)) for their times.
+    time >= max(A, B) >= w A + (1 - w) B    for all w in [0, 1]
+
+So the frontier of a weighted sum is a lower bound of the true frontier, and the highest of the bounds of several w is a
+better one. The strategies found on the way, at their true times, are a frontier, and the gap between the two is known. A and
+B leave the costs of nearly all equal layers equal, which a T_c in the middle wouldn't.
+
+Complexity: a search for each weight, at most ``len(SHARES)`` of them, and O(points x (nodes + edges)) for their times.
 """
 
 from __future__ import annotations
@@ -41,18 +48,18 @@ from ..search import Progress, search
 
 UNITS = 16
 SHARES = (16, 0, 8, 4, 12)
-"""Weights of A in :data:`UNITS`, in the order in which they are tried. Where all is hidden that can be, one is exact."""
+"""Weights of A, in units of 1 / UNITS, in the order in which they are tried. One is exact where all overlaps that can."""
 _AT_ONCE = 256
-"""Strategies whose times are worked out together."""
+"""Number of strategies whose times are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What may run beside something else, of a node or an edge.
+    """The part of a node's or an edge's time that may overlap with something else.
 
     Attributes:
-        place: where in the backward pass; it goes from the highest to the lowest.
-        ns: int64 of the shape of the costs that it is a part of, nowhere more than they are.
+        place: position in the backward pass, which goes from the highest to the lowest.
+        ns: int64, with the shape of the costs that it is a part of; nowhere more than they are.
 
     Raises:
         ValueError: it has a negative time.
@@ -68,14 +75,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """Which parts of a problem's times may run beside each other.
+    """The parts of a problem's times that may overlap with each other.
 
     Attributes:
-        hideable: by node, network that only an update waits for.
-        hideable_edges: the same by edge.
-        hiding: by node, compute of the backward pass.
+        hideable: overlappable communication by node: network time that only an update waits for.
+        hideable_edges: overlappable communication by edge.
+        hiding: compute of the backward pass by node.
 
-    Nodes and edges that aren't named have nothing of the kind.
+    Nodes and edges that aren't named have no such part.
     """
 
     hideable: dict[int, Part]
@@ -83,7 +90,14 @@ class Overlap:
     hiding: dict[int, Part]
 
     def hidden_ns(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
-        """What strategies, int[P, nodes], take less than Equation (3) says: int64[P]."""
+        """Return the overlap of each strategy: how much less time it takes than Equation (3) says.
+
+        Args:
+            strategies: int[P, nodes].
+
+        Returns:
+            int64[P], in nanoseconds.
+        """
         found = [
             self._hidden_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)
         ]
@@ -109,11 +123,13 @@ class Overlap:
 
     @property
     def most_ns(self) -> int:
-        """No strategy hides more."""
+        """Return a time that no strategy's overlap exceeds."""
         return sum(int(part.ns.max()) for part in (*self.hideable.values(), *self.hideable_edges.values()))
 
     def weighted(self, problem: Problem, share: int) -> Problem:
-        """The problem whose times are  share A + (UNITS - share) B;  what was equal by identity stays so, ends apart.
+        """Return the problem whose times are  share A + (UNITS - share) B.
+
+        Arrays that were identical stay identical, except at the lowest and the highest position.
 
         Raises:
             ValueError: a time is too long to be multiplied (26 days).
@@ -157,9 +173,12 @@ def search_overlapping(
     progress: Progress | None = None,
     budget: Budget | None = None,
 ) -> Frontier:
-    """The frontier of a problem by the times of the module docstring, certified; arguments as of :func:`..search`.
+    """Find the certified frontier of a problem by the times of the module docstring.
 
-    After the two ends, weights are tried while there is time and a gap. Each search may take half of what time is left.
+    The arguments ``algorithm``, ``progress`` and ``budget`` are those of :func:`..search`.
+
+    After the weights of A alone and of B alone, further weights are tried while there is time and a gap. Each search may
+    take half of the time that is left.
     """
     budget = budget or Budget()
     deadline, best = time.monotonic() + budget.seconds, None
@@ -176,10 +195,10 @@ def search_overlapping(
 
 
 def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: LowerBound | None = None) -> Frontier:
-    """The strategies of a frontier at the times of the module docstring, those of them that are Pareto-minimal.
+    """Return the Pareto-minimal ones of a frontier's strategies at the times of the module docstring.
 
     Args:
-        bound: of these times; None if the frontier is what its algorithm defines.
+        bound: a lower bound of these times; None if the frontier is what its algorithm defines.
     """
     chosen = found.strategies
     time_ns = np.zeros(len(chosen), np.int64)
@@ -195,6 +214,7 @@ def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: Lo
 
 
 def _bound_of(found: Frontier) -> LowerBound:
+    """Return the lower bound of the true times that the search of a weighted problem proves."""
     bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums")
     times = -(-bound.time_ns // UNITS)
     kept = reduce_unsorted(bound.mem_bytes, times)
@@ -202,7 +222,7 @@ def _bound_of(found: Frontier) -> LowerBound:
 
 
 def _joined(one: Frontier | None, other: Frontier) -> Frontier:
-    """The points and the lower bound that two searches give together."""
+    """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one is None or one.bound is None or other.bound is None:
         return other if one is None or other.bound is None else one
     mem, time_ns = (np.concatenate(pair) for pair in ((one.mem_bytes, other.mem_bytes), (one.time_ns, other.time_ns)))
@@ -214,5 +234,5 @@ def _joined(one: Frontier | None, other: Frontier) -> Frontier:
 
 
 def _settled(found: Frontier) -> Frontier:
-    """Without its bound if that is no lower than the frontier, which is exact then."""
+    """Return the frontier without its lower bound if the two meet: it is then exact."""
     return replace(found, bound=None) if found.worst_gap == 0 else found

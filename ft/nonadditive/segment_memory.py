@@ -1,23 +1,23 @@
-"""The frontier where a part of the memory is there for a while only.
+"""Find the frontier where a part of the memory is transient.
 
-What is computed again in the backward pass isn't kept, and is there only while the backward pass is in its *block*
-(:mod:`tensoropt.search.problem.remat_segments`). Of blocks one after the other, one's is there at a time, so that a strategy
-takes
+What is rematerialized in the backward pass isn't saved. It takes memory only while the backward pass is in its
+*rematerialization segment* (class ``Block`` here, see :mod:`tensoropt.search.problem.remat_segments`). Segments come one
+after the other, and only one's memory is there at a time, so that a strategy takes
 
-    mem(S) = kept(S) + max over blocks b of T_b(S)
+    mem(S) = saved(S) + max over segments b of T_b(S)
 
-Kept, which is the problem's memory, and each T_b are sums over nodes and edges, as a search needs; their maximum isn't. But
-for weights w >= 0 that add up to 1,
+The saved memory, which is the problem's memory, and each T_b are sums over nodes and edges, as a search needs; their maximum
+isn't. But for weights w >= 0 that add up to 1,
 
     max over b of T_b(S) >= sum over b of w_b T_b(S)
 
-and the right side is such a sum. So the search is of a Problem whose memory has the weighted sum in it: its frontier is a
-lower bound of the true one. Its strategies at what they take are a frontier, and the gap between the two is known.
+and the right side is such a sum. So the search is of a Problem whose memory includes the weighted sum: its frontier is a
+lower bound of the true one. Its strategies at their true memory are a frontier, and the gap between the two is known.
 
-The bound is close where the blocks that have a weight are alike, as layers are: those that are likely to be the largest have
-equal ones, the others none.
+The bound is close where the segments that have a weight are alike, as layers are: those that are likely to be the largest
+have equal weights, the others none.
 
-Complexity: O(points x parts).
+Complexity: O(points x nodes and edges of all segments).
 """
 
 from __future__ import annotations
@@ -36,14 +36,23 @@ from ..problem import Ints, Problem, identity
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """What is there while the backward pass is in one block: bytes by state of a node, int64[K], and of the two ends of an
-    edge, int64[K source, K target]."""
+    """The transient memory of one rematerialization segment.
+
+    Attributes:
+        nodes: for each node that has such memory, the bytes of each of its states: int64[K].
+        edges: for each edge that has such memory, the bytes of each pair of states: int64[K source, K target].
+    """
 
     nodes: Mapping[int, Ints]
     edges: Mapping[int, Ints]
 
     def n_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32], divisor: int = 1) -> Ints:
-        """By strategy, int[P, nodes], the sum of all, each divided and rounded down: int64[P]."""
+        """Return the segment's bytes for each strategy: int64[P].
+
+        Args:
+            strategies: int[P, nodes].
+            divisor: each summand is divided by this and rounded down.
+        """
         total = np.zeros(len(strategies), np.int64)
         for node, n_bytes in self.nodes.items():
             total += n_bytes[strategies[:, node]] // divisor
@@ -55,12 +64,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transient:
-    """Of a problem what is there for a while only, by block.
+    """The transient memory of a problem, by rematerialization segment.
 
     Attributes:
-        plain: by node the states that compute nothing again, int64[]; of nodes that aren't named, all.
-        others: by node, of each state the one that differs only in what is computed again, int64[K]; -1 without one.
-        large: the places of the blocks that are likely to be the largest; at least one.
+        blocks: the segments.
+        plain: by node, the states that rematerialize nothing, int64[]; all states of the nodes that aren't named.
+        others: by node, for each state the index of the state that differs only in what is rematerialized, int64[K]; -1
+            without one.
+        large: the indices of the segments that are likely to be the largest; at least one.
     """
 
     blocks: tuple[Block, ...]
@@ -69,16 +80,19 @@ class Transient:
     large: frozenset[int]
 
     def by_block(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
-        """What strategies, int[P, nodes], have at once in each block: int64[blocks, P]."""
+        """Return the transient bytes of strategies, int[P, nodes], in each segment: int64[segments, P]."""
         return np.stack([block.n_bytes(problem, strategies) for block in self.blocks])
 
     def most_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
-        """What strategies, int[P, nodes], take beyond the problem's memory: int64[P]."""
+        """Return the bytes that strategies, int[P, nodes], take beyond the problem's memory: int64[P]."""
         most: Ints = self.by_block(problem, strategies).max(axis=0)
         return most
 
     def charged(self, problem: Problem) -> Problem:
-        """The problem whose memory has the mean of the large blocks; what was equal by identity stays so."""
+        """Return the problem with the mean of the large segments added to its memory.
+
+        Arrays that were identical stay identical.
+        """
         known: dict[tuple[object, ...], Ints] = {}
         nodes, edges = list(problem.nodes), list(problem.edges)
 
@@ -96,9 +110,10 @@ class Transient:
         return Problem(tuple(nodes), tuple(edges))
 
     def at_true_memory(self, problem: Problem, found: Frontier) -> Frontier:
-        """The strategies of a frontier of :meth:`charged` at what they take, those of them that are Pareto-minimal.
+        """Return the Pareto-minimal ones of a frontier's strategies at their true memory.
 
-        They are bounded by the frontier.
+        Args:
+            found: a frontier of the problem of :meth:`charged`. It also gives the lower bound of the result.
         """
         of_large = (self.blocks[place].n_bytes(problem, found.strategies, len(self.large)) for place in self.large)
         mem = found.mem_bytes - sum(of_large) + self.most_bytes(problem, found.strategies)
@@ -111,7 +126,11 @@ class Transient:
 
 
 def joined(one: Frontier, other: Frontier) -> Frontier:
-    """The points of two searches of one problem; bounded by the second, which had all strategies of the first."""
+    """Return the frontier of the points of two searches of one problem.
+
+    Args:
+        other: its search saw all strategies that the first one saw, so its lower bound is the result's.
+    """
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
     bound = other.bound or LowerBound(other.mem_bytes, other.time_ns, "weighted sums of blocks")
     more = one.mem_bytes, one.time_ns, one.strategies
@@ -119,7 +138,7 @@ def joined(one: Frontier, other: Frontier) -> Frontier:
 
 
 def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
-    """A frontier with what else is known of strategies of its problem; bounded as it is."""
+    """Return a frontier with further strategies of its problem added; its lower bound stays."""
     mem, time_ns = np.concatenate([found.mem_bytes, mem]), np.concatenate([found.time_ns, time_ns])
     kept = reduce_unsorted(mem, time_ns)
     all_strategies = np.concatenate([found.strategies, strategies])[kept]
@@ -127,5 +146,5 @@ def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray
 
 
 def settled(found: Frontier) -> Frontier:
-    """Without its bound if that is no lower than the frontier, which is exact then."""
+    """Return the frontier without its lower bound if the two meet: it is then exact."""
     return replace(found, bound=None) if found.worst_gap == 0 else found

@@ -1,1 +1,1 @@
-"""States and pairs of states that can't matter, dropped before a search."""
+"""Drop states and pairs of states that can't matter, before a search."""

@@ -1,21 +1,21 @@
-"""Pairs of states that never matter, because another state does at least as well. Exact.
+"""Forbid states and pairs of states that never matter because another state does at least as well. Exact.
 
 Replace state s of a node by s', all else equal. The cost changes by the difference of the two states' own costs plus, for
-each edge, the difference of their rows at the other node's state: at most by
+each edge, the difference of their rows at the other node's state. That is at most
 
     D(s, s') = own(s') - own(s) + sum over edges  max over y of  (row(s', y) - row(s, y))        y allowed with s
 
-in memory and in time. If D <= 0 in both, s never matters: that is more than :mod:`.dominated_states` asks, whose rows are
-equal. If it does not hold for all y of one edge but for *some* y, then the pair (s, y) of that edge never matters, because
-(s', y) does as well, and is forbidden. So a resharding that is shared by two consumers is forbidden to go with a consumer
-that has no use for it, and a table over a tensor's states and its consumers' loses nearly all of its cells. ("Dead-end
-elimination", Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
+in memory and in time. If D <= 0 in both, s never matters. This finds more than :mod:`.dominated_states`, which asks for
+equal rows. If D <= 0 does not hold with the maximum over all y of one edge, but does with *some* y in its place, then the
+pair (s, y) of that edge never matters, because (s', y) does as well, and it is forbidden. So a resharding that is shared by
+two consumers is forbidden together with a consumer that has no use for it, and a table over a tensor's states and its
+consumers' loses nearly all of its cells. ("Dead-end elimination", Goldstein, Biophys. J. 66 (1994), for pairs of costs.)
 
-"Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''); of states that do as well as each other the lowest
-stays. One edge is changed at a time, so that every pair that goes has one that stays.
+"Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''). Of states that do as well as each other, the lowest
+stays. One edge is changed at a time, so that for every pair that goes, one that does as well stays.
 
-Complexity: O(K^2 L) for a node of K states whose edges have L columns together. Compiled where there is Numba; in NumPy
-nodes where that is more than MAX_WORK are left as they are. Equal nodes are looked at once.
+Complexity: O(K^2 L) for a node of K states whose edges have L columns together. The work is done by compiled code where
+there is Numba. In NumPy, nodes for which it is more than MAX_WORK are left as they are. Equal nodes are looked at once.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from ..tables.merge import is_for_compiled_code
 MAX_WORK = 1 << 19
 """Differences that NumPy looks at together: 8 bytes each, several times over."""
 MAX_EDGES = 32
-"""Of a node; with more, sums of differences could overflow."""
+"""The most edges of a node that is looked at; with more, sums of differences could overflow."""
 ROUNDS = 3
 _LITTLE_WORK = 1 << 20
 _WORK_OF_CANDIDATE = 1000
-"""Most pairs of states are told apart at once, so this much work takes the time of one candidate in
-:mod:`..tables.merge`.
-"""
+"""Differences that take as long as one candidate in :mod:`..tables.merge`, as most pairs of states are rejected at once."""
 _NEVER = np.int64(1 << 57)
-"""Above every difference of costs; a sum with one of them still fits."""
+"""A number above every difference of costs; a sum with one of them still fits."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 def without_replaceable(problem: Problem) -> Problem:
-    """The same nodes, edges and frontier, with what never matters at INFEASIBLE, as is all that was not allowed."""
+    """Return the problem with what never matters forbidden: the same nodes, edges and frontier.
+
+    What is forbidden, and all that was not allowed before, costs exactly INFEASIBLE.
+    """
     nodes = [np.minimum(np.stack([node.mem_bytes, node.time_ns]), INFEASIBLE) for node in problem.nodes]
     edges = [np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE) for edge in problem.edges]
     for costs in (*nodes, *edges):
@@ -74,14 +75,14 @@ def without_replaceable(problem: Problem) -> Problem:
 
 
 class _Once:
-    """Reduces nodes; of those that are equal, edges and all, one: deep models repeat their layers."""
+    """Reduces nodes, but only one of those that are equal, edges included: deep models repeat their layers."""
 
     def __init__(self, reduce: Callable[[Ints, list[Ints]], bool]) -> None:
         self.reduce = reduce
         self._known: dict[tuple[tuple[tuple[int, ...], bytes], ...], tuple[list[Ints], bool]] = {}
 
     def __call__(self, own: Ints, ends: list[Ints]) -> bool:
-        """In place; whether anything was forbidden."""
+        """Reduce a node in place; return whether anything was forbidden."""
         costs = [own, *ends]
         key = tuple((cost.shape, cost.tobytes()) for cost in costs)
         if key not in self._known:
@@ -95,16 +96,19 @@ class _Once:
 
 
 def _is_worth_it(own: Ints, ends: list[Ints]) -> bool:
-    """Whether looking at a node may save more than it takes: eliminating one with two edges takes little more itself."""
+    """Return whether looking at a node may save more than it takes.
+
+    Eliminating a node with at most two edges itself takes little more time than looking at it.
+    """
     work = own.shape[1] ** 2 * sum(end.shape[2] for end in ends)
     return len(ends) <= MAX_EDGES and (len(ends) > 2 or work <= _LITTLE_WORK)
 
 
 def _cheaper_to_cross(edge: Edge, reduced: Ints) -> Ints:
-    """The edge as it was, where that has fewer pairs of classes of rows and columns (see :mod:`..tables.state_classes`) than
-    pairs now.
+    """Return the edge's given costs where they make eliminations cheaper than the reduced ones; else the reduced ones.
 
-    What is given back is allowed in the problem as it was given, so the frontier stays.
+    The given costs do so where they have fewer pairs of classes of rows and columns (see :mod:`..tables.state_classes`) than
+    there are allowed pairs now. What they allow again was allowed in the given problem, so the frontier stays.
     """
     given = np.minimum(np.stack([edge.mem_bytes, edge.time_ns]), INFEASIBLE)
     given[:, (given >= INFEASIBLE).any(axis=0)] = INFEASIBLE
@@ -116,10 +120,10 @@ def _cheaper_to_cross(edge: Edge, reduced: Ints) -> Ints:
 
 
 def reduce_compiled(own: Ints, ends: list[Ints]) -> bool:
-    """``reduce_in_numpy`` by :mod:`..tables.numba_kernels`; it may find others.
+    """Do what ``reduce_in_numpy`` does, by :mod:`..tables.numba_kernels`; it may find other states and pairs.
 
     Raises:
-        ImportError: there is no Numba.
+        ImportError: Numba is not installed.
     """
     from ..tables.numba_kernels import forbid_replaceable
 
@@ -134,7 +138,7 @@ def reduce_compiled(own: Ints, ends: list[Ints]) -> bool:
 
 
 def reduce_in_numpy(own: Ints, ends: list[Ints]) -> bool:
-    """Forbid states and pairs of one node, in place; whether there were any."""
+    """Forbid states and pairs of one node, in place; return whether there were any."""
     states = np.flatnonzero(own[0] < INFEASIBLE)
     n_states = len(states)
     if n_states < 2 or n_states**2 > MAX_WORK:
@@ -152,7 +156,7 @@ def reduce_in_numpy(own: Ints, ends: list[Ints]) -> bool:
         own[:, states[gone]] = INFEASIBLE
         for end in ends:
             end[:, states[gone]] = INFEASIBLE
-        return True  # its pairs, without these states, in the next round
+        return True  # the next round looks at the pairs that are left without these states
     changed = False
     for index, (end, row) in enumerate(zip(ends, rows, strict=True)):
         elsewhere = total - worst[index]
@@ -169,7 +173,7 @@ def reduce_in_numpy(own: Ints, ends: list[Ints]) -> bool:
 
 
 def _renewed(total: Ints, worst: list[Ints], index: int, row: Ints, candidates: _Candidates) -> Ints:
-    """D after the row of one edge has changed."""
+    """Return D after the rows of one edge have changed."""
     before = worst[index]
     worst[index] = _differences(row, candidates).max(axis=2)
     return total - before + worst[index]
@@ -187,7 +191,11 @@ class _Candidates:
         return _Candidates(self.n_states, self.state[which], self.other[which])
 
     def worse(self, does_as_well: Mask) -> Mask:
-        """bool[n_states, Y]: what some other state replaces, from where ``other`` does as well as ``state``: bool[P, Y]."""
+        """Return which states some other state replaces, at each of Y columns: bool[n_states, Y].
+
+        Args:
+            does_as_well: bool[P, Y], where ``other`` does as well as ``state``.
+        """
         place = np.full((self.n_states, self.n_states), -1, np.int64)
         place[self.state, self.other] = np.arange(len(self.state))
         reverse = place[self.other, self.state]
@@ -201,7 +209,7 @@ class _Candidates:
 
 
 def _candidates(n_states: int, rows: list[Ints]) -> _Candidates:
-    """Those pairs where at most one edge forbids ``other`` what it allows ``state``."""
+    """Return the pairs for which at most one edge forbids to ``other`` what it allows to ``state``."""
     conflicts = np.zeros((n_states, n_states), np.int64)
     for row in rows:
         allowed = (row[0] < INFEASIBLE).astype(np.float32)
@@ -212,9 +220,9 @@ def _candidates(n_states: int, rows: list[Ints]) -> _Candidates:
 
 
 def _differences(row: Ints, candidates: _Candidates) -> Ints:
-    """row(other, y) - row(state, y): int64[2, P, Y].
+    """Return row(other, y) - row(state, y): int64[2, P, Y].
 
-    -_NEVER where ``state`` is not allowed, _NEVER where only ``other`` is not.
+    It is -_NEVER where ``state`` is not allowed, and _NEVER where only ``other`` is not.
     """
     state, other = row[:, candidates.state], row[:, candidates.other]
     result = other - state

@@ -1,13 +1,13 @@
-"""States that never matter, dropped before the search. Exact.
+"""Drop states that never matter, before the search. Exact.
 
-Two reasons to drop a state of a node, tried until neither applies:
+There are two reasons to drop a state of a node; both are tried until neither applies:
 
 - *unsupported*: its own cost is infeasible, or some edge allows no state of the other node with it;
-- *dominated*: another state of the node has equal rows in all its edges, and costs no more memory and no more time. In
-  any strategy the one can replace the other. (Of states that are equal in everything the lowest is kept.)
+- *dominated*: another state of the node has equal rows in all its edges, and costs no more memory and no more time. In any
+  strategy the one can replace the other. (Of states that are equal in everything the lowest is kept.)
 
-The first finds most contradictions before any table is built, and can name where they are.
-Complexity: O(sum over edges of K_s K_t) per round; few rounds are needed.
+The first finds most contradictions before any table is built, and can name where they are. Complexity: O(sum over edges of
+K_s K_t) per round; few rounds are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
-    """For each node the states to keep, ascending; at least one.
+    """Return for each node the states to keep, ascending; at least one.
 
     Raises:
         InfeasibleError: a node or an edge allows nothing; the message names it.
@@ -40,7 +40,7 @@ def states_that_matter(problem: Problem) -> tuple[Ints, ...]:
 
 
 def check_supported(problem: Problem) -> None:
-    """Refuse a problem of which that is easily told that it allows nothing.
+    """Raise an error if a quick check shows that a problem allows no strategy.
 
     Raises:
         InfeasibleError: a node or an edge allows nothing; the message names it.
@@ -51,7 +51,7 @@ def check_supported(problem: Problem) -> None:
 
 
 def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
-    """The states of nodes, and the pairs of edges, whose own cost is feasible."""
+    """Return the states of nodes, and the pairs of states of edges, whose own cost is feasible, as masks."""
     kept = [(node.mem_bytes < INFEASIBLE) & (node.time_ns < INFEASIBLE) for node in problem.nodes]
     for node, mask in zip(problem.nodes, kept, strict=True):
         if not mask.any():
@@ -60,6 +60,7 @@ def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
 
 
 def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
+    """Drop the unsupported states of all nodes in ``kept``; raise an error if a node has no state left."""
     changed = True
     while changed:
         changed = False
@@ -79,7 +80,7 @@ def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -
 
 
 def _drop_dominated(problem: Problem, node: int, edges: list[int], allowed: list[Mask], kept: list[Mask]) -> bool:
-    """Drop the node's dominated states; whether there were any."""
+    """Drop the node's dominated states in ``kept``; return whether there were any."""
     states = np.flatnonzero(kept[node])
     if len(states) == 1:
         return False
@@ -98,7 +99,7 @@ def _drop_dominated(problem: Problem, node: int, edges: list[int], allowed: list
 
 
 def _rows(edge: Edge, allowed: Mask, node: int, states: npt.NDArray[np.intp], kept: list[Mask]) -> Ints:
-    """What an edge costs with each of these states: int64[len(states), 2, states of the other node]."""
+    """Return an edge's costs with each of these states of a node: int64[len(states), 2, kept states of the other node]."""
     costs = np.stack([edge.mem_bytes, edge.time_ns])
     costs = np.where(allowed, costs, INFEASIBLE)
     if edge.source == node:

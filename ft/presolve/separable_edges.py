@@ -1,4 +1,4 @@
-"""Edges whose two ends do not interact."""
+"""Recognise edges whose two ends do not interact."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from ..problem import INFEASIBLE, Ints
 
 
 def split_sum(costs: Ints) -> tuple[Ints, Ints] | None:
-    """``(f, g)`` with ``costs[i, j] = f[i] + g[j]``, both non-negative, if there is such: the ends do not interact.
+    """Return ``(f, g)`` with ``costs[i, j] = f[i] + g[j]``, both non-negative; None if there is no such pair.
 
-    That holds for every edge to a node with a single state, and for edges that are free.
+    There is one for every edge to a node with a single state, and for edges that are free, unless a pair of states is
+    forbidden.
     """
     if int(costs.max()) >= INFEASIBLE:
         return None

@@ -1,6 +1,6 @@
-"""The search that tries every strategy: the oracle for the others, and fine for small problems.
+"""Search by trying every strategy: the oracle for the other algorithms, and fine for small problems.
 
-O(product of all numbers of states) time, in blocks, so that memory stays bounded.
+Takes O(product of all numbers of states) time, in blocks of strategies, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BLOCK = 1 << 16
 
 
 def exhaustive(problem: Problem, progress: Callable[[int, int], None] | None = None) -> Frontier:
-    """Enumerate all strategies; of equal points the first in lexicographic order is kept.
+    """Enumerate all strategies and return their frontier; of equal points the first in lexicographic order is kept.
 
     Raises:
-        ValueError: there are more than MAX_STRATEGIES.
-        InfeasibleError: none is allowed.
+        ValueError: there are more than MAX_STRATEGIES strategies.
+        InfeasibleError: no strategy is allowed.
     """
     sizes = [node.n_states for node in problem.nodes]
     total = math.prod(sizes)
@@ -52,7 +52,7 @@ def exhaustive(problem: Problem, progress: Callable[[int, int], None] | None = N
 
 
 def _decode(index: Ints, sizes: list[int]) -> States:
-    """Strategies by number, the last node fastest: int32[n, n_nodes]."""
+    """Return the strategies of these numbers, where the last node's state changes fastest: int32[n, n_nodes]."""
     states = np.empty((len(index), len(sizes)), np.int32)
     for node in reversed(range(len(sizes))):
         index, states[:, node] = np.divmod(index, sizes[node])
@@ -60,7 +60,7 @@ def _decode(index: Ints, sizes: list[int]) -> States:
 
 
 def _costs(problem: Problem, strategies: States) -> tuple[Ints, Ints]:
-    """Equation 3 for many strategies; sums are held at INFEASIBLE, so that they cannot overflow."""
+    """Return the costs of many strategies (Equation 3); sums are limited to INFEASIBLE, so that they cannot overflow."""
     mem, time = np.zeros(len(strategies), np.int64), np.zeros(len(strategies), np.int64)
     parts = [(node.mem_bytes, node.time_ns, (strategies[:, index],)) for index, node in enumerate(problem.nodes)]
     for edge in problem.edges:

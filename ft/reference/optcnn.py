@@ -1,19 +1,19 @@
-"""OptCNN's search (Jia, Lin, Qi and Aiken, 2018): the strategy of least time, by node and edge elimination.
+"""Find the strategy of least time by OptCNN's search (Jia, Lin, Qi and Aiken, 2018): node and edge elimination.
 
-Memory plays no part, so tables hold numbers and not frontiers, in the algebra (min, +). Of a node j with its own time o,
+Memory plays no part, so tables hold numbers and not frontiers, in the algebra (min, +). With o the own time of a node j,
 
     node elimination   time(i, k) = min over states j of  o(j) + time(i, j) + time(j, k)     (Equation 2)   _eliminate
     edge elimination   time(i, k) = time_1(i, k) + time_2(i, k)                              (Equation 3)   _join
 
-until neither applies (Algorithm 1, lines 6 to 13); going back, each eliminated node takes its best state for those that its
-neighbours took (lines 15 to 23). Two things differ from the paper, and leave the result what it is:
+are done until neither applies (Algorithm 1, lines 6 to 13). Going back, each eliminated node takes its best state for those
+that its neighbours took (lines 15 to 23). Two things differ from the paper, without changing the result:
 
-- which way an edge goes doesn't matter, and a node with one edge only (a parameter, which OptCNN has no nodes for) is
-  eliminated into its neighbour: time(i) = o(i) + min over j of  o(j) + time(i, j);
-- what is left is not enumerated (line 14): variables are eliminated in tables of as many dimensions as it takes
-  (:mod:`..weighted.weighted_search`). Where these would have too many cells that gives a strategy and bounds, by state and
-  by pair of states: what can't be part of a faster strategy is dropped, and the rest searched again, with more cells
-  (:func:`_least_of_rest`). Where at last nothing more can be dropped the result is a strategy and a bound.
+- The direction of an edge doesn't matter, and a node with one edge only (a parameter, which OptCNN has no nodes for) is
+  eliminated into its neighbour: time(i) = o(i) + min over j of  o(j) + time(i, j).
+- What is left is not enumerated (line 14): variables are eliminated in tables of as many dimensions as it takes
+  (:mod:`..weighted.weighted_search`). Where these would have too many cells, that gives a strategy and lower bounds by state
+  and by pair of states. What can't be part of a faster strategy is dropped, and the rest is searched again, with more cells
+  (:func:`_least_of_rest`). Where finally nothing more can be dropped, the result is a strategy and a bound.
 
 Complexity: O(E R K C) for E edges of K states, of which R rows and C columns differ; the paper's O(E K^3) where all do.
 """
@@ -41,11 +41,11 @@ FIRST_CELLS, MORE_CELLS = 1 << 14, 4
 def least_time(
     problem: Problem, progress: Callable[[int, int], None] | None = None, max_cells: int = MAX_CELLS
 ) -> Frontier:
-    """The one point of least time; ``bound`` is set if that could not be proven.
+    """Return a frontier of one point, that of least time; its ``bound`` is set if that could not be proven.
 
     Args:
         progress: called with (nodes eliminated, nodes) now and then.
-        max_cells: of a table in what node and edge elimination leave.
+        max_cells: the most cells of a table when variables are eliminated from what node and edge elimination leave.
 
     Raises:
         InfeasibleError: no strategy is allowed.
@@ -65,7 +65,12 @@ def least_time(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Eliminated:
-    """A node that is gone: its own times, and by neighbour its edge's, [own states, neighbour's states]."""
+    """A node that was eliminated.
+
+    Attributes:
+        own: its own times, [own states].
+        edges: its neighbours, each with the times of the edge between them, [own states, neighbour's states].
+    """
 
     node: int
     own: Ints
@@ -74,7 +79,15 @@ class _Eliminated:
 
 @dataclass
 class _Graph:
-    """What is left: each node's own times, and one table for each two nodes, by (lower, higher) number."""
+    """The nodes and edges that are not yet eliminated.
+
+    Attributes:
+        own: each node's own times.
+        edges: one table for each two neighbours, by (lower, higher) node.
+        neighbours: each node's neighbours.
+        gone: the eliminated nodes, in order.
+        counts: eliminations done, by kind.
+    """
 
     own: dict[int, Ints]
     edges: dict[Pair, Ints] = field(default_factory=dict)
@@ -84,7 +97,7 @@ class _Graph:
 
     @classmethod
     def of(cls, problem: Problem) -> _Graph:
-        """A problem's times; INFEASIBLE where the time or the memory is."""
+        """Return the graph of a problem's times; they are INFEASIBLE where the time or the memory is."""
         graph = cls({n: _allowed(node.mem_bytes, node.time_ns) for n, node in enumerate(problem.nodes)})
         graph.neighbours = {n: set() for n in graph.own}
         for edge in problem.edges:
@@ -92,7 +105,7 @@ class _Graph:
         return graph
 
     def reduce(self, progress: Callable[[int, int], None] | None) -> None:
-        """Node and edge elimination until neither applies."""
+        """Do node and edge elimination until neither applies."""
         total = len(self.own)
         pending = sorted(self.own, reverse=True)
         while pending:
@@ -105,7 +118,7 @@ class _Graph:
                     progress(total - len(self.own), total)
 
     def solve_rest(self, max_cells: int) -> tuple[dict[int, int], int]:
-        """The states of the nodes that are left, and a time that no strategy is below."""
+        """Return the states of the nodes that are left, and a time that no strategy is below."""
         left = sorted(self.own)
         place = {node: i for i, node in enumerate(left)}
         nodes = [Node(str(node), _free(self.own[node]), self.own[node]) for node in left]
@@ -114,7 +127,7 @@ class _Graph:
         return dict(zip(left, states, strict=True)), bound
 
     def undo(self, states: dict[int, int]) -> None:
-        """The best state of each node that is gone, the last one first."""
+        """Add the best state of each eliminated node to ``states``, the last eliminated first."""
         for each in reversed(self.gone):
             costs = each.own
             for neighbour, table in each.edges:
@@ -122,6 +135,7 @@ class _Graph:
             states[each.node] = int(np.argmin(costs))
 
     def _eliminate(self, node: int) -> None:
+        """Eliminate a node with one or two neighbours."""
         own = self.own.pop(node)
         edges = tuple((other, self._remove(node, other)) for other in sorted(self.neighbours.pop(node)))
         self.gone.append(_Eliminated(node, own, edges))
@@ -134,7 +148,7 @@ class _Graph:
         self._join(first, second, _product(_plus(own[:, None], to_first).T, to_second))
 
     def _join(self, one: int, other: int, table: Ints) -> None:
-        """Add an edge; edge elimination if there is one already."""
+        """Add an edge; if there is one already, that is edge elimination."""
         key, table = ((one, other), table) if one < other else ((other, one), table.T)
         if key in self.edges:
             self.edges[key] = _plus(self.edges[key], table)
@@ -145,13 +159,16 @@ class _Graph:
         self.neighbours[other].add(one)
 
     def _remove(self, node: int, other: int) -> Ints:
-        """Take an edge out: [states of node, states of other]."""
+        """Remove an edge and return its times: [states of node, states of other]."""
         self.neighbours[other].discard(node)
         return self.edges.pop((node, other)) if node < other else self.edges.pop((other, node)).T
 
 
 def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
-    """A strategy by variable elimination, and a time that none is below: its own, if it is proven the fastest."""
+    """Return a strategy by variable elimination, and a time that no strategy is below.
+
+    That time is the strategy's own if it is proven the fastest.
+    """
     best: list[int] = []
     best_time, bound, cells = INFEASIBLE, 0, min(FIRST_CELLS, max_cells)
     kept = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
@@ -167,7 +184,7 @@ def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
             best_time = found.least.time_ns
         is_last = cells >= max_cells
         cells *= MORE_CELLS
-        if not best:  # what the parts of a table that was too large would choose doesn't go together
+        if not best:  # the choices that the buckets of a too large table make don't go together
             continue
         cells = min(cells, max_cells)
         bound = math.ceil(found.least.bound)
@@ -184,7 +201,7 @@ def _least_of_rest(problem: Problem, max_cells: int) -> tuple[list[int], int]:
 
 
 def _without_slow(edge: Edge, marginal: Floats | None, time_ns: int) -> Edge:
-    """An edge without the pairs that no faster strategy has; the edge itself if that is none."""
+    """Return an edge without the pairs that no faster strategy has; the edge itself if there is no such pair."""
     if marginal is None:
         return edge
     slow = (marginal >= time_ns) & (edge.time_ns < INFEASIBLE)
@@ -194,24 +211,28 @@ def _without_slow(edge: Edge, marginal: Floats | None, time_ns: int) -> Edge:
 
 
 def _free(time: Ints) -> Ints:
-    """No memory: zeros of the same shape, of which only one is stored."""
+    """Return costs of no memory: zeros of the same shape, of which only one is stored."""
     result: Ints = np.broadcast_to(np.int64(0), time.shape)
     return result
 
 
 def _allowed(mem: Ints, time: Ints) -> Ints:
+    """Return the times, INFEASIBLE where the time or the memory is."""
     result: Ints = np.where(mem >= INFEASIBLE, INFEASIBLE, np.minimum(time, INFEASIBLE))
     return result
 
 
 def _plus(one: Ints, other: Ints) -> Ints:
-    """A sum that stays at INFEASIBLE, so that it can't overflow."""
+    """Return a sum that is limited to INFEASIBLE, so that it can't overflow."""
     result: Ints = np.minimum(one + other, INFEASIBLE)
     return result
 
 
 def _product(left: Ints, right: Ints) -> Ints:
-    """min over j of left[i, j] + right[j, k]: for the rows of left and the columns of right that differ."""
+    """Return min over j of left[i, j] + right[j, k].
+
+    It is computed once for rows of ``left``, and columns of ``right``, that are equal.
+    """
     rows, row_of = np.unique(left, axis=0, return_inverse=True)
     columns, column_of = np.unique(right.T, axis=0, return_inverse=True)
     result = np.full((len(rows), len(columns)), INFEASIBLE, np.int64)

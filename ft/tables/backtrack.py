@@ -1,8 +1,8 @@
-"""Unroll the points of the last table to whole strategies (Algorithm 2, lines 13 and 14).
+"""Unroll the points of the last table to complete strategies (Algorithm 2, lines 13 and 14).
 
-Every table's trace says, point by point, which state an eliminated variable took and which points of which tables were
-added up. LDP and eliminations leave the same kind of trace, so following the traces from the last table back to those
-that were given unrolls both; all points at once, O(points x variables).
+Every table's trace says, point by point, which state an eliminated variable took and which points of which tables were added
+up. LDP and eliminations leave the same kind of trace. So following the traces from the last table back to the problem's own
+tables unrolls both; all points at once, O(points x variables).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .table import States, Trace
 
 
 def unroll(trace: Trace | None, n_points: int, n_variables: int, fixed: Mapping[int, int]) -> States:
-    """The state of every variable at every point: int32[n_points, n_variables].
+    """Return the state of every variable at every point: int32[n_points, n_variables].
 
     Args:
-        trace: of a table that depends on nothing.
-        fixed: states that heuristic elimination gave to all points.
+        trace: the trace of a table with an empty scope.
+        fixed: the states of variables that have the same state at all points.
 
-    A variable whose states were merged by interface first is met twice: the trace farther down has its real state, and
-    is followed later.
+    A variable whose states were first merged into classes is met twice: the trace farther down has its real state, and is
+    followed later.
     """
     strategies = np.full((n_points, n_variables), -1, np.int32)
     for variable, state in fixed.items():

@@ -1,13 +1,13 @@
-"""The one primitive of the search: the Pareto union of shifted, sorted frontiers over arcs.
+"""Multiply two tables and sum a variable out: the one primitive of the search.
 
-``combine(a, b, sum_out=v)`` is
+``combine(a, b, sum_out=v)`` is a Pareto union of shifted, sorted frontiers:
 
     result[x, y, z] = reduce( union over states k of v  of  a[x, y, k] (x) b[y, z, k] )
 
-where x are variables of ``a`` alone, y those of both, z those of ``b`` alone, and (x) is the product of frontiers.
-Without ``sum_out`` there is no union. An *arc* is a pair of cells that agree on what they share; its target is the cell
-of the result that it contributes to. Arcs are found here, by a sorted join (no cell, no arc), a block at a time;
-:mod:`.merge` then builds and reduces what they contribute.
+where x are variables of ``a`` alone, y those of both, z those of ``b`` alone, and (x) is the product of frontiers. Without
+``sum_out`` there is no union. An *arc* is a pair of cells that agree on the variables that they share; its *target* is the
+cell of the result that it contributes to. Arcs are found here, by a sorted join (no cell, no arc), a block at a time. Then
+:mod:`.merge` builds the sums of points (*candidates*) that they contribute, and reduces them.
 
 Complexity: O(N log N) for N candidates, N = sum over arcs of |a cell| |b cell|.
 """
@@ -28,9 +28,9 @@ PAIRS = 1 << 20
 
 
 def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
-    """The product of two tables, with one variable summed out if named (see above).
+    """Return the product of two tables, with one variable summed out if it is given (see above).
 
-    The result has no cell where nothing is allowed, and so possibly none at all.
+    The result has no cell where nothing is allowed, so it may have no cell at all.
     """
     scope = tuple(sorted((set(a.scope) | set(b.scope)) - {sum_out}))
     states, counts, survivors, n_cells = [], [], [], 0
@@ -55,10 +55,10 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Join:
-    """Which cells of ``b`` agree with each cell of ``a``: ``b_order[first : first + count]``."""
+    """The cells of ``b`` that agree with each cell of ``a``: ``b_order[first : first + count]``."""
 
     a_order: Ints
-    """a's cells, those together that differ in the summed-out variable only."""
+    """The cells of ``a``, ordered such that those that differ in the summed-out variable only are together."""
     group_start: Ints
     """Where in ``a_order`` such a group begins; no two groups have a target in common."""
     b_order: Ints
@@ -67,6 +67,7 @@ class _Join:
 
     @classmethod
     def of(cls, a: Table, b: Table, sum_out: int | None) -> _Join:
+        """Sort the cells of both tables such that agreeing ones are found by ranges."""
         shared = [variable for variable in a.scope if variable in b.scope]
         both = [np.concatenate([a.column(variable), b.column(variable)]) for variable in shared]
         key = codes(both, a.n_cells + b.n_cells)
@@ -82,7 +83,7 @@ class _Join:
         return cls(a_order, group_start.astype(np.int64, copy=False), b_order, first, count)
 
     def blocks(self) -> Iterator[tuple[Ints, Ints]]:
-        """Pairs of agreeing cells, in blocks of whole groups with about PAIRS pairs."""
+        """Yield the pairs of agreeing cells, in blocks of complete groups with about PAIRS pairs."""
         ends = np.append(self.group_start[1:], len(self.a_order))
         pairs_before = offsets_of(self.count[self.a_order])
         group = 0
@@ -97,7 +98,7 @@ class _Join:
 
 
 def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, Arcs]:
-    """The states of the distinct targets of these pairs of cells, and the arcs to them."""
+    """Return the states of the distinct targets of these pairs of cells, and the arcs to them."""
     columns = [a.column(v)[a_cell] if v in a.scope else b.column(v)[b_cell] for v in scope]
     code = codes(columns, len(a_cell))
     order = np.argsort(code, kind="stable")
@@ -115,6 +116,7 @@ def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: I
 
 
 def _trace(a: Table, b: Table, points: Points, sum_out: int | None) -> Trace | None:
+    """Return the back-pointers of points that are sums of points of two tables; None where there is nothing to unroll."""
     parents = [
         (table.trace, point.astype(np.int32))
         for table, point in ((a, points.a_point), (b, points.b_point))
@@ -127,9 +129,12 @@ def _trace(a: Table, b: Table, points: Points, sum_out: int | None) -> Trace | N
 
 
 def merge_states(table: Table, variable: int, representative: Ints) -> Table:
-    """The union of the cells whose states of ``variable`` have one representative, which then stands for them.
+    """Return the table with each class of a variable's states merged into its representative.
 
-    The trace remembers the state that each point really has.
+    A representative's cell is the union of the cells of its class. The trace remembers the state that each point really has.
+
+    Args:
+        representative: for each state the state that stands for its class.
     """
     column = table.scope.index(variable)
     states = table.states.copy()

@@ -1,11 +1,12 @@
 """Build the candidates of many arcs, and keep each target's frontier.
 
-Most candidates are far from the frontier and need never be built. The product of a run of points of the one frontier
-and a run of the other lies above and to the right of its *corner* (least memory of both, least time of both). Cut into
-runs of ``TILE`` points a product falls into tiles; one true candidate of each tile makes a first, coarse frontier of
-the target, and a tile whose corner is strictly dominated by that is dropped whole. What is left is built and reduced in
-blocks of at most ``BLOCK`` candidates, so that temporary memory is bounded whatever the frontiers are. Exact: what is
-dropped is strictly dominated by a candidate, and ties are untouched.
+A *candidate* is the sum of a point of the one frontier and a point of the other. Most candidates are far from the target's
+frontier and need never be built. The product of a run of points of the one frontier and a run of the other lies above and to
+the right of its *corner* (least memory of both, least time of both). Cut into runs of ``TILE`` points, a product falls into
+tiles. One true candidate of each tile makes a first, coarse frontier of the target, and a tile whose corner is strictly
+dominated by it is dropped completely. What is left is built and reduced in blocks of at most ``BLOCK`` candidates, so that
+temporary memory is bounded whatever the frontiers are. Exact: what is dropped is strictly dominated by a candidate, and ties
+are untouched.
 
 Complexity: O(N / TILE^2 log N) for N candidates to find the tiles, O(M log M) for the M candidates in tiles that stay.
 """
@@ -49,10 +50,11 @@ class Arcs:
     b_count: Ints
 
     def take(self, which: Ints | slice) -> Arcs:
+        """Return some of the arcs."""
         return Arcs(*(getattr(self, name)[which] for name in self.__slots__))
 
     def tiled(self, a_size: Ints, b_size: Ints) -> Arcs:
-        """The same products cut into tiles of at most ``a_size`` by ``b_size`` points (given for each arc)."""
+        """Return the same products cut into tiles of at most ``a_size`` by ``b_size`` points (given for each arc)."""
         a_pieces, b_pieces = -(-self.a_count // a_size), -(-self.b_count // b_size)
         pieces = a_pieces * b_pieces
         if (pieces == 1).all():
@@ -80,20 +82,23 @@ class Points:
     b_point: Ints
 
     def take(self, which: Ints | slice) -> Points:
+        """Return some of the points."""
         return Points(*(getattr(self, name)[which] for name in self.__slots__))
 
     @staticmethod
     def concatenate(parts: list[Points]) -> Points:
+        """Return all points, part after part."""
         if len(parts) == 1:
             return parts[0]
         return Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in Points.__slots__))
 
     def reduced(self) -> Points:
+        """Return each target's frontier, by ascending target, then memory."""
         return self.take(reduce_cells_sorted_by_cell(self.target, self.mem, self.time))
 
 
 def merge(a: Table, b: Table, arcs: Arcs) -> Points:
-    """The frontier of each target's candidates, by ascending target, then memory.
+    """Return the frontier of each target's candidates, by ascending target, then memory.
 
     Large problems go to compiled code where there is Numba; small ones must not wait for a compiler.
     """
@@ -103,10 +108,10 @@ def merge(a: Table, b: Table, arcs: Arcs) -> Points:
 
 
 def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
-    """``merge`` by :mod:`.numba_kernels`. Of equal points it may keep others than ``merge_in_numpy``.
+    """Do what ``merge`` does, by :mod:`.numba_kernels`. Of equal points it may keep others than ``merge_in_numpy``.
 
     Raises:
-        ImportError: there is no Numba.
+        ImportError: Numba is not installed.
     """
     from .numba_kernels import merge_runs
 
@@ -126,7 +131,10 @@ def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
 
 
 def _parts(bounds: Ints, candidates: Ints) -> list[Ints]:
-    """The bounds of targets for each thread to do, with about equally many candidates; one part where that doesn't pay."""
+    """Return the bounds of the targets that each thread does, with about equally many candidates for each.
+
+    There is one part only where dividing doesn't pay.
+    """
     threads = available()
     before = offsets_of(candidates)[bounds]
     if threads is None or before[-1] < _WORTH_THREADS or len(bounds) < 3:
@@ -137,16 +145,16 @@ def _parts(bounds: Ints, candidates: Ints) -> list[Ints]:
 
 
 def is_for_compiled_code(n_candidates: float) -> bool:
-    """Whether compiled code pays; once loaded it does much earlier."""
+    """Return whether compiled code pays; once it is loaded, it pays much earlier."""
     if f"{__package__}.numba_kernels" in sys.modules:
         return n_candidates > _WORTH_CALLING
     return n_candidates > _WORTH_LOADING and find_spec("numba") is not None
 
 
 def merge_in_numpy(a: Table, b: Table, arcs: Arcs) -> Points:
-    """``merge`` in NumPy alone: for small problems, for machines without Numba, and the oracle of compiled code."""
+    """Do what ``merge`` does, in NumPy alone: for small problems, without Numba, and as the oracle of compiled code."""
     done: list[Points] = []
-    held: list[Points] = []  # of the target met last, which may go on in the next block
+    held: list[Points] = []  # points of the last target so far, which may have more arcs in the next block
     for block in _blocks(a, b, arcs):
         points = Points.concatenate([*held, _candidates(a, b, block)]).reduced()
         cut = int(np.searchsorted(points.target, points.target[-1])) if len(points.target) else 0
@@ -156,7 +164,7 @@ def merge_in_numpy(a: Table, b: Table, arcs: Arcs) -> Points:
 
 
 def _blocks(a: Table, b: Table, arcs: Arcs) -> Iterator[Arcs]:
-    """Arcs with at most BLOCK candidates together, without the tiles that are dominated."""
+    """Yield arcs with at most BLOCK candidates together, without the tiles that are dominated."""
     whole = np.maximum(BLOCK // arcs.b_count, 1)
     arcs = arcs.tiled(whole, np.full_like(whole, BLOCK))
     candidates = arcs.a_count * arcs.b_count
@@ -171,7 +179,7 @@ def _blocks(a: Table, b: Table, arcs: Arcs) -> Iterator[Arcs]:
 
 
 def _chunks(arcs: Arcs, weight: Ints) -> Iterator[Arcs]:
-    """The arcs in order, with at most BLOCK weight at a time, or one arc."""
+    """Yield the arcs in order, with at most BLOCK weight at a time, or one arc."""
     before = offsets_of(weight)
     start = 0
     while start < len(weight):
@@ -181,7 +189,7 @@ def _chunks(arcs: Arcs, weight: Ints) -> Iterator[Arcs]:
 
 
 def _without_dominated(a: Table, b: Table, tiles: Arcs) -> Arcs:
-    """The tiles, without those whose corner is strictly dominated by a candidate for the same target."""
+    """Return the tiles without those whose corner is strictly dominated by a candidate for the same target."""
     a_last, b_last = tiles.a_start + tiles.a_count - 1, tiles.b_start + tiles.b_count - 1
     mem = a.mem[tiles.a_start] + b.mem[tiles.b_start]
     time = a.time[a_last] + b.time[b_last]
@@ -200,7 +208,7 @@ def _without_dominated(a: Table, b: Table, tiles: Arcs) -> Arcs:
 
 
 def _candidates(a: Table, b: Table, arcs: Arcs) -> Points:
-    """All allowed sums."""
+    """Return all allowed candidates of the arcs."""
     a_count, b_count = arcs.a_count, arcs.b_count
     count = a_count * b_count
     target = np.repeat(arcs.target, count)

@@ -1,8 +1,9 @@
-"""The inner loop of the search, compiled by Numba: the same costs as :mod:`.merge` in NumPy, to the bit.
+"""The inner loops of the search, compiled by Numba: the same costs as :mod:`.merge` in NumPy, to the bit.
 
-Each target's frontier is built arc by arc. An arc is the product of two runs; it is done a row at a time, a row being one
-point of the shorter run plus the whole longer one. A row is sorted by memory, as the frontier is, so it is merged into it in
-one pass. Pieces of a row that are dominated are told by one binary search each, and never built.
+Each target's frontier is built arc by arc. An arc is the product of two runs of points. It is done a row at a time, a row
+being one point of the shorter run plus the complete longer one. A row is sorted by memory, as the frontier is, so it is
+merged into the frontier in one pass. A piece of a row (PIECE points) that is dominated is recognised by one binary search,
+and never built.
 
 Complexity: O(log F) for a piece that is dominated, O(F + R) to merge what is left of a row of R points into a frontier of F.
 
@@ -24,13 +25,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _compile(function: _Function) -> _Function:
+    """Return the function compiled by Numba, cached on disk and without the GIL."""
     result: Any = numba.njit(cache=True, nogil=True)(function)
     return cast(_Function, result)
 
 
 @_compile
 def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
-    """The last of n ascending values that is at most ``mem``; -1 if there is none."""
+    """Return the index of the last of n ascending values that is at most ``mem``; -1 if there is none."""
     low, high = 0, n
     while low < high:
         middle = (low + high) // 2
@@ -43,17 +45,18 @@ def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
 
 @_compile
 def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
-    """Whether no point of the frontier is as good as this."""
+    """Return whether no point of the frontier is as good as this one in both costs."""
     before = _last_within(frontier[0], n, mem)
     return before < 0 or frontier[1, before] > time
 
 
 @_compile
 def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
-    """The frontier of n points and of ``point`` plus a run from begin to end, into ``new``; how many points it has.
+    """Merge ``n`` points with a run shifted by ``point``: write their frontier into ``new`` and return its number of points.
 
-    Both frontiers are int64[4, capacity]: memory, time, origin, index into the run. ``point`` is (memory, time, origin). Of
-    equal points the one that was there first stays.
+    Both ``old``, which has the n points, and ``new`` are int64[4, capacity]: memory, time, origin, index into the run. The
+    run goes from ``begin`` to ``end``. ``point`` is (memory, time, origin). Of equal points the one that was there first
+    stays.
     """
     i = kept = 0
     j = begin
@@ -81,9 +84,9 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
 
 @_compile
 def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int) -> Any:
-    """Put a point that is not dominated into the frontier, in place; how many points there are then."""
+    """Put a point that is not dominated into the frontier, in place; return the new number of points."""
     first = _last_within(frontier[0], n, mem - 1) + 1
-    last = first  # those from first to last are dominated by the new one
+    last = first  # the points from first to last are dominated by the new one
     while last < n and frontier[1, last] >= time:
         last += 1
     if last == first:
@@ -100,11 +103,11 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
 
 @_compile
 def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
-    """The frontiers of all targets.
+    """Compute the frontiers of all targets.
 
     Args:
         bounds: int64[T + 1], target t has arcs ``bounds[t]`` to ``bounds[t + 1]``.
-        arcs: int64[4, A], where the runs of a and b begin and how long they are: a's start and count, b's.
+        arcs: int64[4, A], where the runs of a and b begin and how long they are: a's start and count, b's start and count.
         limit: points at or above it in either cost are left out.
 
     Returns:
@@ -129,7 +132,7 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
             hopeful_until = outer_start
             for outer in range(outer_start, outer_end):
                 if outer >= hopeful_until:
-                    # A band of rows at once: most have no piece that is not dominated.
+                    # Look at a band of rows at once: in most bands all pieces are dominated.
                     hopeful_until = min(outer + PIECE, outer_end)
                     best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
                     band_begin, band_end = count, 0
@@ -203,16 +206,16 @@ def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: 
 
 @_compile
 def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int) -> Any:
-    """Forbid, in place, states and pairs of one node that another state replaces; how many. See
-    :mod:`..presolve.dead_end_elimination`.
+    """Forbid, in place, states and pairs of one node that another state replaces; return how many there were.
 
-    Each is forbidden as soon as it is found: what replaces it is allowed at that moment, so no two can replace each other.
+    See :mod:`..presolve.dead_end_elimination`. Each is forbidden as soon as it is found: what replaces it is allowed at that
+    moment, so no two can replace each other.
 
     Args:
         own: int64[2, K].
         rows: int64[2, K, Y], the rows of all edges side by side; edge e has columns ``bounds[e]`` to ``bounds[e + 1]``.
         limit: costs that are not allowed are exactly this.
-        never: above any difference.
+        never: a number above any difference.
     """
     n_states, n_edges = own.shape[1], len(bounds) - 1
     worst = np.empty((2, n_edges), np.int64)
@@ -224,7 +227,7 @@ def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int)
             if other == state or own[0, other] >= limit:
                 continue
             mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
-            forbidden = -1  # the edge that forbids ``other`` what it allows ``state``; with two there is nothing to gain
+            forbidden = -1  # the edge that forbids to ``other`` what it allows to ``state``; with two, nothing can be gained
             hopeless = False
             for edge in range(n_edges):
                 most_mem, most_time, is_forbidden, meets = -never, -never, False, False

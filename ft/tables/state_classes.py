@@ -1,17 +1,17 @@
-"""Cross an edge once per interface, not once per state.
+"""Sum out a variable by classes of equal states: an edge's costs are added once per interface, not once per state.
 
-An edge's cost depends only on a producer's result layout and on a consumer's demand, and there are far fewer of these
-than configs: most rows of an edge's table are equal, and so are most columns. States with equal rows form a *class*.
-Summing out v in
+An edge's cost depends only on a producer's produced layout and on a consumer's operand sharding, and there are far fewer of
+these interfaces than configs: most rows of an edge's table are equal, and so are most columns. States with equal rows form a
+*class*. Summing out v in
 
     result[x, z] = union over k of  a[x, k] (x) b[k, z]
 
-is then done in three exact steps: merge ``a[x, k]`` over the k of one class (of rows of b), cross the table of classes,
-and copy the result to all z of one class (of columns of b). With R classes of rows and C of columns of K states, K K
-products become R C.
+is then done in three exact steps: merge ``a[x, k]`` over the k of one class (of rows of b), multiply with the table of
+classes and sum out, and copy the result to all z of one class (of columns of b). With R classes of rows and C classes of
+columns, K K products become R C.
 
-Equal cells may stand in for each other only where they hide nothing: a table with a trace may have equal costs for two
-states by *different* states of what was eliminated, so classes are taken of tables without a trace alone.
+Equal cells may stand in for each other only where they hide nothing. A table with a trace may have equal costs for two
+states by *different* states of what was eliminated, so only tables without a trace are divided into classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .table import Table, codes, expand_ranges
 
 
 def sum_out(a: Table, b: Table, variable: int) -> Table:
-    """``combine(a, b, variable)`` by way of classes of states."""
+    """Return ``combine(a, b, variable)``, computed by classes of states."""
     if b.trace is None:
         a, b = _merge_by_class(a, b, variable)
     elif a.trace is None:
@@ -46,7 +46,10 @@ def sum_out(a: Table, b: Table, variable: int) -> Table:
 
 
 def state_classes(table: Table, variable: int) -> Ints:
-    """For each state of ``variable`` the lowest one with equal cells in ``table``; -1 for a state without a cell."""
+    """Return the representative of each state of ``variable``: the lowest state with equal cells in ``table``.
+
+    It is -1 for a state without a cell.
+    """
     column = table.column(variable)
     rest = codes([table.column(other) for other in table.scope if other != variable], table.n_cells)
     order = np.lexsort((rest, column)).astype(np.int64, copy=False)
@@ -67,12 +70,12 @@ def state_classes(table: Table, variable: int) -> Ints:
 
 
 def _is_worth_it(table: Table, variable: int, representative: Ints) -> bool:
-    """Whether there are fewer classes than states."""
+    """Return whether there are fewer classes than states."""
     return table.n_cells > 0 and len(np.unique(representative)) < len(np.unique(table.column(variable)))
 
 
 def _merge_by_class(a: Table, b: Table, variable: int) -> tuple[Table, Table]:
-    """Union ``a``'s cells over states that ``b`` cannot tell apart."""
+    """Return both tables with the states merged that ``b`` does not distinguish: ``a`` has the unions of their cells."""
     if variable not in a.scope or variable not in b.scope or b.n_cells == 0:
         return a, b
     representative = state_classes(b, variable)
@@ -89,13 +92,14 @@ def _merge_by_class(a: Table, b: Table, variable: int) -> tuple[Table, Table]:
 
 
 def _only_representatives(table: Table, variable: int, representative: Ints) -> Table:
+    """Return the table with the cells of representatives only."""
     column = table.column(variable)
     kept = np.flatnonzero(representative[column] == column)
     return table.take(kept, table.scope, table.states[kept])
 
 
 def _copy_to_class(table: Table, variable: int, representative: Ints) -> Table:
-    """Give every member of a class its representative's cells."""
+    """Return the table with each representative's cells copied to every member of its class."""
     present = np.flatnonzero(representative >= 0)
     members = present[np.argsort(representative[present], kind="stable")]
     of_members = representative[members]

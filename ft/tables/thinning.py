@@ -4,17 +4,18 @@ Of a frontier a subset is kept such that every point p has a kept point q with
 
     q.mem <= p.mem + mem tolerance    and    q.time <= p.time + time tolerance
 
-as few as there can be: from the first point that is not covered the last one within the memory tolerance is kept (it has the
-least time of these), and covers all that follow up to its time plus the time tolerance. Both ends of every frontier stay.
+The subset is as small as it can be. From the first point that is not covered, the last one within the memory tolerance is
+kept (it has the least time of these). It covers all that follow up to its time minus the time tolerance. Both ends of every
+frontier stay.
 
 A table carries its *slack*: every point that its cells would have had, had nothing ever been dropped, has a point that is at
-most so much worse, in bytes and in nanoseconds. Costs are sums, so slacks add up where tables are multiplied, a union has
-the larger one, and thinning adds its tolerances. It holds a posteriori, whatever was thinned when. That errors are absolute
-is what makes thinning cheap: a small part of a problem may be off by as much as a large one, and most parts are small.
+most that much worse, in bytes and in nanoseconds. Costs are sums, so slacks add up where tables are multiplied, a union has
+the larger one, and thinning adds its tolerances. The slack holds afterwards, whatever was thinned when. Errors are absolute,
+and that makes thinning cheap: a small part of a problem may be off by as much as a large one, and most parts are small.
 
-How much is allowed in all is a part epsilon of the least memory, and of the least time, that any strategy can have; so the
-result is within 1 + epsilon of every strategy in both costs. A table gets its share by the number of variables that were
-summed into it; what it doesn't spend, the tables made from it may.
+The total that is allowed is a fraction epsilon / (1 + epsilon) of the least memory and time that any strategy can have, such
+that the result is within 1 + epsilon of every strategy in both costs. A table gets its share by the number of variables that
+were summed into it. What it doesn't spend, the tables made from it may.
 
 Complexity: O(K log P) for K points kept of P.
 """
@@ -31,19 +32,19 @@ from .merge import is_for_compiled_code
 from .table import Slack, Table, Trace, offsets_of
 
 _WORTH = 0.75
-"""Thinning must leave at most this part of the points, or its error is better spent later."""
+"""The largest share of the points that thinning may leave; if it leaves more, its error is better spent later."""
 _LONG = 24
 """Points of a frontier, on average, from which thinning it saves more than it costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinning:
-    """When tables are thinned, and by how much.
+    """The rule by which tables are thinned: when, and by how much.
 
     Attributes:
-        allowed: what the slack may add up to.
-        n_variables: of the problem.
-        max_points: longer frontiers are thinned whatever that costs.
+        allowed: the total that the slack may add up to.
+        n_variables: the number of the problem's variables.
+        max_points: longer frontiers are thinned whatever error that causes.
     """
 
     allowed: Slack
@@ -52,19 +53,19 @@ class Thinning:
 
     @classmethod
     def of(cls, problem: Problem, epsilon: float, max_points: int) -> Thinning:
-        """Within a factor 1 + epsilon of every strategy."""
+        """Return the rule that keeps the frontier within a factor 1 + epsilon of every strategy, but for ``max_points``."""
         parts = [*problem.nodes, *problem.edges]
         least_mem, least_time = (sum(int(getattr(part, name).min()) for part in parts) for name in ("mem_bytes", "time_ns"))
-        part = epsilon / (1 + epsilon)  # of what a point costs, since the bound lies below it
+        part = epsilon / (1 + epsilon)  # a fraction of a point's cost, since the bound lies below the point
         return cls(Slack(int(least_mem * part), int(least_time * part)), len(problem.nodes), max_points)
 
     def available(self, n_summed: int, slack: Slack) -> Slack:
-        """What a table into which so many variables were summed may still spend."""
+        """Return the slack that a table into which ``n_summed`` variables were summed may still spend."""
         share = min(n_summed / self.n_variables, 1.0)
         return Slack(*(max(int(total * share) - spent, 0) for total, spent in zip(self.allowed, slack, strict=True)))
 
     def apply(self, table: Table) -> Table:
-        """The table, thinned where that pays."""
+        """Return the table, thinned where that pays and where frontiers are longer than ``max_points``."""
         tolerance = self.available(table.n_summed, table.slack)
         if max(tolerance) > 0 and table.n_points > _LONG * table.n_cells:
             thinner = thinned(table, tolerance)
@@ -76,7 +77,7 @@ class Thinning:
 
 
 def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
-    """The table with frontiers of more than ``longer_than`` points thinned."""
+    """Return the table with its frontiers of more than ``longer_than`` points thinned."""
     is_long = np.diff(table.offsets) > longer_than
     kept = ~np.repeat(is_long, np.diff(table.offsets))
     kept[table.offsets[:-1]] = True
@@ -94,7 +95,10 @@ def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
 def mark_cover_in_numpy(
     kept: npt.NDArray[np.bool_], begins: Ints, ends: Ints, mem: Ints, time: Ints, tolerance: Slack
 ) -> None:
-    """Mark the points to keep of the frontiers from ``begins`` to ``ends``: all frontiers a point at a time."""
+    """Mark the points to keep of the frontiers from ``begins`` to ``ends``, in place.
+
+    It goes through all frontiers at once, a kept point at a time.
+    """
     at = begins
     while len(at):
         last = _last_where(mem, mem[at] + tolerance.mem_bytes, at, ends)
@@ -105,7 +109,10 @@ def mark_cover_in_numpy(
 
 
 def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:
-    """Per run of ascending values the index of the last that is at most the run's limit; the first of each is."""
+    """Return for each run of ascending values the index of the last that is at most the run's limit.
+
+    The first value of each run must be.
+    """
     low, high = begins.copy(), ends - 1
     while (low < high).any():
         middle = (low + high + 1) // 2
@@ -116,7 +123,7 @@ def _last_where(values: Ints, limits: Ints, begins: Ints, ends: Ints) -> Ints:
 
 
 def _tolerance_for(table: Table, n_points: int) -> Slack:
-    """Tolerances with which no frontier keeps many more than so many points."""
+    """Return tolerances with which no frontier keeps many more than ``n_points`` points."""
     spans = []
     for cost in (table.mem, table.time):
         span = np.abs(cost[table.offsets[1:] - 1] - cost[table.offsets[:-1]])
@@ -125,6 +132,7 @@ def _tolerance_for(table: Table, n_points: int) -> Slack:
 
 
 def _with_points(table: Table, kept: Ints, slack: Slack) -> Table:
+    """Return the table with the points ``kept`` only."""
     counts = np.bincount(table.cell_of_point[kept], minlength=table.n_cells)
     trace = table.trace and Trace(((table.trace, kept.astype(np.int32)),))
     return replace(

@@ -1,1 +1,1 @@
-"""Searches for the least weighted sum of memory and time, and what they prove about the frontier."""
+"""Search for the least weighted sum of memory and time, and derive what it proves about the frontier."""

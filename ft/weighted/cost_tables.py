@@ -1,9 +1,10 @@
-"""The tables that a weighted search begins with: a problem's costs by classes of states.
+"""Build the tables that a weighted search begins with: a problem's costs by classes of states.
 
-A table does not tell all states of a variable apart: most rows of an edge are equal, so its axes run over *classes* of
-states. Edges between the same two nodes are one table, and an edge that is the sum of a cost of either end is none.
+A table does not distinguish all states of a variable: most rows of an edge are equal, so the table's axes run over *classes*
+of states. Edges between the same two nodes are one table. An edge whose cost is the sum of a cost of either end needs no
+table.
 
-Layers that are alike share the very same arrays, so what was found for one is known for all.
+Layers that are alike share the very same arrays, so the table of one is the table of all.
 
 Complexity: O(cells of edges that differ).
 """
@@ -22,12 +23,12 @@ from ..problem import INFEASIBLE, Ints, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What a table depends on.
+    """The variables that a table depends on, with the classes of their states.
 
     Attributes:
-        scope: variables; ascending in those of the problem.
-        classes: for each, int64[K]: the class of each state, from 0, all there.
-        sizes: how many classes there are.
+        scope: the variables; ascending in the tables of the problem itself.
+        classes: for each variable, int64[K]: the class of each state, from 0, without gaps.
+        sizes: for each variable, the number of classes.
         is_free: whether all allowed cells cost nothing, whatever the weights.
     """
 
@@ -37,14 +38,17 @@ class Shape:
     is_free: bool = False
 
     def of(self, variable: int) -> Ints:
+        """Return the class of each state of a variable: int64[K]."""
         return self.classes[self.scope.index(variable)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """A table of the problem: zero where it is not allowed.
+    """The costs of a table of the problem; they are zero where it is not allowed.
 
     Attributes:
+        mem, time: int64, an axis per variable of the table.
+        forbidden: bool, of the same shape: the cells that are not allowed.
         edges: the indices of the edges that were added up; none for a node's own costs.
     """
 
@@ -55,7 +59,10 @@ class Costs:
 
 
 def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
-    """The nodes' own tables, then one for every two nodes with edges; edges that are sums are put into their nodes."""
+    """Return the problem's tables: the nodes' own, then one for every two nodes with edges between them.
+
+    Edges whose costs are sums of a cost of either end are added to their nodes' own costs.
+    """
     own = [[node.mem_bytes.copy(), node.time_ns.copy()] for node in problem.nodes]
     between: dict[tuple[int, int], list[int]] = {}
     for index, edge in enumerate(problem.edges):
@@ -85,14 +92,14 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
 
 
 def first_equal(given: Sequence[Costs]) -> list[int]:
-    """Of each table the number of the first that is equal to it."""
+    """Return for each table the index of the first table that is equal to it."""
     first: dict[tuple[object, ...], int] = {}
     contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)
     return [first.setdefault(content, number) for number, content in enumerate(contents)]
 
 
 def _identity(problem: Problem, pair: tuple[int, int], index: int) -> tuple[object, ...]:
-    """Equal for edges that share their arrays, which the problem keeps."""
+    """Return a key that is equal for edges that share their arrays; the problem keeps these alive."""
     edge = problem.edges[index]
     arrays = [(x.__array_interface__["data"][0], x.strides, x.shape) for x in (edge.mem_bytes, edge.time_ns)]
     return edge.source != pair[0], *arrays
@@ -100,10 +107,10 @@ def _identity(problem: Problem, pair: tuple[int, int], index: int) -> tuple[obje
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
-    """What one or several edges between two nodes cost, by classes of their states.
+    """The costs of one or several edges between two nodes, by classes of their states.
 
     Attributes:
-        of_ends: the memory and time of each end's states where the costs are just their sums.
+        of_ends: the memory and time of each end's states if the costs are just their sums; else None.
     """
 
     classes: tuple[Ints, ...]
@@ -115,6 +122,7 @@ class _Kind:
 
     @classmethod
     def of(cls, mem: Ints, time: Ints, forbidden: npt.NDArray[np.bool_]) -> _Kind:
+        """Divide costs by states into classes of equal rows and columns, or into costs of either end where they are sums."""
         of_mem, of_time = (split_sum(np.where(forbidden, INFEASIBLE, costs)) for costs in (mem, time))
         if of_mem is not None and of_time is not None:
             return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))
@@ -126,6 +134,7 @@ class _Kind:
 
 
 def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Return the sums of the edges' memory and time, [states of pair[0], states of pair[1]], and what is forbidden."""
     shape = tuple(problem.nodes[variable].n_states for variable in pair)
     mem, time = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for index in indices:
@@ -140,7 +149,7 @@ def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -
 
 
 def _classes(rows: Ints) -> tuple[Ints, Ints]:
-    """The first of each kind of row, and the kind of each row."""
+    """Return the index of the first row of each class of equal rows, and the class of each row."""
     kinds: dict[bytes, int] = {}
     kind_of = [kinds.setdefault(row.tobytes(), len(kinds)) for row in rows]
     result = np.array(kind_of, np.int64)

@@ -1,21 +1,21 @@
-"""In which order a weighted search eliminates variables, and what it adds up for each: the same for all weights.
+"""Plan the order in which a weighted search eliminates variables, and what it adds up for each: the same for all weights.
 
-Tables here hold one number per cell, not a frontier, and are dense arrays by classes of states (:mod:`.cost_tables`).
+The tables here hold one number per cell, not a frontier, and are dense arrays by classes of states (:mod:`.cost_tables`).
 Eliminating variable v takes the tables that depend on v (its *bucket*), and minimises their sum over v's states, for all
-combinations of classes of v's neighbours that any of these tables tells apart:
+combinations of those classes of v's neighbours that any of these tables distinguishes:
 
     result[x, y, ..] = min over states k of v  sum over tables t of v  t[k, x, y, ..]
 
-The order is greedy, the smallest result first (min-fill on states). Where even that has too many cells the bucket is cut
-into several that choose v's state apart: the least sum of that relaxed problem is a lower bound (mini-buckets: Dechter and
-Rish, J. ACM 50 (2003)). v's own cost is charged once, see :mod:`.weighted_search`; tables that cost nothing, and only say
-what goes together, are in all of its buckets.
+The order is greedy, the smallest result first (min-fill on states). Where even the smallest result has too many cells, the
+bucket is split into several that choose v's state independently. The least sum of that relaxed problem is a lower bound
+(mini-buckets: Dechter and Rish, J. ACM 50 (2003)). v's own cost is charged once, see :mod:`.weighted_search`. Tables that
+cost nothing, and only say which states go together, are in all of its buckets.
 
-Layers that are alike have eliminations that are alike: a bucket that makes the same of the same tables as one before is
-found by their identities, and is not searched again.
+Layers that are alike have eliminations that are alike. A bucket that does the same with the same tables as an earlier one is
+recognised by the identities of its arrays, and is not searched again.
 
-Complexity of planning: O(n^2 + sum over eliminations of K log K); of a bucket: G times cells of its result, with G the
-groups of states of v that its tables tell apart.
+Complexity of planning: O(n^2 + sum over eliminations of K log K). Complexity of a bucket: G times the cells of its result,
+where G is the number of groups of v's states that its tables distinguish.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ..problem import Ints, Problem
 from .cost_tables import Costs, Shape, first_equal, given_tables
 
 MAX_TOTAL_CELLS = 1 << 26
-"""8 bytes each."""
+"""The most cells of all tables together: 8 bytes each."""
 _MOST_KINDS = 6
-"""Up to which all ways are tried to put a bucket's tables in two parts."""
+"""The largest number of different scopes in a bucket for which all ways to put its tables in two parts are tried."""
 _WORK_PER_CELL = 1 << 8
-"""A bucket may take as many steps for each cell that a result may have."""
+"""Steps that a bucket may take for each cell that a result may have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +44,9 @@ class Input:
 
     Attributes:
         table: its number.
-        axes: the order of its axes beside the others.
-        selectors: for each axis in that order, which class goes with each group, or with each of the bucket's classes.
-        expanded: its shape beside the others, 1 for a neighbour that it does not tell apart.
+        axes: the order in which its axes are put to line up with the bucket's.
+        selectors: for each axis in that order, the table's class of each of the bucket's groups or classes.
+        expanded: its shape next to the bucket's other tables, 1 for a neighbour that it does not depend on.
     """
 
     table: int
@@ -60,12 +60,14 @@ class Bucket:
     """Tables that choose a state of one variable together.
 
     The tables are in two parts, so that the least sum is a product of matrices in the algebra (min, +): one for each
-    combination of those neighbours that both parts depend on.
+    combination of classes of those neighbours that both parts depend on.
 
     Attributes:
+        variable: the variable that is eliminated.
         group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
+        n_groups: the number of groups.
         left: tables of several variables, by [neighbours of both parts, of this part alone, group].
-        right: the same by [neighbours of both parts, group, of this part alone].
+        right: tables of several variables, by [neighbours of both parts, group, of this part alone].
         axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.
         result: the number of the table that it makes.
     """
@@ -80,21 +82,28 @@ class Bucket:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
+        """Return how many combinations of classes the neighbours have: of both parts, of the left, of the right alone."""
         return math.prod(self.axes[0]), math.prod(self.axes[1]), math.prod(self.axes[2])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result, an axis per neighbour."""
+        """Return the shape of the result, with one axis per neighbour."""
         return self.axes[0] + self.axes[1] + self.axes[2]
 
     @property
     def inputs(self) -> tuple[Input, ...]:
+        """Return the tables of both parts."""
         return self.left + self.right
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The elimination of one variable: tables of it alone, and its buckets; more than one is a relaxation."""
+    """The elimination of one variable.
+
+    Attributes:
+        own: the numbers of the tables that depend on this variable only.
+        buckets: the other tables; more than one bucket is a relaxation.
+    """
 
     variable: int
     own: tuple[int, ...]
@@ -106,8 +115,13 @@ class Plan:
     """The eliminations of a problem, in order.
 
     Attributes:
-        shapes: of all tables, by number; the first ``len(given)`` are the problem's.
-        same: of each table, the number of the first that is equal to it whatever the weights; often its own.
+        n_states: the number of states of each node.
+        max_cells: the most cells of a table that an elimination may make.
+        shapes: the shapes of all tables, by number; the first ``len(given)`` are the problem's.
+        given: the costs of the problem's tables.
+        steps: the eliminations.
+        constants: the numbers of the results that depend on no variable.
+        same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
     """
 
@@ -122,9 +136,10 @@ class Plan:
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> Plan:
-        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells; an edge as given may have more.
+        """Plan to eliminate all nodes with tables of at most ``max_cells`` cells.
 
-        Where all tables together have more than MAX_TOTAL_CELLS they are made smaller.
+        An edge of the problem itself may have more cells. Where all tables together have more than MAX_TOTAL_CELLS, planning
+        is repeated with a smaller ``max_cells``.
         """
         shapes, given = given_tables(problem)
         same = first_equal(given)
@@ -137,29 +152,36 @@ class Plan:
 
     @property
     def total_cells(self) -> int:
-        """Of all tables."""
+        """Return the number of cells of all tables; equal tables count once."""
         return sum(math.prod(shape.sizes) for number, shape in enumerate(self.shapes) if self.same[number] == number)
 
     @property
     def work(self) -> float:
-        """Sums of which the least are looked for, for one pair of weights."""
+        """Return how many sums the eliminations compare for one pair of weights."""
         buckets = [bucket for step in self.steps for bucket in step.buckets]
         return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
 
     @property
     def exact(self) -> bool:
+        """Return whether no bucket was split, so that the least sum is exact and not just a lower bound."""
         return all(len(step.buckets) == 1 for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Partition:
-    """What several tables tell apart of a variable's states."""
+    """The groups of a variable's states that several tables distinguish.
+
+    Attributes:
+        class_of: int64[K], the group of each state.
+        representative: for each group its first state.
+    """
 
     class_of: Ints
     representative: Ints
 
     @classmethod
     def of(cls, classes: Sequence[Ints]) -> _Partition:
+        """Build the partition whose groups are the states that have equal classes in every table."""
         code = classes[0]
         for more in classes[1:]:
             code = np.unique(code, return_inverse=True)[1] * (int(more.max()) + 1) + more
@@ -172,7 +194,12 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Effort:
-    """What eliminating a variable from some tables takes."""
+    """An estimate of what eliminating a variable from some tables takes.
+
+    Attributes:
+        tables: the tables of several variables that the elimination adds up.
+        partitions: for each variable of these tables, the groups of its states that they distinguish.
+    """
 
     variable: int
     tables: tuple[int, ...]
@@ -180,34 +207,48 @@ class _Effort:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """Those of which the tables tell any states apart."""
+        """Return the variables, except the eliminated one, of which the tables distinguish any states."""
         return tuple(v for v, part in sorted(self.partitions.items()) if v != self.variable and len(part) > 1)
 
     @property
     def cells(self) -> float:
+        """Return the number of cells of the result."""
         return math.prod(float(len(self.partitions[v])) for v in self.neighbours)
 
     def cells_of(self, scope: frozenset[int]) -> float:
+        """Return the number of combinations of groups of these variables."""
         return math.prod(float(len(self.partitions[v])) for v in scope)
 
     @property
     def work(self) -> float:
+        """Return the number of sums that the elimination compares."""
         return self.cells * len(self.partitions[self.variable])
 
 
 class _Planner:
+    """The planning of one plan.
+
+    Attributes:
+        live: for each variable that is left, the numbers of the tables that depend on it.
+        efforts: the current estimate for each variable.
+        queue: estimates, least first.
+        partitions: known partitions, by the identities of the classes that they come from.
+        done: known eliminations, by key.
+    """
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}
         for number, shape in enumerate(plan.shapes):
             self._enter(number, shape)
         self.efforts: dict[int, _Effort] = {}
-        self.queue: list[tuple[float, float, int, int, _Effort]] = []  # what is not in efforts any more is void
+        self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
-        self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the arrays' identities: all of them are kept
+        self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the identities of arrays, all of which are kept
         self.done: dict[tuple[object, ...], Step] = {}
 
     def run(self) -> None:
+        """Eliminate all variables, the cheapest first."""
         for variable in self.live:
             self._estimate(variable)
         while self.live:
@@ -216,14 +257,17 @@ class _Planner:
                 self._eliminate(effort)
 
     def _estimate(self, variable: int) -> None:
+        """Estimate the elimination of a variable and queue it."""
         effort = self.efforts[variable] = self._effort(variable, self._joint_tables(variable))
         self.n_queued += 1
         heapq.heappush(self.queue, (effort.cells, effort.work, variable, self.n_queued, effort))
 
     def _joint_tables(self, variable: int) -> tuple[int, ...]:
+        """Return the variable's tables that also depend on other variables."""
         return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
 
     def _enter(self, number: int, shape: Shape) -> None:
+        """Record a table with each variable that it depends on."""
         for variable in shape.scope:
             self.live[variable].add(number)
 
@@ -243,9 +287,11 @@ class _Planner:
         return self.partitions[key]
 
     def _fits(self, effort: _Effort) -> bool:
+        """Return whether an elimination is within the limits of cells and work."""
         return effort.cells <= self.plan.max_cells and effort.work <= self.plan.max_cells * _WORK_PER_CELL
 
     def _eliminate(self, effort: _Effort) -> None:
+        """Add a variable's elimination to the plan, in several buckets if it doesn't fit in one; update the estimates."""
         variable = effort.variable
         own = tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) == 1))
         parts = [effort] if self._fits(effort) else self._parted(effort)
@@ -265,9 +311,10 @@ class _Planner:
             self._estimate(other)
 
     def _parted(self, effort: _Effort) -> list[_Effort]:
-        """The tables in groups that fit, the largest table first, each with the first group that it fits into.
+        """Divide an elimination's tables into groups that fit.
 
-        A table that does not fit alone is alone.
+        The largest table comes first; each goes into the first group that it fits into. A table that does not fit alone is
+        alone. Tables that cost nothing go into all groups where they fit.
         """
         shapes = self.plan.shapes
         free = [table for table in effort.tables if shapes[table].is_free]
@@ -281,7 +328,7 @@ class _Planner:
                     break
             else:
                 parts.append(self._effort(effort.variable, [table]))
-        for table in free:  # where it fits, but somewhere
+        for table in free:  # into every part that it fits into, or else into one of its own
             n_in = 0
             for place, part in enumerate(parts):
                 joined = part if table in part.tables else self._effort(effort.variable, [*part.tables, table])
@@ -293,6 +340,7 @@ class _Planner:
         return parts
 
     def _bucket(self, effort: _Effort) -> Bucket:
+        """Build the bucket of an elimination, and the shape of its result."""
         plan, variable, parts = self.plan, effort.variable, effort.partitions
         left, right, axes = self._halves(effort)
         neighbours = tuple(v for axis in axes for v in axis)
@@ -315,7 +363,7 @@ class _Planner:
         return bucket
 
     def _key(self, step: Step, parts: Sequence[_Effort]) -> tuple[object, ...]:
-        """Equal for steps that make the same of the same."""
+        """Return a key that is equal for steps that do the same with the same tables."""
         plan = self.plan
         key: list[object] = [(plan.same[table], id(plan.shapes[table].of(step.variable))) for table in step.own]
         key.append(plan.n_states[step.variable])
@@ -328,15 +376,21 @@ class _Planner:
         return tuple(key)
 
     def _input(self, effort: _Effort, table: int, order: tuple[int, ...]) -> Input:
+        """Return how a table lines up with the axes of a part of a bucket, given in ``order``."""
         shape, parts = self.plan.shapes[table], effort.partitions
         order_of = [v for v in order if v in shape.scope]
-        order_of += [v for v in shape.scope if v not in order]  # a neighbour of which nothing is told apart
+        order_of += [v for v in shape.scope if v not in order]  # a neighbour of which no states are distinguished
         selectors = tuple(shape.of(v)[parts[v].representative] for v in order_of)
         expanded = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
         return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, expanded)
 
     def _halves(self, effort: _Effort) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """The tables in two parts that are small to add up; the neighbours of both, of the left, and of the right alone."""
+        """Divide an elimination's tables into two parts that are cheap to add up.
+
+        Returns:
+            The tables of the left part, those of the right part, and the neighbours of both, of the left alone and of the
+            right alone.
+        """
         neighbours = set(effort.neighbours)
         scopes: dict[frozenset[int], list[int]] = {}
         for table in effort.tables:

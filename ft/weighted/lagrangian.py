@@ -1,21 +1,22 @@
-"""A lower bound of the frontier from weighted searches, with the strategies that they find.
+"""Bound the frontier from below by weighted searches, and return the strategies that they find.
 
-Whatever the weights, no strategy has  a mem + b time  below the least v: a line that the frontier lies above. Several lines
-together are the lower convex hull of the frontier, as far as they go (Lagrangian relaxation: the dual of "least time within
-this memory" is the best of these lines). What lies between the hull and a frontier that bulges inwards they cannot see.
+Whatever the weights, no strategy has  a mem + b time  below the least value v: this is a line that the frontier lies above.
+Several lines together are the lower convex hull of the frontier, as far as they go (Lagrangian relaxation: the dual of
+"least time within this memory" is the best of these lines). Where the frontier bulges inwards, lines cannot show what lies
+between it and its hull.
 
-Weights are chosen where they tell most. Sorted by slope, every two neighbouring lines meet in a *vertex*, a corner of what
-they allow; the vertex with the largest gap (see :mod:`..lower_bound`) to the strategies found is looked at next, by weights
-normal to the line through the two strategies that the two lines found, or between the two slopes if that tells nothing new.
+Weights are chosen where they reveal most. Sorted by slope, every two neighbouring lines meet in a *vertex*, a corner of what
+they allow. The vertex with the largest gap (see :mod:`..lower_bound`) to the strategies found is looked at next, by weights
+normal to the line through the two strategies that the two lines found, or between the two slopes if that gives no new slope.
 With exact searches this is the bisection that finds all corners of the hull, each once (Aneja and Nair, Management Science
 25 (1979)).
 
 Lines become a staircase (``staircase``): for ascending memories m_0 < m_1 < .. a point (m_j, T(m_{j+1} - 1)), where T(m) is
-the least integer time that all lines allow with memory m. A strategy with memory in [m_j, m_{j+1}) is at least as much, as
-T falls. Memories are so dense that a step is at most STEP of either cost, or a single byte.
+the least integer time that all lines allow with memory m. A strategy with memory in [m_j, m_{j+1}) costs at least as much,
+as T falls. Memories are so dense that a step is at most STEP of either cost, or a single byte.
 
-Where the searches are inexact a line takes several rounds (``WeightedSearch.tightened``), which begin with what the two
-lines beside it found to be good.
+Where the searches are inexact, a line takes several rounds (``WeightedSearch.tightened``), which begin with shares between
+those that the two neighbouring lines found to be good.
 
 Complexity: a weighted search per line and round; at most twice as many lines as the hull has corners.
 """
@@ -37,15 +38,15 @@ from ..problem import Ints
 from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, between
 
 STEP = 2.0**-11
-"""Of the staircase, relative to either cost."""
+"""The largest step of the staircase, relative to either cost."""
 MAX_STEPS = 1 << 14
 _NEAR = 1e-6
-"""A gap that is not worth another line."""
+"""The default gap below which a vertex is not worth another line."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Real strategies, reduced: by ascending memory and descending time.
+    """Real strategies, reduced to the Pareto-minimal ones: by ascending memory and descending time.
 
     Attributes:
         mem, time: int64[P].
@@ -58,15 +59,17 @@ class Found:
 
     @classmethod
     def of(cls, mem: Ints, time: Ints, strategies: npt.NDArray[np.int32]) -> Found:
+        """Return the Pareto-minimal strategies among points in any order."""
         kept = reduce_unsorted(mem, time)
         return cls(mem[kept], time[kept], strategies[kept])
 
     def with_others(self, other: Found) -> Found:
+        """Return the Pareto-minimal strategies of both."""
         mem, time = np.concatenate([self.mem, other.mem]), np.concatenate([self.time, other.time])
         return Found.of(mem, time, np.concatenate([self.strategies, other.strategies]))
 
     def as_given(self, kept: Sequence[Ints]) -> Found:
-        """The same with states of the problem that was restricted to these."""
+        """Return the strategies in the states of the problem that was restricted to the states ``kept``."""
         columns = [those[self.strategies[:, node]] for node, those in enumerate(kept)]
         return Found(self.mem, self.time, np.stack(columns, axis=1).astype(np.int32))
 
@@ -76,7 +79,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """No strategy has ``mem_weight * mem + time_weight * time < least``: integers all."""
+    """A lower bound: no strategy has ``mem_weight * mem + time_weight * time < least``; all three are integers."""
 
     mem_weight: int
     time_weight: int
@@ -84,11 +87,11 @@ class Line:
 
     @property
     def slope(self) -> float:
-        """From 0, all weight on time, to infinity, all weight on memory."""
+        """Return the ratio of the weights: 0 with all weight on time, infinity with all weight on memory."""
         return self.mem_weight / self.time_weight if self.time_weight else math.inf
 
     def vertex(self, other: Line) -> tuple[float, float] | None:
-        """Where two lines meet, in memory and time; None if they are parallel."""
+        """Return the memory and time at which two lines meet; None if they are parallel."""
         determinant = self.mem_weight * other.time_weight - other.mem_weight * self.time_weight
         if not determinant:
             return None
@@ -99,14 +102,16 @@ class Line:
 
 @dataclass(slots=True)
 class Hull:
-    """Lines and strategies, as they are found.
+    """The lines and strategies found so far.
 
     Attributes:
+        search: the weighted search that finds them.
+        dropped: a lower bound of the strategies that the search does not see; None if it sees all.
         lines: by ascending slope; the first bounds time alone, the last memory alone.
         corners: the best point that each line's search found, None if none.
-        dropped: what bounds strategies that the search does not see; None if it sees all.
+        results: all results of the search.
         points: memory and time of all strategies that are known.
-        near: a line within this of a point is good enough.
+        near: how close, relatively, a line must come to a known strategy to be good enough.
     """
 
     search: WeightedSearch
@@ -119,7 +124,7 @@ class Hull:
 
     @property
     def found(self) -> Found:
-        """The strategies, without those that others dominate; possibly none."""
+        """Return the Pareto-minimal strategies found; possibly none."""
         real = [each for each in self.results if each.strategy is not None]
         mem, time = (np.array([getattr(r, name) for r in real], np.int64) for name in ("mem_bytes", "time_ns"))
         n_nodes = len(self.search.problem.nodes)
@@ -128,10 +133,15 @@ class Hull:
 
     @property
     def bound(self) -> LowerBound:
+        """Return the lower bound that the lines prove."""
         return staircase(self.lines)
 
     def add(self, mem_weight: float, time_weight: float) -> int | None:
-        """Search with these weights; where its line is among the others, None if there is one of this slope already."""
+        """Search with these weights and add the line.
+
+        Returns:
+            The line's index among the lines; None if there is one of this slope already, so that nothing was searched.
+        """
         weights = self.search.integer_weights(mem_weight, time_weight)
         slope = Line(*weights, 0).slope
         if any(line.slope == slope for line in self.lines):
@@ -151,7 +161,11 @@ class Hull:
         return place
 
     def _start(self, weights: tuple[int, int], place: int) -> Shares | None:
-        """How the two lines beside would share out what the plan splits; with this the bound is at least what they say."""
+        """Return the shares of split variables with which to begin a search for a new line at index ``place``.
+
+        They lie between the shares of the two neighbouring lines. With them the bound is at least what these lines prove.
+        The result is None if such shares are not known, or not needed because the search is exact.
+        """
         if self.search.plan.exact or not 0 < place < len(self.lines):
             return None
         low, high = self.lines[place - 1], self.lines[place]
@@ -171,12 +185,12 @@ def lagrangian(
     gap: float = _NEAR,
     dropped: LowerBound | None = None,
 ) -> Hull:
-    """The hull of a problem's frontier, with at most ``n_lines`` lines or until the search's deadline.
+    """Return the hull of a problem's frontier, with at most ``n_lines`` lines; fewer if the search's deadline passes.
 
     Args:
         known: strategies that are known before.
-        gap: at vertices that are within this of a strategy nothing is looked for.
-        dropped: a lower bound of strategies that the search does not see, where the lines are to hold for them too.
+        gap: a vertex that is within this of a known strategy is not looked at.
+        dropped: a lower bound of strategies that the search does not see, if the lines are to hold for them too.
 
     Raises:
         InfeasibleError: no strategy is allowed.
@@ -187,7 +201,7 @@ def lagrangian(
         hull.points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
     hull.add(0, 1)
     hull.add(1, 0)
-    count = itertools.count()  # of equal gaps the first goes first
+    count = itertools.count()  # of equal gaps, the first added goes first
     pending = [(-math.inf, next(count), hull.lines[0], hull.lines[1])]
     try:
         while pending and len(hull.lines) < n_lines:
@@ -200,7 +214,7 @@ def lagrangian(
                 continue
             middle = hull.lines[place]
             if middle.mem_weight * vertex[0] + middle.time_weight * vertex[1] >= middle.least * (1 - 1e-12):
-                continue  # it cuts nothing off
+                continue  # the new line does not exclude the vertex
             for pair in ((low, middle), (middle, high)):
                 corner_of = pair[0].vertex(pair[1])
                 if corner_of is not None:
@@ -211,13 +225,13 @@ def lagrangian(
 
 
 def _gap(vertex: tuple[float, float], points: list[tuple[int, int]]) -> float:
-    """By which part the nearest point is above a vertex."""
+    """Return the fraction by which the nearest point is above a vertex, in the worse of both costs."""
     least = [math.ceil(cost * (1 - 1e-12)) for cost in vertex]
     return min((max((cost - of) / max(of, 1) for cost, of in zip(p, least, strict=True)) for p in points), default=math.inf)
 
 
 def _between(hull: Hull, low: Line, high: Line) -> tuple[float, float]:
-    """Weights between those of two neighbouring lines."""
+    """Return weights between those of two neighbouring lines, if possible normal to the line through their corners."""
     places = [next(k for k, line in enumerate(hull.lines) if line is each) for each in (low, high)]
     left, right = hull.corners[places[1]], hull.corners[places[0]]  # less memory; less time
     if left is not None and right is not None and right[0] > left[0] and left[1] > right[1]:
@@ -230,12 +244,12 @@ def _between(hull: Hull, low: Line, high: Line) -> tuple[float, float]:
 
 
 def staircase(lines: list[Line]) -> LowerBound:
-    """Points such that every strategy above all lines costs at least as much, in both costs, as one of them."""
+    """Return points such that every strategy above all lines costs at least as much, in both costs, as one of them."""
     first = max((-(-line.least // line.mem_weight) for line in lines if not line.time_weight), default=0)
     last_time = max((-(-line.least // line.time_weight) for line in lines if not line.mem_weight), default=0)
     steep = [line for line in lines if line.time_weight]
     sloped = [line for line in steep if line.mem_weight]
-    # From here on the least time is that of all weight on time.
+    # With at least this memory, the least time is that of the line with all weight on time.
     last = max([first, *(-(-(x.least - x.time_weight * last_time) // x.mem_weight) for x in sloped)])
     mems = {first, last}
     if last - first < MAX_STEPS:
@@ -260,10 +274,10 @@ def staircase(lines: list[Line]) -> LowerBound:
 
 
 def _least_times(lines: list[Line], mem: Ints) -> Ints:
-    """The least integer time, from 0, that all lines allow with each memory."""
+    """Return the least integer time, from 0, that all lines allow with each memory."""
     result = np.zeros(len(mem), np.int64)
     for line in lines:
-        # From where the line allows any time on, no product is larger than its least: that is what fits.
+        # Limit the memory to where the line allows any time: then no product exceeds ``least`` by much, and none overflows.
         within = np.minimum(mem, line.least // line.mem_weight + 1) if line.mem_weight else np.zeros_like(mem)
         np.maximum(result, -((line.mem_weight * within - line.least) // line.time_weight), out=result)
     return result

@@ -1,4 +1,4 @@
-"""Arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of several weights."""
+"""Compute with arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of the weights."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _CHUNK = 1 << 15
 
 
 class Pool:
-    """Arrays that are used again: memory that is new to the process is slow."""
+    """Arrays that are reused: memory that is new to the process is slow."""
 
     def __init__(self) -> None:
         self.free: dict[int, list[Floats]] = {}
 
     def take(self, shape: tuple[int, ...]) -> Floats:
-        """An array with anything in it."""
+        """Return an array of this shape with arbitrary contents."""
         size = math.prod(shape)
         free = self.free.get(size)
         flat: Floats = free.pop() if free else np.empty(size)
         return flat.reshape(shape)
 
     def put_back(self, array: Floats) -> None:
-        """One that was taken, and that nobody looks at any more."""
+        """Give back an array that was taken, and that nobody looks at any more."""
         self.free.setdefault(array.size, []).append(array.reshape(-1))
 
 
 def min_plus_compiled(left: Floats, right: Floats) -> Floats:
-    """``min_plus_in_numpy`` by :mod:`.numba_min_plus`, the same to the bit.
+    """Do what ``min_plus_in_numpy`` does, by :mod:`.numba_min_plus`, the same to the bit.
 
     Raises:
-        ImportError: there is no Numba.
+        ImportError: Numba is not installed.
     """
     from .numba_min_plus import min_plus
 
@@ -47,7 +47,10 @@ def min_plus_compiled(left: Floats, right: Floats) -> Floats:
 
 
 def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
-    """``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``; for small tables, and the oracle."""
+    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``.
+
+    For small tables, and the oracle of compiled code.
+    """
     n_batch, n_outer, n_groups = left.shape
     result = np.empty((n_batch, n_outer, right.shape[2]))
     size = max(1, _CHUNK // (n_groups * right.shape[2]))
@@ -61,19 +64,19 @@ def min_plus_in_numpy(left: Floats, right: Floats) -> Floats:
 
 
 def turned(matrices: Floats) -> Floats:
-    """Each matrix transposed."""
+    """Return each matrix transposed."""
     result: Floats = matrices.transpose(0, 2, 1)
     return result
 
 
 def added(tables: Sequence[Floats]) -> Floats:
-    """Their sum as far as they go; a single zero if there is none."""
+    """Return the sum of the tables in their common broadcast shape; a single zero if there are none."""
     result: Floats = np.asarray(sum(tables[1:], tables[0])) if tables else np.zeros(1)
     return result
 
 
 def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
-    """Of the second axis, for each of its classes."""
+    """Return the least number of each class of the second axis."""
     if is_all(class_of, n_classes):
         return numbers
     order = np.argsort(class_of, kind="stable")
@@ -83,7 +86,11 @@ def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
 
 
 def expand(table: Floats, each: Input) -> Floats:
-    """A table by classes of a bucket's neighbours and groups of its variable; the first axis stays."""
+    """Return a table by classes of a bucket's neighbours and groups of its variable; the first axis stays.
+
+    Args:
+        each: how the table lines up with the bucket.
+    """
     result = table.transpose(0, *(axis + 1 for axis in each.axes))
     for axis, selector in enumerate(each.selectors):
         if not is_all(selector, result.shape[axis + 1]):
@@ -93,7 +100,12 @@ def expand(table: Floats, each: Input) -> Floats:
 
 
 def contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
-    """The least of all cells that a table's cell was expanded to, in the table's own order."""
+    """Return the least of all cells that each of a table's cells was expanded to, in the table's own order.
+
+    Args:
+        each: how the table lines up with the bucket.
+        shape: the table's shape, first axis included.
+    """
     result: Floats = expanded.reshape(len(expanded), *(len(selector) for selector in each.selectors))
     for axis, selector in enumerate(each.selectors):
         size = shape[each.axes[axis] + 1]
@@ -106,12 +118,12 @@ def contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
 
 
 def is_all(selector: Ints, size: int) -> bool:
-    """Whether it takes all of them in order."""
+    """Return whether a selector selects everything, in order."""
     return len(selector) == size and bool((selector[1:] > selector[:-1]).all())
 
 
 def less(whole: Floats, part: Floats, result: Floats) -> Floats:
-    """What is left without a part, into ``result``; infinite where the part is."""
+    """Subtract a part, into ``result``; the difference is infinite where the part is."""
     with np.errstate(invalid="ignore"):
         np.subtract(whole, part, out=result)
     result[np.isinf(part)] = np.inf

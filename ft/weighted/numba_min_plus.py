@@ -1,4 +1,4 @@
-"""The inner loop of weighted searches, compiled by Numba: products of matrices in the algebra (min, +).
+"""Multiply matrices in the algebra (min, +), compiled by Numba: the inner loop of weighted searches.
 
 A row of the result is the least of shifted rows. Most of these are nowhere the least: a row whose least number, shifted, is
 not below the largest of the result so far is skipped. So the most promising row goes first, and rows are taken several at
@@ -19,11 +19,12 @@ from ..tables.numba_kernels import _compile
 
 _AT_ONCE = 4
 _LOOKS = 8
-"""After how many times as many rows the largest of the result is looked at again."""
+"""Number of batches of rows after which the largest number of the result is updated."""
 
 
 @_compile
 def _least_of(row: Any) -> Any:
+    """Return the least number of a row."""
     a = b = c = d = np.inf
     n = len(row) - len(row) % 4
     for j in range(0, n, 4):
@@ -35,6 +36,7 @@ def _least_of(row: Any) -> Any:
 
 @_compile
 def _largest_of(row: Any) -> Any:
+    """Return the largest number of a row."""
     a = b = c = d = -np.inf
     n = len(row) - len(row) % 4
     for j in range(0, n, 4):
@@ -46,7 +48,7 @@ def _largest_of(row: Any) -> Any:
 
 @_compile
 def min_plus(left: Any, right: Any) -> Any:
-    """``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``: float64, contiguous, none of them -inf."""
+    """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``: float64, contiguous, none of them -inf."""
     n_batch, n_outer, n_groups = left.shape
     n_inner = right.shape[2]
     result = np.full((n_batch, n_outer, n_inner), np.inf)
@@ -74,7 +76,7 @@ def min_plus(left: Any, right: Any) -> Any:
                     n += 1
             k = kept = 0
             while k < n:
-                # The next few that may still be somewhere the least.
+                # Collect the next few rows that may still be the least somewhere.
                 n_ready = 0
                 g0 = g1 = g2 = g3 = first
                 while k < n and n_ready < _AT_ONCE:

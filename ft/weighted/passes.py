@@ -1,13 +1,12 @@
-"""One pass over a plan of eliminations, forward and back, for weights that are given: what :mod:`.weighted_search` is made
-of.
+"""Run a plan of eliminations once, forward and back, for given weights: the building block of :mod:`.weighted_search`.
 
-- forward: each bucket's least sum is a product of matrices in the algebra (min, +), see :mod:`.min_plus`. The cost of a
+- Forward: each bucket's least sum is a product of matrices in the algebra (min, +), see :mod:`.min_plus`. The cost of a
   variable with several buckets is shared out over them.
-- ``Pass.least``: back, each variable takes its best state.
-- ``Pass.marginals``: back, every bucket gets what all tables outside of it cost at least, so that two more products are the
-  least cost with each cell of its tables.
+- ``Pass.least``: going back, each variable takes its best state.
+- ``Pass.marginals``: going back, every bucket gets the least that all tables outside of it cost. With that, two more
+  products give the least cost with each cell of its tables.
 
-Eliminations that the plan knows to be equal are done once, as long as shares are not given from outside.
+Eliminations that the plan knows to be equal are done once, unless shares are given from outside.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ Shares = dict[int, list[Floats]]
 
 
 class TimeIsUpError(Exception):
-    """A weighted search was not ready by its deadline."""
+    """Raised where a weighted search was not ready by its deadline."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Least:
-    """What a weighted search found.
+    """The result of a weighted search.
 
     Attributes:
-        weights: of memory and of time.
+        weights: the weights of memory and of time.
         bound: no strategy has a lower weighted cost.
-        exact: whether ``strategy`` has just this cost, so that it is the best.
+        exact: whether ``strategy`` has exactly this cost, so that it is the best.
         strategy: int32[n_nodes], a real one; None if none was found.
-        mem_bytes, time_ns: its costs; 0 if there is none.
+        mem_bytes, time_ns: the strategy's costs; 0 if there is none.
     """
 
     weights: tuple[float, float]
@@ -63,9 +62,10 @@ class Marginals:
     """Lower bounds on the weighted cost of strategies with a given state; exact where ``least.exact``.
 
     Attributes:
+        least: the result for all strategies.
         nodes: float64[K] for each node; infinite where no strategy has the state.
         edges: float64[K source, K target] for each edge, None for those whose ends do not interact; empty if not asked for.
-            Pairs that the edge does not tell apart share the least of theirs.
+            Pairs that the edge does not distinguish share the least bound among them.
     """
 
     least: Least
@@ -74,7 +74,7 @@ class Marginals:
 
 
 def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
-    """What the marginals of all buckets but the first lack to their mean, state by state."""
+    """Return how far the marginals of all buckets but the first are below their mean, state by state."""
     mean = np.mean(of_buckets, axis=0)
     return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
 
@@ -87,8 +87,8 @@ class Setting:
         most: the sum of the largest memories of all tables, and of the largest times.
         split: the variables that have several buckets.
         deadline: by ``time.monotonic``.
-        product: by compiled code or in NumPy.
-        pool: where arrays come from.
+        product: the matrix product, by compiled code or in NumPy.
+        pool: the pool that arrays come from.
     """
 
     problem: Problem
@@ -101,7 +101,17 @@ class Setting:
 
 
 class Pass:
-    """One elimination for several pairs of weights: the first axis of every table."""
+    """One run of the eliminations for several pairs of weights, which are the first axis of every table.
+
+    Args:
+        weights: pairs of weights of memory and of time.
+        shares: the shares of split variables' costs; None to choose them bucket by bucket.
+
+    Raises:
+        ValueError: a weight is negative or not finite.
+        InfeasibleError: no strategy is allowed.
+        TimeIsUpError: the deadline has passed.
+    """
 
     def __init__(
         self,
@@ -113,7 +123,7 @@ class Pass:
             if not all(0 <= weight < math.inf for weight in pair):
                 raise ValueError(f"weights of memory and time must be finite and at least 0, got {pair}")
         self.shares = shares
-        self.moves: Shares = {}  # by which each bucket's share would have to grow for all buckets to agree
+        self.moves: Shares = {}  # how much each bucket's share must grow for all buckets to agree
         self.found: list[Least] = []
         self.setting, self.plan, self.weights = setting, setting.plan, list(weights)
         self.n = len(self.weights)
@@ -121,7 +131,7 @@ class Pass:
         for number, costs in enumerate(self.plan.given):
             same = self.plan.same[number]
             self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
-        self.own: dict[int, list[Floats]] = {}  # of each bucket of a variable, its share of the variable's own cost
+        self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
         for step in self.plan.steps:
             self._eliminate(step)
         shared = np.zeros(self.n)
@@ -135,6 +145,7 @@ class Pass:
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
 
     def _weighted(self, costs: Costs) -> Floats:
+        """Return the weighted costs of a table, infinite where it is forbidden: an axis of weights, then the table's."""
         table = self.setting.pool.take((self.n, *costs.mem.shape))
         for row, (mem, time_ns) in zip(table, self.weights, strict=True):
             np.multiply(costs.mem, float(mem), out=row)
@@ -143,12 +154,16 @@ class Pass:
         return table
 
     def _margin(self, mem: float, time_ns: float, shared: float) -> float:
-        """What rounding can have added. Any number here is a sum of costs and of shares, each at most once."""
+        """Return how much rounding can have added to any number, given the weights and the largest sum of shares.
+
+        Any number here is a sum of costs and of shares, each at most once.
+        """
         most = mem * self.setting.most[0] + time_ns * self.setting.most[1] + shared
         is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
         return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
 
     def _eliminate(self, step: Step) -> None:
+        """Compute the results of a variable's buckets, or take those of an equal elimination."""
         if time.monotonic() > self.setting.deadline:
             raise TimeIsUpError
         same = self.plan.same[step.buckets[0].result]
@@ -173,16 +188,17 @@ class Pass:
             self.tables[bucket.result] = result.reshape(self.n, *bucket.shape)
 
     def put_back(self) -> None:
-        """The tables' memory, for other runs."""
+        """Give the tables' memory back, for other passes."""
         for number, same in enumerate(self.plan.same):
             if same == number or (self.shares is not None and number >= len(self.plan.given)):
                 self.setting.pool.put_back(self.tables[number])
         self.tables.clear()
 
     def _shares(self, step: Step, own: Floats) -> list[Floats]:
+        """Share a variable's own cost out over its buckets, such that each state costs the same in all of them."""
         if len(step.buckets) == 1:
             return [own]
-        likes = []  # what each bucket's tables cost at least with each state
+        likes = []  # by bucket, the least that its tables cost with each state
         for bucket in step.buckets:
             of_group = np.empty((self.n, bucket.n_groups))
             for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
@@ -199,8 +215,11 @@ class Pass:
         return result
 
     def _halves(self, bucket: Bucket, own: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
-        """Both parts of a bucket, some groups at a time: [weights and neighbours of both, those of the left, groups], and
-        [weights and neighbours of both, groups, those of the right]. The variable's own cost is in the left part."""
+        """Yield both parts of a bucket, some groups at a time: the slice of groups, the left and the right part.
+
+        The left part is [weights and neighbours of both, neighbours of the left, groups], with the variable's own cost
+        added. The right part is [weights and neighbours of both, groups, neighbours of the right].
+        """
         n_both, of_left, of_right = bucket.sizes
         axis = 1 + len(bucket.axes[0])
         lefts = [
@@ -224,6 +243,7 @@ class Pass:
             yield chunk, left.reshape(shapes[0]), right.reshape(shapes[1])
 
     def least(self) -> list[Least]:
+        """Return the least weighted cost for each pair of weights, with a strategy."""
         if not self.found:
             self.found = self._least()
         return self.found
@@ -242,7 +262,7 @@ class Pass:
         return found
 
     def _strategies(self) -> npt.NDArray[np.int32]:
-        """Each variable's best state, from the last eliminated to the first; all of its buckets have their say."""
+        """Return each variable's best state, from the last eliminated to the first, by the tables of all of its buckets."""
         states = np.zeros((self.n, len(self.plan.n_states)), np.int32)
         row = np.arange(self.n)[:, None]
         for step in reversed(self.plan.steps):
@@ -259,6 +279,7 @@ class Pass:
         return states
 
     def marginals(self, with_edges: bool) -> list[Marginals]:
+        """Return the marginals for each pair of weights, and set ``moves`` for the split variables."""
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
@@ -295,8 +316,16 @@ class Pass:
     def _go_back(
         self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
     ) -> tuple[Floats, list[tuple[Input, Floats]], list[Floats]]:
-        """Marginals of the variable's states as a bucket sees them, and of the cells of some of its tables; what these may
-        be views of, to be put back."""
+        """Compute marginals from one bucket's tables.
+
+        Args:
+            own: the bucket's share of the variable's own cost.
+            outside: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
+
+        Returns:
+            The marginals of the variable's states, those of the cells of the tables that need them, and the arrays that
+            these may be views of, to be put back.
+        """
         n_both, of_left, of_right = bucket.sizes
         beyond = outside.reshape(self.n * n_both, of_left, of_right)
         wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
@@ -327,6 +356,7 @@ class Pass:
         return of_state, of_inputs, [lefts, rights]
 
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
+        """Store the marginals of a table's cells with its edges, by states; of several for one pair, the highest."""
         shape, costs = self.plan.shapes[table], self.plan.given[table]
         full = marginal[:, shape.classes[0][:, None], shape.classes[1]] - self.margin[:, None, None]
         for index in costs.edges:

@@ -1,24 +1,25 @@
-"""States, and pairs of states, that cannot be on the frontier, by weighted searches. Exact, or within a proven factor.
+"""Drop states, and pairs of states, that cannot be on the frontier, by weighted searches. Exact, or within a proven factor.
 
 A strategy with state s of node v costs at least M_w(v, s) for all weights w (min-marginals, :mod:`.weighted_search`). A set
 U of real strategies is known: those that the weighted searches found, and others. Between two neighbouring points of U, by
-memory, lies a *corner* c: the largest memory and time with which a strategy is dominated by neither, which are one below the
-memory of the one and one below the time of the other. A strategy that no point of U weakly dominates costs at most some
-corner, in both. So s matters only if
+memory, lies a *corner* c: the largest memory and time of a strategy that neither point dominates. They are one below the
+memory of the one point and one below the time of the other. A strategy that no point of U weakly dominates costs at most as
+much as some corner, in both costs. So s matters only if
 
     w . c >= M_w(v, s)  for all weights w, for some corner c,
 
-and otherwise every strategy with s is weakly dominated by one that is known. Those left together with U have the same
-frontier. With epsilon > 0 the points of U are divided by 1 + epsilon before corners are formed: every strategy that is
-dropped then is within that factor of one that is known. The same holds for the pairs of states of an edge.
+and otherwise every strategy with s is weakly dominated by a known one. The states that are left, together with U, have the
+same frontier. With epsilon > 0 the points of U are divided by 1 + epsilon before corners are formed: then every strategy
+that is dropped is within that factor of a known one. The same holds for the pairs of states of an edge.
 
-A few lines come first, and their weights drop states only; what they leave is smaller, so that the others take less time.
-(They hold for all strategies, as those that were dropped are bounded by U.) Weights take turns, in the order in which
-:mod:`.lagrangian` found them to tell most. Min-marginals of what is left are higher than those of the whole, so each time
-that many states are gone the search is planned again.
+A few lines (:mod:`.lagrangian`) come first, and their weights drop states only. What they leave is smaller, so that the
+further lines take less time. (These hold for all strategies, as the dropped ones are bounded by U.) Weights are used in the
+order in which :mod:`.lagrangian` chose them, most revealing first. Min-marginals of what is left are higher than those of
+the given problem, so each time that many states are gone the search is planned again.
 
-Corners are bits of integers, so that a state's are kept over all weights: w . c is sorted, and the position of M_w tells
-which corners are left. Neighbouring corners are joined (at the larger of both costs) where there are more than MAX_CORNERS.
+For each state, the corners that are left are bits of integers, kept over all weights: w . c is sorted, and the position of
+M_w tells which corners are left. Neighbouring corners are joined (at the larger of both costs) where there are more than
+MAX_CORNERS.
 
 Complexity: min-marginals for each weight, and O(K log C) for each of them.
 """
@@ -43,21 +44,21 @@ N_FIRST_LINES = 9
 MAX_CORNERS = 256
 _WORD = 64
 _WORTH_PLANNING = 0.9
-"""States or pairs left over, from which it pays to plan the next weighted search again."""
+"""The share of states or pairs that may be left for it to pay to plan the next weighted search again."""
 
 Bits = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pruned:
-    """What is left of a problem, and what is known of its frontier.
+    """A problem after pruning, and what is known of its frontier.
 
     Attributes:
-        problem: with the kept states; pairs that are dropped are at INFEASIBLE. None if no strategy is left that the known
-            ones do not dominate.
+        problem: the problem with the kept states; pairs that are dropped are at INFEASIBLE. None if the known strategies
+            dominate all others.
         kept: for each node the states that are left, ascending.
-        found: strategies of the problem as it was given.
-        bound: the Lagrangian lower bound, of all strategies.
+        found: strategies of the given problem.
+        bound: the Lagrangian lower bound of all strategies.
         of_dropped: a lower bound of the strategies that are dropped.
         n_pairs: allowed pairs of states of all edges, before and after.
     """
@@ -78,14 +79,14 @@ def pruned(
     known: Found | None = None,
     max_cells: int = MAX_CELLS,
 ) -> Pruned:
-    """Drop what cannot be on the frontier: that of what is left and of what is found, together, is the problem's.
+    """Drop what cannot be on the frontier: the frontiers of what is left and of what is found, united, are the problem's.
 
     Args:
-        epsilon: drop also what is within this factor of what is found, in both costs.
-        n_weights: for how many weights min-marginals are looked at.
+        epsilon: also drop what is within this factor of what is found, in both costs.
+        n_weights: number of weights for which min-marginals are looked at.
         deadline: by ``time.monotonic``; less is dropped if it passes.
         known: real strategies that are known before.
-        max_cells: of a table of a weighted search; see :class:`.WeightedSearch`.
+        max_cells: the most cells of a table of a weighted search; see :class:`.WeightedSearch`.
 
     Raises:
         InfeasibleError: no strategy is allowed.
@@ -112,11 +113,20 @@ def pruned(
 
 
 def _nothing_left(left: Pruned) -> Pruned:
+    """Return the result for a problem of which every state can be dropped."""
     kept = tuple(np.empty(0, np.int64) for _ in left.kept)
     return replace(left, problem=None, kept=kept, n_pairs=(left.n_pairs[0], 0))
 
 
 class _Pruning:
+    """The pruning of one problem by the lines of one hull.
+
+    Attributes:
+        corners: memory and time of the corners.
+        of_nodes: for each node, for each state, the corners that are left, as bits.
+        of_edges: for each edge, for each pair of states, the corners that are left, as bits.
+    """
+
     def __init__(self, problem: Problem, hull: Hull, found: Found, epsilon: float) -> None:
         self.problem, self.hull, self.found = problem, hull, found
         self.kept: list[Ints] = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
@@ -145,7 +155,7 @@ class _Pruning:
         return _nothing_left(left) if nothing_is_left else left
 
     def _look_with(self, n_weights: int, with_pairs: bool) -> None:
-        """Cross out and restrict, weight by weight.
+        """Cross out corners and restrict the problem, weight by weight.
 
         Raises:
             InfeasibleError: nothing is left.
@@ -162,7 +172,7 @@ class _Pruning:
                 search = WeightedSearch(self.problem, search.plan.max_cells, search.deadline)
 
     def _look(self, search: WeightedSearch, weights: tuple[int, int], with_pairs: bool) -> None:
-        """Cross out the corners that a state, or a pair, cannot be below."""
+        """Cross out the corners that, by these weights, a strategy with a state or a pair of states can't be below."""
         marginals = search.marginals(weights, with_edges=with_pairs)
         thresholds = weights[0] * self.corners[0] + weights[1] * self.corners[1]
         order = np.argsort(thresholds)
@@ -178,7 +188,7 @@ class _Pruning:
             pair_bits &= self.of_nodes[edge.source][:, None] & self.of_nodes[edge.target]
 
     def _restrict(self, worth: float = _WORTH_PLANNING) -> bool:
-        """Leave out what has no corner left, where that is much."""
+        """Leave out states and pairs that have no corner left, if they are many; return whether they were."""
         left = [np.flatnonzero(bits.any(axis=1)) for bits in self.of_nodes]
         n_left = sum(map(len, left))
         n_pairs = sum(int(bits.any(axis=2).sum()) for bits in self.of_edges)
@@ -201,11 +211,12 @@ class _Pruning:
 
 
 def _n_pairs(problem: Problem) -> int:
+    """Return the number of allowed pairs of states of all edges."""
     return sum(int(((e.mem_bytes < INFEASIBLE) & (e.time_ns < INFEASIBLE)).sum()) for e in problem.edges)
 
 
 def _scaled(found: Found, epsilon: float) -> tuple[Ints, Ints]:
-    """The least integers that are within 1 + epsilon of the known strategies' costs, reduced."""
+    """Return the least integers that are within 1 + epsilon of the known strategies' costs, reduced."""
     if not epsilon:
         return found.mem, found.time
     factor = (1 + epsilon) * (1 - 1e-12)
@@ -215,7 +226,7 @@ def _scaled(found: Found, epsilon: float) -> tuple[Ints, Ints]:
 
 
 def _live_corners(hull: Hull, u_mem: Ints, u_time: Ints) -> tuple[Floats, Floats]:
-    """Memory and time of the corners that a strategy may be below, as far as the lines tell."""
+    """Return memory and time of the corners that, by the lines, a strategy may be below."""
     most_mem, most_time = hull.search.most
     mem, time_ns = np.append(u_mem - 1.0, float(most_mem)), np.insert(u_time - 1.0, 0, float(most_time))
     live = np.ones(len(mem), np.bool_)
@@ -230,7 +241,7 @@ def _live_corners(hull: Hull, u_mem: Ints, u_time: Ints) -> tuple[Floats, Floats
 
 
 def _masks_from(order: npt.NDArray[np.intp], n_words: int) -> Bits:
-    """uint64[C + 1, words]: row k has the bits of corners ``order[k:]``."""
+    """Return uint64[C + 1, words], where row k has the bits of corners ``order[k:]``."""
     n_corners = len(order)
     single = np.zeros((n_corners + 1, n_words), np.uint64)
     single[np.arange(n_corners), order // _WORD] = np.uint64(1) << (order % _WORD).astype(np.uint64)

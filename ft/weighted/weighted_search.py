@@ -1,23 +1,23 @@
-"""The least weighted cost  a mem + b time  of all strategies, exact or from below, and of those with a given state.
+"""Find the least weighted cost  a mem + b time  of all strategies, and of those with a given state: exact or a lower bound.
 
-A weighted sum turns a frontier into one number, so that a table is a plain array of numbers, and the algebra (min, +).
+A weighted sum turns a frontier into one number, so that a table is a plain array of numbers, in the algebra (min, +).
 
 - ``least``: variables are eliminated in the order of :mod:`.elimination_plan`; going back, each takes its best state.
-- ``marginals``: going back, every bucket also gets what all tables outside of it cost at least. So for every state of
-  every node, and for every pair of states of an edge, there is the least cost of a strategy that has it (*min-marginals*).
+- ``marginals``: going back, every bucket also gets the least that all tables outside of it cost. So for every state of every
+  node, and for every pair of states of an edge, there is the least cost of a strategy that has it (*min-marginals*).
 
-Where the plan had to cut buckets the results are lower bounds. A variable's own cost is then shared out over its buckets;
-the sum of the shares is its cost, whatever they are, and any shares give a valid bound. At first all buckets would like
-each state equally well by what was eliminated before them ("max-marginal matching": Ihler, Flerova, Dechter and Otten, UAI
-2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each share grows by what
-its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave in weights and
-shares together, so a line between two others begins with what is between their shares. The strategy is real in any case,
-and no longer proven the best.
+Where the plan had to split buckets, the results are lower bounds. A variable's own cost is then shared out over its buckets.
+The sum of the shares is its cost, whatever they are, and any shares give a valid bound. The first shares are such that each
+state costs the same in all buckets, judged by what was eliminated before them ("max-marginal matching": Ihler, Flerova,
+Dechter and Otten, UAI 2012). ``tightened`` then goes on: a state's min-marginal should be the same in all buckets, so each
+share grows by what its bucket's marginal lacks to their mean, by less where that made the bound lower. The bound is concave
+in weights and shares together, so the search for a line between two others begins with shares between theirs. The strategy
+is real in any case, but no longer proven the best.
 
-Numbers are float64. With integer weights such that no sum can exceed 2^52 all of them are integers and exact; else bounds
-are lowered by more than rounding can have added.
+Numbers are float64. With integer weights such that no sum can exceed 2^52, all of them are integers and exact. Otherwise
+bounds are lowered by more than rounding can have added.
 
-Complexity: O(sum over buckets of groups x cells) at most for ``least``, and for each product two more in ``marginals``;
+Complexity: O(sum over buckets of groups x cells) at most for ``least``, and two more products for each one in ``marginals``;
 layers that are alike count once in ``least``.
 """
 
@@ -36,18 +36,18 @@ from .passes import EXACT, Least, Marginals, Pass, Setting, Shares, TimeIsUpErro
 
 MAX_CELLS = 1 << 20
 _CELLS_AT_ONCE = 1 << 22
-"""Of the tables of all weights that are searched together."""
+"""Cells of the tables of all weights that are searched together."""
 _WORK_OF_CANDIDATE = 2
 """Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
 N_ROUNDS = 8
-"""Of sharing out the costs of split variables."""
+"""The most rounds of sharing out the costs of split variables."""
 _WORTH_A_ROUND = 0.1
-"""What another round should win of what a bound lacks."""
+"""The share of the distance between bound and known strategy that a round must gain for another to be worth it."""
 _LEAST_STEP = 2.0**-8
 _MATTERS = 1e-6
 _MOST = 2.0**61
 LEAST_WEIGHT = 1 << 6
-"""Of two weights, where costs are so large that one of them would be 0 if sums were not to be rounded."""
+"""The smaller of two weights, where costs are so large that it would be 0 if sums were not to be rounded."""
 
 __all__ = ["MAX_CELLS", "Least", "Marginals", "Shares", "TimeIsUpError", "WeightedSearch", "between"]
 
@@ -56,8 +56,9 @@ class WeightedSearch:
     """Searches one problem for the least weighted cost, for any weights.
 
     Args:
-        max_cells: of a table that an elimination makes; with more, results are lower bounds.
-        deadline: of all its searches, by ``time.monotonic``.
+        problem: the problem to search.
+        max_cells: the most cells of a table that an elimination makes; where more would be needed, results are lower bounds.
+        deadline: the deadline of all its searches, by ``time.monotonic``.
     """
 
     def __init__(self, problem: Problem, max_cells: int = MAX_CELLS, deadline: float = math.inf) -> None:
@@ -74,11 +75,14 @@ class WeightedSearch:
             deadline,
             min_plus_compiled if is_for_compiled_code(self.plan.work / _WORK_OF_CANDIDATE) else min_plus_in_numpy,
         )
-        self.step = 1.0  # of sharing out: less where many split variables together go too far
-        self.shares: dict[tuple[float, float], Shares] = {}  # what was found to be good for some weights
+        self.step = 1.0  # factor on the changes of shares: less where those of many split variables together go too far
+        self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
-        """Integers with nearly this ratio, large, but not so large that sums are rounded, unless the ratio asks for it."""
+        """Return integer weights with nearly this ratio.
+
+        They are large, but not so large that sums are rounded, unless the ratio asks for it.
+        """
         parts = mem * max(self.most[0], 1), time * max(self.most[1], 1)
         scale = (EXACT >> 1) / sum(parts) if any(parts) else 1.0
         if min(parts) > sum(parts) * _MATTERS and min(mem, time) * scale < 1:
@@ -89,7 +93,7 @@ class WeightedSearch:
         return (weights[0] // divisor, weights[1] // divisor) if any(weights) else (int(mem > 0), int(time > 0))
 
     def least(self, weights: tuple[float, float]) -> Least:
-        """The least of ``weights[0] * mem + weights[1] * time``.
+        """Find the least of ``weights[0] * mem + weights[1] * time``.
 
         Raises:
             ValueError: a weight is negative or not finite.
@@ -99,15 +103,15 @@ class WeightedSearch:
         return self.several_least([weights])[0]
 
     def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
-        """The least weighted cost with each state of each node, and for each edge with each pair of states.
+        """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
 
         Raises:
-            as ``least``.
+            ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
         return self.several_marginals([weights], with_edges)[0]
 
     def several_least(self, weights: Sequence[tuple[float, float]]) -> list[Least]:
-        """``least`` for several weights, faster than one by one; raises as it does."""
+        """Do what ``least`` does for several weights, faster than one by one; raises the same errors."""
         found = []
         for block in self._blocks(weights):
             run = Pass(self.setting, block, self.shares.get(block[0]))
@@ -116,7 +120,7 @@ class WeightedSearch:
         return found
 
     def several_marginals(self, weights: Sequence[tuple[float, float]], with_edges: bool = False) -> list[Marginals]:
-        """``marginals`` for several weights, faster than one by one; raises as it does."""
+        """Do what ``marginals`` does for several weights, faster than one by one; raises the same errors."""
         found = []
         for block in self._blocks(weights):
             run = Pass(self.setting, block, self.shares.get(block[0]))
@@ -125,7 +129,10 @@ class WeightedSearch:
         return found
 
     def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-        """As many together as their tables are small."""
+        """Divide the weights into blocks that are searched together: the more, the smaller their tables are.
+
+        Weights for which shares are known are alone.
+        """
         size = max(1, _CELLS_AT_ONCE // max(self.plan.total_cells, 1))
         blocks: list[list[tuple[float, float]]] = []
         for pair in weights:
@@ -137,17 +144,22 @@ class WeightedSearch:
     def tightened(
         self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
     ) -> list[Least]:
-        """``least`` with ever higher bounds, the best one last: variables are shared out again, round by round.
+        """Find the least weighted cost as ``least`` does, with ever higher bounds.
 
-        The bound of :meth:`least` and of :meth:`marginals` for these weights will be that of the best round.
+        Round by round, the costs of split variables are shared out again. The bound of :meth:`least` and of
+        :meth:`marginals` for these weights will be that of the best round.
 
         Args:
             known: the weighted cost of a real strategy.
-            near: a bound within this of a strategy is good enough.
-            shares: to begin with.
+            near: how close, relatively, the bound must come to a strategy to be good enough.
+            shares: the shares to begin with.
+
+        Returns:
+            The results of the rounds; the one with the highest bound is last.
 
         Raises:
-            as ``least``; ``TimeIsUpError`` only if not a single bound was ready.
+            ValueError, InfeasibleError: as ``least``.
+            TimeIsUpError: not a single bound was ready by the deadline.
         """
         found: list[Least] = []
         best: tuple[float, Shares, Shares] | None = None  # the total, the shares, and how they may change
@@ -180,7 +192,10 @@ class WeightedSearch:
 
 
 def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
-    """So much of one and so much of the other: where their weights are combined like this the bounds are at least."""
+    """Combine two sets of shares, each multiplied by one of ``parts``.
+
+    Where their weights are combined with the same parts, the bound is at least as high as their bounds combined.
+    """
     result = {}
     for variable, those in first.items():
         pairs = zip(those, second[variable], strict=True)
@@ -189,6 +204,7 @@ def between(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares
 
 
 def _moved(shares: Shares, moves: Shares, step: float) -> Shares:
+    """Return the shares, each changed by ``step`` times its finite moves."""
     result = {}
     for variable, those in shares.items():
         result[variable] = [

@@ -1,1 +1,1 @@
-"""What every package uses: errors, files, units of memory, settings, and the import of TensorFlow."""
+"""Errors, files, units of memory, settings and the import of TensorFlow, which every package uses."""

@@ -1,4 +1,4 @@
-"""``TENSOROPT_DUMP=folder`` writes one readable text file for each stage of a run."""
+"""Write one readable text file for each phase of a run, into the folder that ``TENSOROPT_DUMP`` names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def dump(stage: str, *parts: object) -> None:
-    """Write the stage's parts, one after the other, if the variable is set; a stage that comes again is numbered."""
+    """Write a phase's parts to its file, one after the other, if ``TENSOROPT_DUMP`` is set.
+
+    A phase that is dumped again gets a numbered file.
+    """
     folder = os.environ.get("TENSOROPT_DUMP")
     if not folder:
         return

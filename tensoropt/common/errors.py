@@ -1,6 +1,6 @@
 """The errors that a user sees: one sentence that says what, got, expected and what to do, and an exit code.
 
-Exit codes are those of the command line: 1 failed while running, 2 wrong use or input.
+The exit codes are those of the command line: 1 for a failure while running, 2 for wrong use or input.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ MOST_CHARACTERS = 120
 
 
 class TensorOptError(Exception):
-    """Something failed while running; ``str(error)`` is the whole sentence for the user."""
+    """A failure while running; ``str(error)`` is the complete sentence for the user."""
 
     exit_code = 1
-    # Keras leaves the sentence alone where one of its layers is on the way, and adds no arguments to it.
+    # Where the error passes through a Keras layer, this keeps Keras from adding the layer's arguments to the sentence.
     _keras_call_info_injected = True
 
 
@@ -23,17 +23,17 @@ class InputError(TensorOptError):
 
 
 class OutOfMemoryError(TensorOptError):
-    """A process can't get the memory that a plan needs."""
+    """A failure to get the memory that a plan needs."""
 
 
 def short(value: object) -> str:
-    """A value's ``repr`` on one line, cut where it is long: users pass whole arrays by mistake."""
+    """Return a value's ``repr`` on one line, cut where it is long: users pass whole arrays by mistake."""
     text = " ".join(repr(value).split())
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]} ..."
 
 
 def cut(text: object, most: int = 2 * MOST_CHARACTERS) -> str:
-    """Return a text on one line, cut where it is long: what a damaged file holds may be all of it."""
+    """Return a text on one line, cut where it is long: a message may quote all that a damaged file holds."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[: most - 4]} ..."
 
@@ -46,7 +46,7 @@ def describe(
     where: str | None = None,
     advice: str | None = None,
 ) -> str:
-    """One message in the house's order: ``what: got X, expected Y, at WHERE. ADVICE.``
+    """Return one message, its parts in a fixed order: ``what: got X, expected Y, at WHERE. ADVICE.``
 
     >>> describe("the loss must be a scalar", got="shape (32,)", advice="take its mean with tensoropt.reduce_mean")
     'the loss must be a scalar: got shape (32,). Take its mean with tensoropt.reduce_mean.'

@@ -1,4 +1,4 @@
-"""Reading and writing result files: one that is there stays whole until the new one is; no part of one is ever left."""
+"""Read and write result files: an existing file stays complete until the new one is, and no partial file is ever left."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .source_lines import running_line
 def path_text(path: object, what: str) -> str:
     """Return a path as text.
 
+    Args:
+        what: the call that takes the path, which the message names.
+
     Raises:
-        InputError: it is none; ``what`` takes it stands in the message.
+        InputError: ``path`` isn't a path.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise InputError(f"{what} ({running_line()}) takes the path of a file, got {short(path)}")
@@ -26,10 +29,13 @@ def path_text(path: object, what: str) -> str:
 
 
 def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], what: str) -> None:
-    """Have ``write`` make a file beside the target, which then takes its place.
+    """Have ``write`` make a file beside the target, which then replaces the target.
+
+    Args:
+        what: the name of what is saved, for the message.
 
     Raises:
-        InputError: it can't be written; ``what`` it is stands in the message.
+        InputError: the file can't be written.
     """
     target = Path(file)
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial{target.suffix}")
@@ -39,7 +45,7 @@ def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], objec
     except OSError as error:
         raise InputError(f"{what} can't be saved as '{target}': {error.strerror}") from error
     finally:
-        # After an interruption too; where all went well it is there no more.
+        # After an interruption too; after a success the partial file no longer exists.
         with contextlib.suppress(OSError):
             partial.unlink()
 
@@ -50,14 +56,14 @@ def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -
 
 
 def parse_json(data: bytes, any_number: bool = False) -> Any:
-    """Return the value of a JSON text in which whoever wrote it holds to what can be computed with.
+    """Return the value of a JSON text that was written by someone else, after checking that it can be computed with.
 
     Args:
-        any_number: whether whoever reads the value looks after numbers that are none or infinite.
+        any_number: whether the caller itself handles numbers that are NaN or infinite.
 
     Raises:
-        JsonError: it is no whole JSON in UTF-8, is nested too deeply, has a field twice, or a number that is none (``NaN``,
-            ``Infinity``) or too large.
+        JsonError: the text isn't complete JSON in UTF-8, is nested too deeply, has a field twice, or has a number that is
+            none (``NaN``, ``Infinity``) or too large.
     """
     try:
         text = data.decode("utf-8")
@@ -83,7 +89,7 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
 
 
 class JsonError(ValueError):
-    """A text isn't JSON that can be used; says why, without the file."""
+    """A JSON text that can't be used; the message says why, and doesn't name the file."""
 
 
 MOST_NESTED, MOST_DIGITS = 40, 30
@@ -91,7 +97,7 @@ _TOO_DEEP = f"it is nested more than {MOST_NESTED} levels deep"
 
 
 def _check_is_text(value: Any) -> None:
-    """Refuse halves of characters, which an escape may name and nothing can write."""
+    """Refuse halves of characters: an escape may name one, and no text can be written with it."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -133,10 +139,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(file: str | os.PathLike[str], what: str, format_name: str, version: int) -> dict[str, Any]:
-    """Read a JSON file that says of itself what it is.
+    """Read a JSON file that states its own format and version.
 
     Raises:
-        InputError: it can't be read, is cut off, is of another format, or of another version.
+        InputError: the file can't be read, is cut off, or has another format or version.
     """
     path_text(file, f"load of a {what}")
     try:
@@ -156,15 +162,15 @@ def read_json(file: str | os.PathLike[str], what: str, format_name: str, version
 
 
 DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, AssertionError)
-"""What reading a file's value ends in where the file isn't what was written."""
+"""The errors that reading a value may end in where the file isn't what was written."""
 
 
 @contextlib.contextmanager
 def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
-    """Say in one sentence that a file's value isn't what was written.
+    """Turn errors that show a damaged file into one sentence, while the file's value is read.
 
     Raises:
-        InputError: it isn't.
+        InputError: the file's value isn't what was written.
     """
     try:
         yield
@@ -175,10 +181,10 @@ def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def name_of(value: object) -> str:
-    """Return a name that a file gives.
+    """Return a value that a file gives as a name, after checking that it is text.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: the value isn't text.
     """
     if not isinstance(value, str):
         raise TypeError(f"expected a name, got {short(value)}")
@@ -186,10 +192,10 @@ def name_of(value: object) -> str:
 
 
 def check_writable(file: str | os.PathLike[str], what: str) -> None:
-    """Refuse, before long work, a file that can't be written after it.
+    """Refuse, before long work, a file that couldn't be written after it.
 
     Raises:
-        InputError: its folder isn't there or can't be written, or it is a folder itself.
+        InputError: the file's folder doesn't exist or can't be written, or the file is a folder itself.
     """
     target = Path(file)
     if target.is_dir():

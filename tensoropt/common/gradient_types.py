@@ -1,10 +1,10 @@
-"""Which types of elements carry gradients: TensorFlow is asked, so that gradients are followed here as there."""
+"""Tell which element types carry gradients: TensorFlow is asked, so that gradients are followed here as they are there."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# Where ``tf.gradients`` and ``tf.GradientTape`` ask.
+# The function that ``tf.gradients`` and ``tf.GradientTape`` ask.
 from tensorflow.python.eager.backprop_util import IsTrainable
 
 

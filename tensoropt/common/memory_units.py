@@ -14,10 +14,10 @@ _SAFETY = 1.1
 
 
 def parse_memory(limit: int | float | str) -> int:
-    """Bytes.
+    """Return a memory limit in bytes.
 
     Raises:
-        InputError: not a positive amount, or an unknown unit.
+        InputError: the limit isn't a positive amount, or its unit is unknown.
     """
     if isinstance(limit, str):
         match = _TEXT.fullmatch(limit)
@@ -37,12 +37,15 @@ def parse_memory(limit: int | float | str) -> int:
 
 
 def default_limit(device_bytes: int) -> int:
-    """What a plan may use of a device by default: the costs leave out small things (TensorOpt paper, footnote 2)."""
+    """Return the bytes of a device that a plan may use by default.
+
+    That is less than the device has, since the costs leave out small things (TensorOpt paper, footnote 2).
+    """
     return int(device_bytes / _SAFETY)
 
 
 def memory_text(n_bytes: int) -> str:
-    """A short text: ``1.25 MB``."""
+    """Return an amount of memory as a short text, such as ``1.25 MB``."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}" if n_bytes < 999.5 * size else f"{n_bytes / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: bars on a terminal, lines elsewhere."""
+"""Show on stderr how far a command has got: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ QUIET = "TENSOROPT_QUIET"
 
 
 class Bars:
-    """Shows on stderr how far a command is: on a terminal a bar for each stage that takes longer than a second.
+    """A display on stderr of how far a command has got: on a terminal a bar for each phase that takes longer than a second.
 
-    Elsewhere, as in a log, a line after ``FIRST_S`` seconds and one each ``EACH_S`` seconds.
-    With ``TENSOROPT_QUIET=1`` there is none.
+    Elsewhere, as in a log, it writes a line after ``FIRST_S`` seconds and then one every ``EACH_S`` seconds. With
+    ``TENSOROPT_QUIET=1`` there are no lines.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Bars:
 
     def __enter__(self) -> Bars:
         if not self._is_terminal and os.environ.get(QUIET) != "1":
-            # A thread, since there are stages that tell nothing for long.
+            # A thread, since some phases report nothing for long.
             thread = threading.Thread(target=self._write_lines, daemon=True)
             self._closing.callback(thread.join)
             self._closing.callback(self._has_ended.set)
@@ -47,7 +47,7 @@ class Bars:
         self._closing.close()
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Take in how far a stage is."""
+        """Show that ``done`` of ``total`` parts of a phase are done."""
         if self._is_terminal:
             if stage != self._stage or done < self._done:
                 self._close_bar()
@@ -70,4 +70,4 @@ class Bars:
 
 
 Progress = Callable[[str, int, int], None]
-"""What long work calls: by the name of what it does, how many parts are done, of how many."""
+"""A function that long work calls with the name of what it does, how many parts are done, and how many there are."""

@@ -1,8 +1,8 @@
 """Settings that several packages read, such as how random operators draw: ``TENSOROPT_RANDOM``.
 
-``folded`` (the default): each rank draws its own block from a stream of its own, with the block's place folded into the
-key. Statistics are right, replicas are equal to the bit, and the numbers depend on the plan. ``one_device``: each rank draws
-the whole tensor and keeps its block, which costs that much time and memory; the numbers are those of one device.
+``folded`` (the default): each rank draws its own block from a stream of its own, with the block's index folded into the key.
+Statistics are right, replicas are equal to the bit, and the numbers depend on the plan. ``one_device``: each rank draws the
+global tensor and keeps its block, which costs the time and memory of the global tensor; the numbers are those of one device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RandomMode(Enum):
 
 
 def random_mode() -> RandomMode:
-    """What the environment asks for.
+    """Return the mode that the environment asks for.
 
     Raises:
         InputError: the environment variable has another value.
@@ -36,7 +36,8 @@ def random_mode() -> RandomMode:
 
 
 LAG = 32
-"""So many operators the backward pass goes on for while a gradient is on its way.
+"""The most operators of the backward pass that run while a gradient's collective is under way.
 
-By 4 a Transformer on two ranks took a fifth longer than unordered, by 32 a twentieth to an eighth; peaks were equal.
+With 4 a Transformer on two ranks took a fifth longer than unordered, with 32 a twentieth to an eighth longer; peaks were
+equal.
 """

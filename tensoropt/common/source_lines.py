@@ -1,4 +1,4 @@
-"""Where in the user's code an operator was made, and where in it a thread is."""
+"""Find the line of the user's code that made an operator, and the line that a thread is at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIBRARIES = tuple(
 
 
 def source_line(op: Any) -> str:
-    """Return the innermost line of the user's code on the way to this TensorFlow operation, as ``file:line``."""
+    """Return the innermost line of the user's code in the traceback of a TensorFlow operation, as ``file:line``."""
     for frame in reversed(op.traceback or ()):
         if is_users(frame.filename):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"
@@ -38,7 +38,10 @@ def running_line() -> str:
 
 @cache
 def is_users(filename: str) -> bool:
-    """Return whether a file is of the user's code, or of what that builds models with; each frame of each operator asks."""
+    """Return whether a file is the user's code, or a library that it builds models with.
+
+    The answer is cached, since each frame of each operator asks.
+    """
     path = os.path.abspath(filename)
     is_own = path.startswith(_OWN_FOLDER) and not path.startswith(_ZOO_FOLDER)
     is_standard = path.startswith(_STANDARD_LIBRARY) and "-packages" + os.sep not in path
@@ -47,12 +50,12 @@ def is_users(filename: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a thread is.
+    """The place in the code that a thread is at.
 
     Attributes:
-        call: the function of TensorOpt that the user's code called, with the line of that; "" outside of such a call.
+        call: the function of TensorOpt that the user's code called, with the line of the call; "" outside of such a call.
         line: the innermost line of the user's code, as ``file:line``; "" where there is none.
-        is_users: whether the user's code runs: outside of a call, or a callback within it.
+        is_users: whether the user's code runs: outside of a call, or in a callback within it.
     """
 
     call: str = ""
@@ -70,7 +73,7 @@ _OURS, _USERS, _LIBRARY = "ours", "user's", "library"
 
 
 def whereabouts(frame: FrameType | None) -> Whereabouts:
-    """Return where a thread is, by its innermost frame; of libraries only what calls them counts."""
+    """Return where a thread is, given its innermost frame; frames of libraries are skipped, and only their callers count."""
     innermost, line, call, outermost_call = "", "", "", ""
     for each in _outwards(frame):
         kind = _kind(each.f_code.co_filename)
@@ -105,7 +108,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 @cache
 def _kind(filename: str) -> str:
-    """Whose code a file is."""
+    """Return whose code a file is: TensorOpt's, the user's or a library's."""
     if filename.startswith("<"):
         return _USERS if filename in ("<string>", "<stdin>") else _LIBRARY
     path = os.path.abspath(filename)

@@ -1,4 +1,4 @@
-"""Importing TensorFlow without the lines that it prints on every import, before its log level counts."""
+"""Import TensorFlow without the lines that it prints on every import, before its log level takes effect."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import sys
 import tempfile
 
-# What is dropped; everything else that the import writes is passed on.
+# Lines with these texts are dropped; everything else that the import writes is passed on.
 _NOISE = ("oneDNN custom operations are on", "before absl::InitializeLog()")
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow; a log level of 0 or 1 in ``TF_CPP_MIN_LOG_LEVEL`` shows everything."""
+    """Import TensorFlow quietly; a log level of 0 or 1 in ``TF_CPP_MIN_LOG_LEVEL`` shows everything."""
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         return
     sys.stderr.flush()

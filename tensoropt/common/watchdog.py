@@ -1,16 +1,16 @@
-"""Waiting too long: no wait between ranks lasts longer than ``TENSOROPT_TIMEOUT`` without a reason.
+"""End a wait between ranks that has lasted longer than ``TENSOROPT_TIMEOUT`` without a reason.
 
-A thread of each rank (:mod:`..runtime.watching`) looks once a second at what the rank is in, and answers what others ask:
-how many collectives it has begun, in which it is, where it is, and for how long it has made no progress. A rank that waits
-asks the others; :func:`verdict` says from their answers whether the wait is over:
+A thread of each rank (:mod:`..runtime.watching`) looks once a second at what the rank is doing. It also answers the
+questions of other ranks: how many collectives the rank has begun, which one it is in, where it is, and for how long it has
+made no progress. A rank that waits asks the others; :func:`verdict` decides from their answers whether the wait is over:
 
     others do long work of TensorOpt's (search, capture, save, ...) and progress   wait on
     one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
     all have come, or wait as well, but for something else                        end all, and name both calls
     all have come to the same                                                     end all: the connection is slow
 
-A rank may be in a collective of each of two *chains* at once. Each chain has one order on all ranks, but not both together:
-so collectives are counted by chain, and compared with those of the same chain.
+A rank may be in one collective of each of two *chains* at once. The collectives of a chain have one order on all ranks, but
+the two chains together have none. So collectives are counted by chain, and compared with those of the same chain.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from .errors import InputError
 
 TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
 ANSWER_S = 4.0
-"""How long a question stays open, at least, before its rank counts as silent: a few times the interval of looks."""
+"""The least time that a question stays open before its rank counts as silent: a few times the interval of looks."""
 
 URGENT, TRAILING = CHAINS = range(2)
-"""Collectives that something else of the step waits for, and those that only updates wait for where these have a chain of
-their own; all others count as urgent."""
+"""The chains: urgent collectives, which another part of the step waits for, and trailing (overlappable) ones.
+
+Only updates wait for trailing collectives. Where these have no chain of their own, they count as urgent too.
+"""
 
 
 def timeout_s() -> float:
-    """What ``TENSOROPT_TIMEOUT`` says, in seconds; ``inf`` for ever.
+    """Return the timeout that ``TENSOROPT_TIMEOUT`` sets, in seconds; ``inf`` means to wait for ever.
 
     Raises:
-        InputError: it is no number, or not above 0.
+        InputError: the value isn't a number, or isn't above 0.
     """
     given = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
     try:
@@ -51,12 +53,13 @@ def timeout_s() -> float:
 
 @dataclass
 class Waiting:
-    """In which collectives of a chain this rank is, and since when; written by the thread that calls them.
+    """The collectives of one chain that this rank is in, and since when; written by the thread that calls them.
 
     Attributes:
-        what: collectives and the operator that they are for.
-        since_s: by the monotonic clock; None outside of collectives.
-        may_compute: whether this rank may be computing, and not waiting: then only a rank that hasn't come tells.
+        what: the collectives, and the operator that they are for.
+        since_s: when they began, by the monotonic clock; None outside of collectives.
+        may_compute: whether this rank may be computing instead of waiting: then its wait counts only if another rank hasn't
+            come.
     """
 
     what: str = ""
@@ -76,7 +79,10 @@ class Waiting:
 
 
 def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
-    """Have methods of an object tell that they wait, in themselves: those of steps, which tell more, pay nothing for it."""
+    """Wrap methods of one object, by name, so that ``waiting`` shows each call.
+
+    Only these methods are wrapped: the calls of steps, which note more, pay nothing for it.
+    """
     for name in names:
         setattr(target, name, _telling(getattr(target, name), waiting, name))
 
@@ -93,14 +99,14 @@ def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callabl
 
 
 class Answer(NamedTuple):
-    """What a rank says of itself.
+    """A rank's report about itself.
 
     A rank for which the plan has no work has begun fewer collectives, and nobody waits for it.
 
     Attributes:
         begun: how many collectives it has begun, by chain.
         what: which one it is in, by chain; "" if none.
-        is_at_work: whether it hasn't come to its end, and has work.
+        is_at_work: whether it has work, and hasn't come to its end.
         idle_s: for how long it has made no progress: waited, run the user's code, or stood still.
         where: where it is (:class:`~tensoropt.common.source_lines.Whereabouts` as text).
         call: the call of TensorOpt that it is in.
@@ -120,10 +126,10 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of another rank.
+    """All that is known of another rank.
 
     Attributes:
-        answer: its last one, if any.
+        answer: its last answer, if any.
         is_new: whether that came after the last question.
         silent_s: for how long it has left a question open, or hasn't been heard; None if it isn't silent.
         last_call: the last call that it is known to have been in.
@@ -137,7 +143,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """A wait that has lasted for the timeout: of which rank, in which chain, for how long, and what the rank says itself."""
+    """A wait that has lasted for the timeout: its rank, its chain, its length, and the waiting rank's own answer."""
 
     rank: int
     chain: int
@@ -161,7 +167,7 @@ def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> 
             is_excused = True
         elif answer.begun[chain] < own.begun[chain]:
             missing.append(f"rank {rank} hasn't come to it and has been {_doing(answer)} for {answer.idle_s:.0f} s")
-            # Who waits itself, waits for someone else.
+            # A rank that waits itself isn't the cause: it waits for another rank.
             is_over |= not answer.waits_in
         elif _differs(answer, own, chain):
             differing.append(f"rank {rank} is {_doing(answer)}")
@@ -179,7 +185,7 @@ def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> 
 
 
 def silent(rank: int, report: Report) -> str:
-    """What is said of a rank that doesn't answer, with its last known place."""
+    """Return the text about a rank that doesn't answer, with its last known place."""
     known = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
     return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
 
@@ -191,7 +197,10 @@ def _doing(answer: Answer) -> str:
 
 
 def _differs(answer: Answer, own: Answer, chain: int) -> bool:
-    """Whether a rank that has begun as many collectives is in another one, or in none, or has gone on to another call."""
+    """Return whether a rank is elsewhere, though it has begun as many collectives.
+
+    It is in another collective, or in none, or has gone on to another call.
+    """
     return (answer.begun[chain], answer.what[chain], answer.call.partition(" at ")[0]) != (
         own.begun[chain],
         own.what[chain],

@@ -1,4 +1,7 @@
-"""The memory that :class:`MpiCommunicator` keeps from one collective to the next: by name, the most that any has taken."""
+"""Compute the memory that :class:`MpiCommunicator` keeps from one collective to the next.
+
+It keeps one buffer of each name, as large as the largest that any collective has needed.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ from ..reschedule.execute import ROUND_BYTES, RankStep, slab
 from ..reschedule.layout import Shape
 
 GATHER_AND_ADD_BYTES = 1 << 18
-"""An all-reduce that would receive at most so many bytes by an all-gather does; one message less pays up to about here."""
+"""An all-reduce that would receive at most this many bytes by an all-gather uses one, and adds.
+
+Saving one message pays up to about this size.
+"""
 
 
 def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
-    """What a step takes of each, on the rank that sees it so; of rounds, what the largest takes."""
+    """Return the bytes that a step needs of each buffer, by the buffer's name, on the rank that ``step`` describes.
+
+    Where the step runs in rounds, these are the bytes of the largest round.
+    """
     n_members, n_local = len(step.recv_shapes), math.prod(step.local_shape)
     if step.kind == "all_reduce":
         if n_members > 2 and n_local * item_bytes * n_members <= GATHER_AND_ADD_BYTES:
@@ -40,7 +49,7 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
 
 
 def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:
-    """Elements of the largest slabs of each."""
+    """Return the elements of one round: the sum, over tiles, of each tile's largest slab."""
     return sum(_largest_slab(tile, n_rounds) if n_rounds > 1 else math.prod(tile) for tile in tiles)
 
 

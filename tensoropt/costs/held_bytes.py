@@ -1,4 +1,4 @@
-"""What no device can have less than, whatever the plan."""
+"""Bound from below the memory per device, whatever the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from ..ir.graph import PLACEHOLDER, VARIABLE, Graph
 
 
 def least_held_bytes(graph: Graph, n_devices: int, of: Container[str] = (VARIABLE, PLACEHOLDER)) -> int:
-    """Return what no device can have less than: its share of each variable with its slots, and of the batch."""
+    """Return the bytes per device that no plan can do with less than.
+
+    They are one device's share of each variable with the variable's slots, and of the batch.
+
+    Args:
+        of: the types of the operators whose results count.
+    """
     total = 0
     for op in graph.whole.step_operators:
         if op.type in of:

@@ -1,4 +1,4 @@
-"""What the inside of a composite operator costs, from what its parts cost."""
+"""Compute the cost of a composite operator's body from the costs of its operators."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..rules.rule import Config, Interface, Rule
 
 
 class PartCosts(Protocol):
-    """Costs of single operators of a body, by config."""
+    """Costs of the single operators of a body, by config."""
 
     @property
     def kept(self) -> frozenset[str]:
-        """Names of the tensors that some gradient reads."""
+        """The names of the tensors that some gradient reads."""
         ...
 
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int: ...
@@ -30,9 +30,12 @@ class PartCosts(Protocol):
 
 @dataclass(frozen=True)
 class BodyCosting:
-    """Attributes:
-    parts: what the operators of the body cost, as its gradients have it.
-    is_differentiated: whether a gradient comes back to an operand of the whole.
+    """The costs of a composite operator's body, by the composite operator's config.
+
+    Attributes:
+        composition: the composite operator with its body's operators and their rules.
+        parts: the costs of the body's operators, by which tensors the body's gradients read.
+        is_differentiated: whether a gradient comes back to an operand of the composite operator.
     """
 
     composition: Composition
@@ -40,8 +43,9 @@ class BodyCosting:
     is_differentiated: bool
 
     def kept_bytes(self, config: Config) -> int:
-        """What a loop keeps of its trips for its backward pass, and its constants; tensors that no trip changes are kept
-        outside, and a custom gradient keeps nothing but its operands.
+        """Return the bytes that a loop saves of its trips for its backward pass, and of its constants.
+
+        Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
         """
         composition = self.composition
         if composition.op.type != LOOP:
@@ -61,11 +65,11 @@ class BodyCosting:
         return once + form.trips * each_trip
 
     def time_ns(self, config: Config) -> int:
-        """Compute, forward and backward; that of a custom gradient is all backward."""
+        """Return the compute time of forward and backward pass; a custom gradient's is all backward."""
         return self._of_trips(self.parts.compute_time_ns, config)
 
     def backward_ns(self, config: Config) -> int:
-        """The part of :meth:`time_ns` that is the backward pass."""
+        """Return the part of :meth:`time_ns` that is the backward pass."""
         is_loop = isinstance(self.composition.op.attrs[FORM], LoopForm)
         return self._of_trips(self.parts.backward_time_ns if is_loop else self.parts.compute_time_ns, config)
 

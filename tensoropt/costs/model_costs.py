@@ -1,4 +1,4 @@
-"""What the operators and reshardings of a model cost on some hardware."""
+"""Set up the costs of a model's operators and reshardings on some hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .operator_costs import OperatorCosting, ReshardingCosting
 def costing_of(
     model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
 ) -> OperatorCosting:
-    """What a model's operators and reshardings cost on some hardware, by what is known."""
+    """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators."""
     reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))
     costs = OperatorCosts(hardware, known.measured, known.is_cautious)
     return OperatorCosting(model.graph, model.backward, costs, reshardings)

@@ -1,11 +1,11 @@
-"""What operators and reshardings cost: Equations (1) and (2) of the TensorOpt paper.
+"""Compute the costs of operators and reshardings: Equations (1) and (2) of the TensorOpt paper.
 
-    m(o, s) = mp + mt    :func:`OperatorCosting.mem_bytes`   parameters with gradients and slots; tensors kept for backward
+    m(o, s) = mp + mt    :func:`OperatorCosting.mem_bytes`   parameters with gradients and slots; tensors saved for backward
     t(o, s) = tc + ts    :func:`OperatorCosting.time_ns`     compute forward and backward, collectives inside
-    m(e), t(e)           :class:`ReshardingCosting`            copies that are kept; rescheduling forward and backward
+    m(e), t(e)           :class:`ReshardingCosting`            copies that are saved; resharding forward and backward
 
 *ts*, the synchronisation of a parameter's gradient, is the backward resharding between the parameter and its consumer here.
-Costs are integers: bytes and nanoseconds, of the device that has the largest pieces.
+Costs are integers: bytes and nanoseconds, of the device that has the largest shards.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ..common.gradient_types import carries_gradient
 from ..ft.problem import INFEASIBLE
-from ..ir.body import COMPOSITES, LOOP
+from ..ir.body import COMPOSITES
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
-from ..lowering.gradient_analysis import analyse_body
 from ..profiling.work import Work
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape, is_view, needs_communication
@@ -49,7 +47,7 @@ from .work_items import work_of
 
 
 class ComputeCosts(Protocol):
-    """What computing costs: the interface at which operator models plug in."""
+    """The costs of computing: the interface at which models of operators' time plug in."""
 
     def time_ns(self, work: Work) -> int: ...
 
@@ -58,9 +56,10 @@ class ComputeCosts(Protocol):
 
 @dataclass(frozen=True)
 class OperatorCosting:
-    """Costs of single operators of a graph, by config.
+    """Costs of the single operators of a graph, by config.
 
-    ``is_body`` where the graph is that of a loop's trips: all that is read there is kept where it lies.
+    ``is_body`` marks the graph of a loop's trips: every tensor that the backward pass reads there is saved in its produced
+    layout.
     """
 
     graph: Graph
@@ -72,15 +71,15 @@ class OperatorCosting:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """Names of the tensors that some gradient reads, where they lie; of a view, the tensor that it views."""
+        """The names of the tensors that some gradient reads; in place of a view, the tensor that it views."""
         return frozenset(self.viewed(name) for name in self.backward.kept_results | self._taken)
 
     @cached_property
     def left(self) -> frozenset[str]:
-        """Names of the tensors that are kept as their producers leave them, however they are resharded.
+        """The names of the tensors that are saved in their produced layout, however they are resharded.
 
-        Those that their producers' own gradients read, those that are read by way of a view, and batches, which are there
-        all along. Whether another tensor is kept depends on its reshardings, which are charged for it.
+        These are the tensors that their producers' own gradients read, those that are read by way of a view, and batches,
+        which are held all the time. Whether another tensor is saved depends on its reshardings, which are charged for it.
         """
         viewed = {name for name in self._taken if self.viewed(name) != name}
         fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
@@ -88,7 +87,10 @@ class OperatorCosting:
 
     @property
     def charged(self) -> frozenset[str]:
-        """Names of the tensors that :meth:`mem_bytes` of their producers counts, but for variables and constants."""
+        """The names of the tensors that :meth:`mem_bytes` of their producers counts.
+
+        Variables and constants are counted as well, and aren't named here.
+        """
         return self.kept if self.is_body else self.left
 
     @cached_property
@@ -97,7 +99,7 @@ class OperatorCosting:
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 
     def reads(self, consumer: Consumer) -> bool:
-        """Whether the backward pass reads the copy that a consumer has of its operand, be it by way of views of it."""
+        """Return whether the backward pass reads a consumer's copy of its operand, directly or by way of views."""
         if consumer.is_step or consumer.is_update:
             return False
         if (consumer.name, consumer.position) in self.backward.kept_operands:
@@ -116,7 +118,7 @@ class OperatorCosting:
         return consumers_of(self.graph)
 
     def viewed(self, name: str) -> str:
-        """Of a view the tensor that it views, be it by way of others; of other tensors themselves."""
+        """Return the tensor that a view views, directly or by way of other views; any other tensor is returned itself."""
         producer = self.graph.producers[name]
         while (viewed := viewed_operand(producer, name)) is not None:
             name = viewed.name
@@ -124,25 +126,19 @@ class OperatorCosting:
         return name
 
     def _body(self, op: Operator) -> BodyCosting:
-        """What the body of a composite operator costs."""
+        """Return the costs of the body of a composite operator."""
         if op.name not in self._bodies:
             is_differentiated = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
             composition = Composition(op)
-            body, backward = composition.body, NO_BACKWARD
-            if op.type == LOOP and is_differentiated:
-                followed = (
-                    [tensor for tensor in tensors if carries_gradient(tensor.dtype)]
-                    for tensors in (body.inputs, body.outputs)
-                )
-                backward = analyse_body(body.graph, *followed)
-            parts = OperatorCosting(body.graph, backward, self.compute, self.reshardings, is_body=True)
+            backward = self.backward.bodies.get(op.name, NO_BACKWARD)
+            parts = OperatorCosting(composition.body.graph, backward, self.compute, self.reshardings, is_body=True)
             self._bodies[op.name] = BodyCosting(composition, parts, is_differentiated)
         return self._bodies[op.name]
 
     def mem_bytes(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """The operator's share of parameters with what belongs to them, and of the tensors that are kept as it leaves them.
+        """Return the bytes of an operator's parameters with gradients and slots, and of its saved results (:attr:`charged`).
 
-        Where windows are exchanged the backward pass reads what they cover: a copy that is kept as well.
+        Where windows overlap blocks, the backward pass reads all that a block's windows cover: a copy that is saved as well.
         """
         total = 0
         for tensor, layout in zip(op.outputs, seen.results, strict=True):
@@ -150,12 +146,12 @@ class OperatorCosting:
             if op.type == VARIABLE:
                 total += piece + self._update_bytes(op, layout)
             elif op.type == PLACEHOLDER and tensor.name in self.charged:
-                # The whole batch is there all along.
+                # The full batch is held all the time, and not one micro-batch of it.
                 total += piece * self.graph.n_runs(tensor.name)
             elif op.type == CONSTANT or tensor.name in self.charged:
                 total += piece
         if op.name in self.graph.lookup_operators:
-            # The indices and the gradient of what was found, whole on every device.
+            # The indices and the gradient of the rows that were found, global on every device.
             found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
             total += found * self.graph.n_runs(op.result.name)
         if op.type in COMPOSITES:
@@ -167,27 +163,39 @@ class OperatorCosting:
         return total
 
     def left_bytes(self, op: Operator, seen: Interface) -> int:
-        """What :meth:`mem_bytes` counts of an operator's results, which isn't kept where it is computed again."""
+        """Return the part of :meth:`mem_bytes` that is the operator's results.
+
+        These bytes aren't saved where the operator is rematerialized.
+        """
         pieces = zip(op.outputs, seen.results, strict=True)
         return sum(piece_bytes(tensor, layout) for tensor, layout in pieces if tensor.name in self.charged)
 
     def again_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """What it takes to compute an operator again in the backward pass: as much as in the forward pass."""
+        """Return the time of rematerializing an operator in the backward pass.
+
+        It is the time that the operator's forward pass takes.
+        """
         return self.compute_time_ns(op, rule, config, seen) - self.backward_time_ns(op, rule, config, seen)
 
     def kept_inside_bytes(self, op: Operator, config: Config) -> int:
-        """What a composite operator keeps inside for its backward pass."""
+        """Return the bytes that a composite operator saves inside of its body for its backward pass."""
         return self._body(op).kept_bytes(config)
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """Forward and backward compute, of all slices of the batch; for a variable the optimizer's update."""
+        """Return the compute time of forward and backward pass, over all micro-batches.
+
+        For a variable it is the time of the optimizer's update.
+        """
         if op.type in COMPOSITES:
             return self._body(op).time_ns(config)
         work = self.work(op, rule, config, seen)
         return 0 if work is None else self.compute.time_ns(work) * self.graph.n_runs(op.result.name)
 
     def backward_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
-        """The part of :meth:`compute_time_ns` that is the backward pass; that of what is updated in it isn't."""
+        """Return the part of :meth:`compute_time_ns` that is the backward pass.
+
+        It is 0 for a variable, whose update isn't part of the backward pass.
+        """
         if op.type in COMPOSITES:
             return self._body(op).backward_ns(config)
         work = self.work(op, rule, config, seen)
@@ -196,9 +204,9 @@ class OperatorCosting:
         return self.compute.backward_ns(work) * self.graph.n_runs(op.result.name)
 
     def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work | None:
-        """What one operator does, forward and backward, or for a variable its update; None if that is nothing.
+        """Return the work of one operator, forward and backward, or of a variable's update; None if there is none.
 
-        Nor has a composite operator a work of its own: the operators inside have.
+        A composite operator has no work of its own either: the operators of its body have.
         """
         if op.type in (PLACEHOLDER, CONSTANT) or op.type in COMPOSITES or op.updates is not None:
             return None
@@ -210,12 +218,15 @@ class OperatorCosting:
         return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
-        """Gradients and slots of a trained variable, and whole copies where its update needs them."""
+        """Return the bytes of a trained variable's gradients and slots, and of global copies where its update needs them."""
         piece, by_rows = piece_bytes(op.result, layout), op.name in self.graph.lookups
         return sum(update.copies(op.result, layout, piece, by_rows) for update in self.graph.updates.get(op.name, ()))
 
     def _updated_bytes(self, op: Operator, layout: Layout, piece: int) -> int:
-        """What an update reads and writes: it reads the gradient, and reads and writes the value and each slot."""
+        """Return the bytes that an update reads and writes.
+
+        It reads the gradient, and reads and writes the value and each slot.
+        """
         updates = self.graph.updates.get(op.name, ())
         if op.name in self.graph.lookups and all(update.leaves_rows for update in updates):
             rows = min(piece, self.found_bytes(op) * piece // max(1, op.result.mem_bytes))
@@ -224,11 +235,14 @@ class OperatorCosting:
         return 2 * written + piece if written else 0
 
     def found_bytes(self, op: Operator) -> int:
-        """Of a variable that is updated by rows, all that its lookups find; 0 for other operators."""
+        """Return the bytes of all rows that lookups in a variable find, if it is updated by rows; else 0."""
         return sum(self.graph.operators[name].result.mem_bytes for name in self.graph.lookups.get(op.name, ()))
 
     def _updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Resharding]:
-        """The reshardings of a variable's update, and of a lookup what its table's update takes."""
+        """Return the reshardings of a variable's update.
+
+        For a lookup they are the reshardings that the update of its table needs.
+        """
         if op.name in self.graph.lookup_operators:
             return row_reshardings(op, rule, config)
         updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
@@ -243,7 +257,10 @@ class OperatorCosting:
         return sum(piece_bytes(each, layout) for each, layout in pieces)
 
     def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[tuple[int, int]]:
-        """By config, the collectives inside of an operator, and those that only updates of variables wait for."""
+        """Return, for each config, the times of two groups of collectives.
+
+        The first group are the collectives inside of the operator, the second those that only updates of variables wait for.
+        """
         differentiated = differentiated_operands(op, self.backward.gradients)
         inner = [
             (tuple(inner_reshardings(op, rule, config, differentiated)), tuple(self._updating(op, rule, config)))
@@ -261,10 +278,11 @@ class OperatorCosting:
 
 
 class Keeping(Enum):
-    """What a resharding keeps for the backward pass, if that reads the copy.
+    """The memory that a resharding is charged for residuals: what it saves for the backward pass, if that reads the copy.
 
-    A copy that is the source itself, or a view of it, keeps the source. That is free where it is ``OF_KEPT``: something else
-    is charged for it already.
+    A copy that is the source itself, or a view of it, saves the source. That costs nothing in the members ``..._OF_KEPT``:
+    something else is charged for the source already. In the members' texts "made again" means regathered, "computed again"
+    rematerialized, and "kept" saved.
     """
 
     NOTHING = "no gradient reads the copy"
@@ -282,16 +300,17 @@ class Keeping(Enum):
 
     @property
     def of_source(self) -> bool:
-        """Whether the source is charged for where it is kept."""
+        """Return whether the resharding is charged for the source where that is saved."""
         return self in (Keeping.COPY, Keeping.AGAIN)
 
 
 @dataclass
 class ReshardingCosting:
-    """Times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
+    """The times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
 
     Attributes:
-        exposed_share: of a resharding's time, what it takes from the compute beside it; 1 where nothing runs beside it.
+        exposed_share: the share of a resharding's time that isn't hidden behind the compute beside it; 1 where nothing
+            overlaps.
     """
 
     mesh: Mesh
@@ -301,25 +320,28 @@ class ReshardingCosting:
     _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
     _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
-    # With the lists themselves, so that their identity stays their own.
+    # The lists are held with the result, so that no other list can get their ids.
     _local: dict[tuple[int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
 
     @property
     def overlaps(self) -> bool:
-        """Whether a resharding that nobody waits for lets the device compute meanwhile."""
+        """Return whether the device computes during a resharding that nobody waits for."""
         return self.exposed_share < 1
 
     def hideable_ns(self, time_ns: np.ndarray) -> np.ndarray:
-        """The part of times that compute may run beside."""
+        """Return the part of each time that compute may overlap."""
         hideable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
         return hideable
 
     def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
-        """These layouts will be asked for: a table holds those that were expected, and is built when it is needed."""
+        """Announce layouts of tensors of this shape, whose reshardings will be asked for.
+
+        A size class's table holds the layouts that were announced, and is built when it is first needed.
+        """
         self._expected.setdefault(self._class(shape, item_bytes), {}).update(dict.fromkeys(layouts))
 
     def table(self, shape: Shape, item_bytes: int) -> AllPairs:
-        """The times between the layouts expected of tensors of this size class."""
+        """Return the times between all layouts that were announced for tensors of this size class."""
         key = self._class(shape, item_bytes)
         expected = self._expected[key]
         if key not in self._tables or len(self._tables[key].layouts) < len(expected):
@@ -327,13 +349,13 @@ class ReshardingCosting:
         return self._tables[key]
 
     def expect_resharding(self, resharding: Resharding) -> None:
-        """``time_ns`` of this resharding, and probably of others like it, will be asked for."""
+        """Announce that ``time_ns`` of this resharding, and probably of others like it, will be asked for."""
         if resharding.reduction == "sum" and resharding.halo is None:
             ends = _ends(resharding)
             self.expect(resharding.shape, resharding.item_bytes, [layout for pair in ends for layout in pair])
 
     def time_ns(self, resharding: Resharding) -> int:
-        """Forward and, where a gradient comes back, backward."""
+        """Return the time of a resharding: forward and, where a gradient comes back, backward."""
         source = resharding.source
         if resharding.halo is not None:
             ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.demand.varying is None else 2]
@@ -370,10 +392,13 @@ class ReshardingCosting:
         keeping: Keeping,
         of_variable: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Memory and time of the reshardings of a tensor from each source to each demand, int64[sources, demands].
+        """Return memory and time of the reshardings from each source to each operand sharding (Demand).
 
-        A source is a layout and the axes over which the gradient may come back to it partial; where it is the variable
-        itself, ``of_variable``.
+        Both are int64[sources, demands]. A source is a layout, and the axes over which the gradient may come back to it
+        partial.
+
+        Args:
+            of_variable: whether the source is the variable itself, and not a copy.
         """
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index
@@ -424,7 +449,7 @@ class ReshardingCosting:
     def returning_ns(
         self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], of_variable: bool = False
     ) -> np.ndarray:
-        """The part of :meth:`matrix`'s times that is the gradients' way back, int64[sources, demands]."""
+        """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, demands]."""
         table = self.table(tensor.shape, tensor.item_bytes)
         time_ns = np.zeros((len(sources), len(demands)), np.int64)
         returning = np.array([demand.varying is not None for demand in demands], bool)
@@ -442,17 +467,18 @@ class ReshardingCosting:
 
 
 def accumulator_bytes(tensor: Tensor, source: Layout, demand: Demand) -> int:
-    """Of the sum, over slices of the batch, of the gradients that come to a copy of a tensor that is made once.
+    """Return the bytes of the sum, over micro-batches, of the gradients of a copy of a tensor that is computed once a step.
 
-    Nothing where the copy lies as its source does: a parameter's gradient is counted with its update.
+    The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
     """
     return 0 if demand.varying is None or source == demand.layout else piece_bytes(tensor, demand.layout)
 
 
 def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
-    """Whether no communication is needed from each source to each target, bool[sources, targets].
+    """Return whether no communication is needed from each source to each target, bool[sources, targets].
 
-    No axis that the source holds may be one that the target doesn't: most pairs are told by that.
+    A cheap test comes first and decides most pairs: the target must keep partial all axes over which the source is partial,
+    and must use all axes that the source uses.
     """
     (partial, used), (allowed, known) = (
         np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
@@ -469,7 +495,7 @@ def _bits(axes: Iterable[int]) -> int:
 
 
 def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:
-    """From where to where a resharding goes: forward, and where a gradient comes back, backward."""
+    """Return the (from, to) layouts of a resharding: forward and, where a gradient comes back, backward."""
     source, demand = resharding.source, resharding.demand
     if demand.varying is None:
         return [(source, demand.layout)]
@@ -478,5 +504,5 @@ def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:
 
 
 def piece_bytes(tensor: Tensor, layout: Layout) -> int:
-    """The bytes of the largest piece that any device has."""
+    """Return the bytes of the largest shard that any device has."""
     return math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes

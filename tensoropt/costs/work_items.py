@@ -1,4 +1,4 @@
-"""What an operator does on the device that has the largest pieces, as profiling files it: :func:`work_of`."""
+"""Describe an operator's work on the device that has the largest shards, as profiling files it: :func:`work_of`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..reschedule.layout import Shape
 from ..rules.rule import Config, Interface, Rule
 from ..sharding.resharding import halo_resharding
 
-# Attributes that don't change how long an operator takes, and static inputs that say global shapes.
+# Attributes that don't change how long an operator takes, and static inputs that hold global shapes.
 _WITHOUT_EFFECT = frozenset("seed seed2 container shared_name loaded trainable name".split())
 _SHAPES = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0, "Slice": 2}
 _LONGEST = 64
@@ -27,10 +27,11 @@ def work_of(
     amounts: tuple[int, int],
     gradients: Container[tuple[str, int]],
 ) -> Work:
-    """The work of an operator in a config.
+    """Return the work of an operator in a config.
 
     Args:
-        amounts: flops, and bytes read plus written, of the forward pass.
+        seen: the operator's interface in this config.
+        amounts: floating-point operations, and bytes read plus written, of the forward pass.
         gradients: (operator, position) of operands to which a gradient comes back.
     """
     flops, n_bytes = amounts
@@ -40,7 +41,10 @@ def work_of(
 
 
 def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> list[Shape]:
-    """Per tensor operand the largest piece that the operator reads; where windows overlap blocks, all that they cover."""
+    """Return, for each tensor operand, the shape of the largest shard that the operator reads.
+
+    Where windows overlap blocks, that is the shape of all that a block's windows cover.
+    """
     shapes = []
     for position, tensor in op.operands:
         demand = seen.operands[position]
@@ -55,7 +59,7 @@ def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> l
 
 
 def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tuple[int, ...]) -> str:
-    """Empty where an operator can't be timed by itself."""
+    """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself."""
     if op.type in SOURCES or op.type in COMPOSITES:
         return ""
     pieces = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
@@ -68,7 +72,10 @@ def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tupl
 
 @lru_cache(maxsize=1 << 10)
 def attributes_key(op: Operator) -> str:
-    """What tells operators of one type and equal shapes apart: attributes and static inputs, as short text."""
+    """Return the attributes and static inputs of an operator as short text.
+
+    The text tells operators of one type and equal shapes apart.
+    """
     if op.type in SOURCES:
         return ""
     attrs = [f"{key}={value}" for key, value in sorted(op.attrs.items())

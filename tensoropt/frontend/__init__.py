@@ -1,1 +1,1 @@
-"""A user's model (recorded, traced, or of Keras) becomes IR."""
+"""Turn a user's model (recorded, traced, or of Keras) into IR."""

@@ -1,9 +1,10 @@
-"""Where TensorFlow's gradients go, read off the recorded graph itself: held against :mod:`..lowering.gradient_analysis`.
+"""Follow TensorFlow's gradients through the recorded graph itself, to check :mod:`..lowering.gradient_analysis`.
 
-The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through what carries gradients, then
-back from the loss. To which inputs of an operator a gradient goes on is what its registered gradient function says, called
-once for operators of one type, attributes and types of inputs, in a graph of its own. Nothing is executed, and nothing of
-the imported model is read: a type, an operator or an edge that the import or the analysis forgets shows as a difference.
+The recorded graph is walked as ``tf.gradients`` walks it: forward from the variables through tensors that carry gradients,
+then back from the loss. The inputs of an operator to which a gradient goes on follow from its registered gradient function.
+That is called once for all operators of one type with equal attributes and types of inputs and results, in a graph of its
+own. Nothing is executed, and the imported model isn't read: a type, an operator or an edge that the import or the analysis
+forgets shows as a difference.
 
 Complexity: O(operators + edges), and one call for each kind of operator.
 """
@@ -27,10 +28,10 @@ _HANDLES = (tf.resource, tf.variant)
 
 @dataclass
 class Connections:
-    """Walks one recorded graph.
+    """A walk over one recorded graph along its gradients.
 
     Attributes:
-        custom: the traced gradient functions of custom gradients, by operator.
+        custom: the traced gradient functions of custom gradients, by operator name.
     """
 
     graph: tf.Graph
@@ -38,13 +39,13 @@ class Connections:
     _given: dict[tuple[object, ...], frozenset[int]] = field(default_factory=dict)
 
     def differentiated(self, loss: tf.Tensor, variables: Iterable[str]) -> Differentiated:
-        """Return what gets a gradient of ``loss`` on the ways from it to the handles of these variables."""
+        """Return the tensors and operands that get a gradient of ``loss`` on the paths to the handles of these variables."""
         reached = self._reached(variables)
         if loss.op.name not in reached:
             return Differentiated(frozenset(), {})
         arriving, tensors = {loss.op.name}, {loss.name}
         operands: dict[str, frozenset[int]] = {}
-        # Back in order of creation: all that takes an operator's results was made after it.
+        # Go back in order of creation: an operator's consumers were created after it.
         for op in reversed(self.graph.get_operations()):
             if op.name not in arriving or op.name not in reached:
                 continue
@@ -60,7 +61,7 @@ class Connections:
         return Differentiated(frozenset(tensors), operands)
 
     def _reached(self, variables: Iterable[str]) -> set[str]:
-        """Return the operators that depend on variables by way of tensors that carry gradients."""
+        """Return the names of the operators that depend on the variables by way of tensors that carry gradients."""
         pending = [self.graph.get_operation_by_name(name) for name in variables]
         reached = {op.name for op in pending}
         while pending:
@@ -74,7 +75,7 @@ class Connections:
         return reached
 
     def _places(self, op: tf.Operation) -> Iterable[int]:
-        """Return the inputs that an operator's gradient function gives a gradient, whichever result one comes to."""
+        """Return the input positions to which an operator's gradient function gives a gradient, from any of its results."""
         if op.name in self.custom:
             gradients = self.custom[op.name].gradients
             return [place for place, gradient in enumerate(gradients) if gradient is not None]
@@ -91,7 +92,7 @@ class Connections:
         every = range(len(op.inputs))
         is_composite = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
         if is_composite or any(tensor.dtype in _HANDLES for tensor in (*op.inputs, *op.outputs)):
-            # Loops, reads of variables, lists: TensorFlow has a gradient go on to all of their inputs that can have one.
+            # Loops, reads of variables, lists: TensorFlow passes a gradient on to all of their inputs that can have one.
             return every
         try:
             function = framework_ops.get_gradient_function(op)

@@ -1,13 +1,14 @@
-"""Dilated convolutions: on CPUs TensorFlow writes them as three operators, which are one in the imported graph.
+"""Find dilated convolutions: on CPUs TensorFlow writes each as three operators, which become one in the imported graph.
 
 ``tf.nn.convolution`` with dilations d pads its operand, moves every d-th row and column into a batch of their own
 (``SpaceToBatchND``), slides plain windows over these, and moves the results back, less what was padded to make d divide the
-rows (``BatchToSpaceND``). In between the batch is not a batch that could be split. As one convolution it has the rule of
-all convolutions: batch, channels, height and width. :mod:`..lowering.ops.dilated_convolution` makes three operators of it
-again, on a rank's piece.
+rows (``BatchToSpaceND``). In between the batch is not a batch that could be split. As one convolution it has the rule of all
+convolutions: batch, channels, height and width. :mod:`..lowering.ops.dilated_convolution` turns it into three operators
+again, on a rank's shard.
 
 In rows of the operand the results are those of windows with gaps over *paddings less crops* rows of padding. Where more is
-cropped than was padded, or an operator has other strides, formats or consumers, the three stay what they are.
+cropped than was padded, or an operator has other strides, formats or consumers, the three operators are imported as they
+are.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Dilated:
 
     Attributes:
         batches, convolution, back: the three operators.
-        rates: per spatial dimension its dilation.
-        paddings: per spatial dimension the rows before and after, in rows of the operand.
+        rates: the dilation of each spatial dimension.
+        paddings: for each spatial dimension the rows of padding before and after, in rows of the operand.
     """
 
     batches: tf.Operation
@@ -43,7 +44,7 @@ class Dilated:
     paddings: tuple[tuple[int, int], ...]
 
     def operator(self, importer: Context) -> Operator:
-        """The convolution with gaps that gives the result of the last of the three."""
+        """Return the convolution with gaps that gives the result of the last of the three operators."""
         op, result = self.convolution, self.back.outputs[0]
         attributes = attributes_of(op) | {"dilations": [1, *self.rates, 1]}
         if any(sum(pair) for pair in self.paddings):
@@ -62,17 +63,17 @@ class Dilated:
 
     @property
     def can_be_one(self) -> bool:
-        """Whether TensorFlow's convolution has attributes that say the same."""
+        """Return whether attributes of one convolution of TensorFlow can express these dilations and paddings."""
         is_written = self._is_same or not any(map(sum, self.paddings)) or self.convolution.type != "Conv3D"
         return is_written and min(map(min, self.paddings)) >= 0
 
 
 def find_dilated(ops: Iterable[tf.Operation], value: Value, apart: Iterable[tf.Operation]) -> dict[str, Dilated]:
-    """The dilated convolutions among operators, by the name of the last of the three.
+    """Return the dilated convolutions among operators, by the name of the last of the three.
 
     Args:
-        value: of a tensor that follows from constants and shapes alone, else None.
-        apart: operators that must stay what they are.
+        value: returns the value of a tensor that follows from constants and shapes alone, else None.
+        apart: operators that must be imported as they are.
     """
     kept = {op.name for op in apart}
     found = (_dilated(op, value) for op in ops if op.type == "BatchToSpaceND")
@@ -102,6 +103,6 @@ def _dilated(back: tf.Operation, value: Value) -> Dilated | None:
 
 
 def _is_plain(op: tf.Operation) -> bool:
-    """Whether nothing but the windows' sizes says where a convolution's windows lie."""
+    """Return whether a convolution's windows have no strides, dilations or paddings, and the expected data format."""
     steps = {*op.get_attr("strides"), *op.get_attr("dilations")}
     return steps == {1} and op.get_attr("padding") == b"VALID" and op.get_attr("data_format").decode() == _FORMATS[op.type]

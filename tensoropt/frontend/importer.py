@@ -1,8 +1,8 @@
-"""From a recorded ``tf.Graph`` to the intermediate representation.
+"""Import a recorded ``tf.Graph`` into the intermediate representation.
 
-Shape arithmetic and constants are folded: with a known batch every operator that depends on constants and shapes alone has
-a value, which TensorFlow computes. Reads of variables and identities become aliases. What only initialises variables is
-left out.
+Shape arithmetic and constants are folded: with a known batch every operator that depends on constants and shapes alone has a
+value, which TensorFlow computes. Reads of variables and identities become aliases. Operators that only initialise variables
+are left out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .tracing.gradient_function import GradientFunction, is_custom_gradient, tra
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
-# Every extent is known, so that a shape is ensured already.
+# EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-# Neither what only initialises variables nor a check of values in the midst of the model is part of it.
+# Operators that only initialise variables, or that check values in the midst of the model, aren't part of the model.
 _LEFT_OUT = ("VarIsInitializedOp", "Assert")
 _REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
 _UNSUPPORTED = {
@@ -42,15 +42,16 @@ _UNSUPPORTED = {
     "Variable": _REFERENCE,
 }
 _LOOKUP = "ResourceGather"
-# Results of unknown shape: room that a kernel for GPUs keeps for its backward pass, empty on CPUs.
+# (type, result) of unknown shape: memory that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A ``minimize`` in terms of the recorded graph; :class:`tensoropt.ir.graph.TrainStep` in terms of the imported one.
+    """A ``minimize`` in terms of the recorded graph.
 
-    Variables are named by the operations that make their handles.
+    :class:`tensoropt.ir.graph.TrainStep` is its counterpart in the imported graph. Variables are named by the operations
+    that make their handles.
     """
 
     op: tf.Operation
@@ -66,11 +67,11 @@ def import_graph(
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
 ) -> Graph:
-    """Import everything that was recorded, except what only initialises variables.
+    """Import everything that was recorded, except operators that only initialise variables.
 
     Args:
-        lines: by operator, the line of the user's code that made it, where its traceback doesn't tell.
-        targets: import what these need, and the steps, and nothing else.
+        lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
+        targets: import only the operators that these and the steps need.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
@@ -80,7 +81,7 @@ def import_graph(
 
 
 def initializer_names(recorded: tf.Graph) -> frozenset[str]:
-    """The operators that give variables their first values, and those that only group such operators."""
+    """Return the operators that give variables their initial values, and those that only group such operators."""
     variables = recorded.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     names = {variable.initializer.name for variable in variables}
     for op in recorded.get_operations():
@@ -132,7 +133,7 @@ class _Importer:
                 self.aliases[op.outputs[0].name] = self._canonical(op.inputs[0].name)
             elif op.name in self.static:
                 for tensor in op.outputs:
-                    # A constant that only the user could fetch; what reads a shape is left over from TensorFlow's checks.
+                    # A constant that only the user could fetch; a reader of shapes is left over from TensorFlow's checks.
                     if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
             elif op.type not in ("NoOp", *LIST_MAKERS):
@@ -141,7 +142,10 @@ class _Importer:
         return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
 
     def _differentiated(self, steps: tuple[RecordedStep, ...]) -> Differentiated | None:
-        """Return what TensorFlow gives a gradient of what was imported, and imported as it is; None without steps."""
+        """Return the imported tensors and operands to which TensorFlow gives a gradient; None without steps.
+
+        Operators that are imported as another type are left out.
+        """
         if not steps:
             return None
         connections = Connections(self.recorded, self.gradients)
@@ -156,7 +160,7 @@ class _Importer:
         return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
 
     def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
-        """The ancestors of all results that aren't there for initialisation, in order of creation."""
+        """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
         initializers = initializer_names(self.recorded)
         all_ops = self.recorded.get_operations()
         left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
@@ -206,7 +210,7 @@ class _Importer:
                 self.values[tensor.name] = np.asarray(value)
 
     def line(self, op: tf.Operation) -> str:
-        """The user's line that made an operator."""
+        """Return the line of the user's code that made an operator."""
         return self.lines[op.name] if op.name in self.lines else source_line(op)
 
     def _canonical(self, name: str) -> str:
@@ -230,7 +234,7 @@ class _Importer:
         self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
-        """The tensor of a constant operator with the folded value, made where it is first asked for."""
+        """Return the result of a constant operator with the folded value, which is added when it is first asked for."""
         if tensor.name not in self.tensors:
             op = tensor.op
             name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
@@ -239,7 +243,7 @@ class _Importer:
         return self.tensors[tensor.name]
 
     def operand(self, tensor: tf.Tensor) -> Tensor:
-        """What a tensor is in the imported graph; of a variable's handle the variable's value."""
+        """Return a tensor's counterpart in the imported graph; for a variable's handle, the variable's value."""
         if tensor.op.name in self.static:
             return self._import_constant(tensor)
         return self.tensors[self._canonical(tensor.name)]
@@ -305,7 +309,7 @@ class _Importer:
         self.aliases.update({name: tensor.name for name, tensor in loop.tensors.items() if name != tensor.name})
 
     def _import_stack(self, op: tf.Operation) -> None:
-        """The stack of a list that a loop filled is what the imported loop gives."""
+        """Import the stack of a list that a loop filled: it is a result of the imported loop."""
         name = self._canonical(op.inputs[0].name)
         if name not in self.tensors:
             raise InputError(
@@ -314,7 +318,7 @@ class _Importer:
         self.aliases[op.outputs[0].name] = name
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """The value of a tensor that follows from constants and shapes alone, else None."""
+        """Return the value of a tensor that follows from constants and shapes alone, else None."""
         if tensor.op.name not in self.static:
             return None
         if tensor.name not in self.values:
@@ -323,21 +327,21 @@ class _Importer:
         return self.values[tensor.name]
 
     def constant(self, name: str, value: np.ndarray) -> Tensor:
-        """The tensor of a new constant operator."""
+        """Add a constant operator and return its result."""
         tensor = Tensor(f"{name}:0", value.shape, value.dtype.name)
         self._add(Operator(name, CONSTANT, (), (tensor,), statics={0: value}))
         return tensor
 
     def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Graph:
-        """Import what is inside of a composite operator."""
+        """Import the body of a composite operator."""
         return import_graph(graph, (), lines, outputs)
 
     def _import_lookup(self, op: tf.Operation) -> None:
-        """An embedding: what tf.gather makes of a variable is a lookup in its value, like any other."""
+        """Import an embedding: the lookup that tf.gather makes in a variable is a lookup in its value, like any other."""
         self._add_lookup(op, self.tensors[op.inputs[0].name], self._tensor(op.outputs[0], op), op.get_attr("batch_dims"))
 
     def _import_item(self, op: tf.Operation) -> None:
-        """One element of a list, outside of a loop, is a lookup in what the list was made from."""
+        """Import one element of a list, outside of a loop: a lookup in the tensor that the list was made from."""
         made = op.inputs[0].op
         stack = self.tensors.get(self._canonical(op.inputs[0].name))
         if made.type == "TensorListFromTensor":
@@ -355,7 +359,7 @@ class _Importer:
         self._add(Operator(op.name, "GatherV2", inputs, (result,), statics, attributes, source=self.line(op)))
 
     def _import_update(self, op: tf.Operation) -> None:
-        """An assignment, or a read that must come after one."""
+        """Import an assignment, or a read that must come after one."""
         value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         self._add(
@@ -365,7 +369,10 @@ class _Importer:
         )
 
     def _controls(self, op: tf.Operation) -> tuple[str, ...]:
-        """The imported operators that this one was told to wait for; those that only group others stand for them."""
+        """Return the imported operators that an operator was told to wait for, in the order in which they were imported.
+
+        An operator that only groups others is replaced by them.
+        """
         found: dict[str, None] = {}
         pending = list(op.control_inputs)
         while pending:
@@ -380,7 +387,7 @@ class _Importer:
             elif waited.type == "NoOp":
                 pending += waited.control_inputs
             else:
-                # An alias, or a constant, which nobody needs to wait for.
+                # An alias stands for the operator behind it; nobody needs to wait for a constant.
                 pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
         return tuple(sorted(found, key=self.places.__getitem__))
 

@@ -1,7 +1,7 @@
-"""The first values of variables, from their recorded initializers, the same on every rank.
+"""Compute the initial values of variables from their recorded initializers, the same on every rank.
 
-Values are computed variable by variable, so that a model that is larger than one machine can start, except that variables
-whose first values come from the same random numbers are computed together: each run draws new ones.
+Values are computed variable by variable, so that a model that is larger than one machine can start. Only variables whose
+initial values come from the same random numbers are computed together: each run draws new numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from .importer import source_line
 
 
 class FirstValues:
-    """Gives each variable's first value once, by the variable's name; a second object gives the same ones again."""
+    """The initial values of variables: each is given once, by the variable's name.
+
+    A second object gives the same values again.
+    """
 
     def __init__(self, recorded: tf.Graph) -> None:
         self._session = tf.compat.v1.Session(graph=recorded)
@@ -26,7 +29,7 @@ class FirstValues:
         self._computed: dict[str, np.ndarray] = {}
 
     def __call__(self, variable: str) -> np.ndarray:
-        """The whole first value.
+        """Return the initial value of a variable, as a global array.
 
         Raises:
             InputError: the variable has none, or it can't be computed before the model runs.
@@ -51,7 +54,7 @@ class FirstValues:
 
 
 def _random_sources(value: tf.Tensor) -> set[str]:
-    """The operators behind a value that give another result each time."""
+    """Return the names of the operators behind a value that give another result each time they run."""
     found: set[str] = set()
     seen: set[str] = set()
     pending = [value.op]

@@ -1,7 +1,7 @@
-"""Recording: a private ``tf.Graph`` that holds the model at its full shapes; TensorFlow's own names make it.
+"""Record a model in a private ``tf.Graph``, at its full shapes and by TensorFlow's own names.
 
-Nothing is allocated or computed. What differs from TensorFlow is only what trains: the optimizers here record a training
-step instead of gradients.
+Nothing is allocated or computed. Only training differs from TensorFlow: the optimizers here record a training step instead
+of gradients.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Recording:
         self.steps: list[RecordedStep] = []
         self._entered = ExitStack()
         self.reopen()
-        # Every rank draws the same random numbers, so that all have pieces of the same values.
+        # Every rank draws the same random numbers, so that all have shards of the same values.
         tf.compat.v1.set_random_seed(seed)
 
     def close(self) -> None:
-        """Make eager mode the default again; nothing happens where it is already.
+        """Make eager mode the default again, if recording is open.
 
         Raises:
             InputError: another graph or function has been entered since.
@@ -46,13 +46,13 @@ class Recording:
         self.is_open = False
 
     def reopen(self) -> None:
-        """Record on, after what :meth:`close` was for has failed."""
+        """Make the recorded graph the default: at first, and again after the work that :meth:`close` made way for."""
         self._entered.enter_context(self.graph.as_default())
         self.is_open = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Eager mode is the default meanwhile."""
+        """Make eager mode the default for as long as the context lasts."""
         was_open = self.is_open
         self.close()
         try:
@@ -62,7 +62,7 @@ class Recording:
                 self.reopen()
 
     def has(self, value: object) -> bool:
-        """Whether a tensor or operation was recorded here."""
+        """Return whether a tensor or operation was recorded here."""
         return _graph_of(value) is self.graph
 
     def add_step(self, step: RecordedStep) -> None:
@@ -118,7 +118,7 @@ def record_minimize(
 
 
 def _check_variables(recording: Recording, variables: Sequence[object], global_step: object) -> None:
-    """Refuse what can't be trained or counted in."""
+    """Refuse variables that can't be trained, and a step counter that can't be incremented."""
     named = [("var_list", variable) for variable in variables]
     if global_step is not None:
         named.append(("global_step", global_step))
@@ -132,7 +132,7 @@ def _check_variables(recording: Recording, variables: Sequence[object], global_s
 
 
 def softmax_cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:
-    """The batch's mean cross-entropy, a scalar.
+    """Return the batch's mean cross-entropy, a scalar.
 
     Args:
         labels: integer classes of shape [batch], or their distribution of the logits' shape.

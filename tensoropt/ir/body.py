@@ -1,4 +1,4 @@
-"""What is inside of a composite operator."""
+"""The bodies of composite operators (loops and custom gradients), and how an operator calls its body."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Body:
     """A graph with inputs and outputs.
 
     Attributes:
-        graph: its inputs are placeholders.
-        inputs: results of placeholders of the graph.
-        outputs: tensors of the graph; one may stand here twice.
+        graph: the body's operators; the body's inputs are placeholders in it.
+        inputs: the results of those placeholders.
+        outputs: tensors of the graph; one tensor may be an output twice.
     """
 
     graph: Graph
@@ -29,13 +29,13 @@ class Body:
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
-        """What the outputs need, inputs left out, in topological order."""
+        """The operators that the outputs need, in topological order, without the inputs' placeholders."""
         needed = self.graph.ancestors(self.outputs) - {self.graph.producers[tensor.name].name for tensor in self.inputs}
         return tuple(op for op in self.graph.operators.values() if op.name in needed)
 
     @cached_property
     def digest(self) -> str:
-        """Equal for bodies that compute the same, whatever their tensors are called."""
+        """A hash that is equal for bodies that compute the same, whatever their tensors are called."""
         numbers = {tensor.name: (-1, i) for i, tensor in enumerate(self.inputs)}
         lines: list[object] = [(tensor.shape, tensor.dtype) for tensor in self.inputs]
         for index, op in enumerate(self.operators):
@@ -53,19 +53,20 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class LoopForm:
-    """How a loop calls its body.
+    """The way in which a loop calls its body.
 
-    The operands are stacks, initial states and invariants, in this order; so are the body's inputs, with a slice for each
-    stack. The body's outputs are items and the next states; the results are stacks of the items, and the final states. Items
-    that are in a stack before the first trip are further operands.
+    The loop's operands are stacks, initial states and invariants, in this order. The body's inputs are the same, with one
+    element of each stack in place of the stack. The body's outputs are items and the next states; the loop's results are the
+    stacks of the items, and the final states. Items that are in a stack before the first trip are further operands.
 
     Attributes:
         trips: how often the body runs.
-        reads: per stack, which of its slices each trip takes.
+        reads: for each stack, the index of the element that each trip reads.
         n_states: the number of states.
-        writes: per item, where each trip puts it; of two in one place the later stays.
-        lengths: per item, the length of its stack.
-        starts: per further operand, the item whose stack it is in, and its place there.
+        writes: for each item, the index in its stack that each trip writes; where two trips write one index, the later
+            stays.
+        lengths: for each item, the length of its stack.
+        starts: for each further operand, the item whose stack it is in, and its index there.
     """
 
     trips: int
@@ -82,14 +83,15 @@ class LoopForm:
 
 @dataclass(frozen=True, slots=True)
 class GradientForm:
-    """How the gradient of tensors that pass through unchanged comes from a body.
+    """The way in which a body computes the gradient of tensors that pass through an operator unchanged.
 
     The body's inputs are the gradients of the results, then operands; its outputs are gradients of operands.
 
     Attributes:
-        passed: per result, the operand that passes through.
-        reads: per further input of the body, the operand that it is.
-        into: per output of the body, the operand whose gradient it is; what goes to one operand is added up.
+        passed: for each result, the index of the operand that passes through.
+        reads: for each further input of the body, the index of the operand that it is.
+        into: for each output of the body, the index of the operand whose gradient it is; gradients of one operand are added
+            up.
     """
 
     passed: tuple[int, ...]

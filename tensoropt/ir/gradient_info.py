@@ -1,26 +1,31 @@
-"""What the backward pass of a graph reads, and which operands get a gradient."""
+"""Describe which tensors the backward pass of a graph reads, and which operands get a gradient."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Attributes:
-    gradients: (operator, input position) of the operands to which a gradient comes back.
-    kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
-    kept_results: names of the tensors that their own producer's gradient reads.
+    """The operands that get a gradient, and the residuals that the operators' gradients read.
+
+    Attributes:
+        gradients: (operator, input position) of the operands to which a gradient comes back.
+        kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
+        kept_results: names of the tensors that their own producer's gradient reads.
+        bodies: what the backward pass of a loop's body does, by the name of a loop that gets a gradient.
     """
 
     gradients: frozenset[tuple[str, int]]
     kept_operands: frozenset[tuple[str, int]]
     kept_results: frozenset[str]
+    bodies: Mapping[str, Backward] = field(default_factory=dict, hash=False)
 
     def reached(self, graph: Graph) -> frozenset[str]:
-        """Names of the tensors that get a gradient: losses, and what operands with one are."""
+        """Return the names of the tensors that get a gradient: the losses, and the tensors of operands that get one."""
         losses = (step.loss.name for step in graph.train_steps.values())
         operators = graph.operators
         taken = (

@@ -1,7 +1,7 @@
-"""The intermediate representation: what every way of recording a model ends in.
+"""The intermediate representation: every way of recording a model ends in it.
 
-A graph of operators at full, logical shapes. Constants that only steer an operator (axes, paddings, target shapes) are
-folded into it as *statics*; a variable is an operator of type ``Variable`` whose result is its value; updates of
+A :class:`Graph` has operators at full, logical shapes. Constants that only steer an operator (axes, paddings, target shapes)
+are folded into it as *statics*; a variable is an operator of type ``Variable`` whose result is its value; updates of
 variables (moving averages, counters) are operators without results. The training steps name a loss and an optimizer;
 gradients are not part of the graph, since TensorFlow derives them from each rank's local graph.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)
-LOADED = "loaded"  # the attribute of a placeholder whose batch ranks load: each its share, which may then be GATHERED
+LOADED = "loaded"  # the attribute of a placeholder of which each rank loads its share; GATHERED: the shares are gathered
 GATHERED = "gathered"
 SOURCES = (VARIABLE, PLACEHOLDER, CONSTANT)
 ITEM_BYTES = {"bool": 1, "bfloat16": 2, "string": 8, "complex64": 8, "complex128": 16}
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floating-point numbers, real or complex, so that it may come in summands."""
+        """Return whether elements are real or complex floating-point numbers: only such a tensor may be a partial sum."""
         return "float" in self.dtype or "complex" in self.dtype
 
     def __str__(self) -> str:
@@ -64,11 +64,11 @@ class Operator:
     """One operator.
 
     Attributes:
-        inputs: per input of the TensorFlow operator its tensor, or None where the input is static.
+        inputs: for each input of the TensorFlow operator its tensor, or None where the input is static.
         statics: the values of the static inputs, by position.
         attrs: TensorFlow's attributes, without those that follow from the operands.
-        updates: the variable operators that this operator assigns to.
-        controls: operators that must run before this one, beyond its operands.
+        updates: the name of the variable operator that this operator assigns to, or None.
+        controls: names of the operators that must run before this one, beyond its operands' producers.
         source: the line of the user's code that made it, as ``file:line``.
     """
 
@@ -92,7 +92,7 @@ class Operator:
         return self.outputs[0]
 
     def looks_up(self, tensor: Tensor) -> bool:
-        """Whether it finds rows (of the first dimension) of a tensor, and takes it for nothing else."""
+        """Return whether the operator finds rows (of the first dimension) of a tensor, and uses it for nothing else."""
         if self.type != "GatherV2" or self.statics[2] != 0 or self.attrs["batch_dims"]:
             return False
         return [position for position, operand in self.operands if operand.name == tensor.name] == [0]
@@ -102,7 +102,7 @@ class Operator:
         return self.type == VARIABLE and bool(self.attrs["trainable"])
 
     def where(self) -> str:
-        """The operator as error messages name it."""
+        """Return the operator's type, name and source line, as error messages name it."""
         return f"{self.type} '{self.name}'" + (f" ({self.source})" if self.source else "")
 
     def __str__(self) -> str:
@@ -116,14 +116,14 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """A recorded ``minimize``: which loss, by which optimizer, for which variables.
+    """A recorded ``minimize``: a loss, an optimizer, and the variables that it trains.
 
     Attributes:
-        name: of the recorded operation that stands for the step.
+        name: the name of the recorded operation that stands for the step.
         loss: a scalar.
         variables: names of the variable operators that are trained.
-        optimizer: what becomes of the gradients.
-        step_counter: a variable that each step increments, or None.
+        optimizer: the rule that turns gradients into updates.
+        step_counter: the variable that each step increments, or None.
         controls: operators that run with the step.
     """
 
@@ -137,12 +137,12 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """What gets a gradient on the ways from losses to the variables that their steps train.
+    """The tensors and operands that get a gradient, on the paths from losses to the variables that their steps train.
 
     Attributes:
-        tensors: by name.
-        operands: of operators to which a gradient comes, the input positions to which it goes on; those that were imported
-            as something else are left out.
+        tensors: their names.
+        operands: by name of each operator to which a gradient comes, the input positions to which the gradient goes on;
+            operators that were imported as another type are left out.
     """
 
     tensors: frozenset[str]
@@ -157,8 +157,8 @@ class Graph:
         operators: by name, in topological order.
         train_steps: by the name of the recorded operation.
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
-        slicing: of the graph of one of a step's micro-batches, how it comes from that of the whole batch.
-        differentiated: where TensorFlow's gradients go, as the recorded graph says it; None where nobody asked.
+        slicing: for the graph of one micro-batch, how it comes from the graph of the full batch; else None.
+        differentiated: where TensorFlow's gradients go, as the recorded graph says it; None where it was not worked out.
     """
 
     operators: Mapping[str, Operator]
@@ -169,25 +169,25 @@ class Graph:
 
     @property
     def n_slices(self) -> int:
-        """In how many slices a training step takes its batch."""
+        """The number of micro-batches in which a training step takes its batch."""
         return 1 if self.slicing is None else self.slicing.n
 
     @property
     def whole(self) -> Graph:
-        """The graph of the whole batch."""
+        """The graph of the full batch."""
         return self if self.slicing is None else self.slicing.whole
 
     def n_runs(self, tensor: str) -> int:
-        """How often a training step makes a tensor: for each slice, or once."""
+        """Return how often a training step computes a tensor: once for each micro-batch, or once."""
         return self.n_slices if self.slicing is not None and tensor in self.slicing.forms else 1
 
     def accumulates(self, tensor: str) -> bool:
-        """Whether the gradients of several slices are added up at a tensor's copies."""
+        """Return whether the gradients of several micro-batches are added up at a tensor's copies."""
         return self.n_slices > 1 and self.n_runs(tensor) == 1
 
     @cached_property
     def producers(self) -> dict[str, Operator]:
-        """Tensor name to the operator that makes it."""
+        """The operator that produces each tensor, by the tensor's name."""
         return {tensor.name: op for op in self.operators.values() for tensor in op.outputs}
 
     @cached_property
@@ -196,7 +196,7 @@ class Graph:
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
-        """Tensor name to the operators that have it as an operand, in topological order."""
+        """The operators that have each tensor as an operand, in topological order, by the tensor's name."""
         found: dict[str, dict[str, Operator]] = {}
         for op in self.operators.values():
             for _, tensor in op.operands:
@@ -204,7 +204,7 @@ class Graph:
         return {name: tuple(operators.values()) for name, operators in found.items()}
 
     def resolve(self, name: str) -> Tensor | None:
-        """The tensor that a recorded name means, or None if the model has none of this name."""
+        """Return the tensor that a recorded name means, or None if the model has no tensor of this name."""
         return self.tensors.get(self.aliases.get(name, name))
 
     @cached_property
@@ -223,7 +223,7 @@ class Graph:
 
     @cached_property
     def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
-        """By trained variable, its update in each training step that trains it."""
+        """The updates of each trained variable, one for each training step that trains it, by the variable's name."""
         found: dict[str, tuple[ParameterUpdate, ...]] = {}
         for step in self.train_steps.values():
             tensors = [self.operators[name].result for name in step.variables]
@@ -233,7 +233,10 @@ class Graph:
 
     @cached_property
     def lookups(self) -> dict[str, tuple[str, ...]]:
-        """By trained variable that is updated by rows, the lookups in it: one step trains it, and takes nothing else."""
+        """The lookups in each trained variable that is updated by rows, by the variable's name.
+
+        Such a variable is trained by one step, which uses it in lookups alone.
+        """
         found: dict[str, tuple[str, ...]] = {}
         for step in self.train_steps.values():
             if not step.optimizer.takes_rows:
@@ -248,7 +251,7 @@ class Graph:
 
     @cached_property
     def lookup_operators(self) -> frozenset[str]:
-        """The lookups of all variables that are updated by rows."""
+        """The names of the lookups in all variables that are updated by rows."""
         return frozenset(name for names in self.lookups.values() for name in names)
 
     @property
@@ -258,7 +261,7 @@ class Graph:
     def ancestors(
         self, tensors: Iterable[Tensor], controls: Iterable[str] = (), given: Container[str] = ()
     ) -> set[str]:
-        """The names of the operators that these tensors and controls need, themselves included.
+        """Return the names of the operators that compute these tensors and controls, and of all operators that those need.
 
         Tensors named in ``given`` need nothing.
         """
@@ -290,9 +293,10 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for models with the same operators, shapes, attributes and training steps, whatever the hyperparameters.
+        """A hash that is equal for models with the same operators, shapes, attributes and training steps.
 
-        A learning rate that is changed leaves a saved plan usable; whether ranks agree is :attr:`agreement`.
+        Hyperparameters don't count: a changed learning rate leaves a saved plan usable. :attr:`agreement` tells whether
+        ranks agree.
         """
         text = hashlib.sha256()
         for op in self.operators.values():
@@ -307,7 +311,7 @@ class Graph:
 
     @cached_property
     def agreement(self) -> str:
-        """What ranks that run this model together must have in common: the digest, and all hyperparameters."""
+        """The text that must be equal on all ranks that run this model together: the digest, and all hyperparameters."""
         numbers = [step.optimizer.numbers for _, step in sorted(self.train_steps.items())]
         return f"{self.digest} {hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]}"
 
@@ -318,10 +322,10 @@ class Graph:
 
 
 def check(graph: Graph) -> None:
-    """Hold the graph against the invariants of the module docstring.
+    """Check the graph against the invariants of the module docstring.
 
     Raises:
-        AssertionError: names the operator at fault and prints the ones around it.
+        AssertionError: an invariant is broken; the message names the operator at fault and prints the ones around it.
     """
     made: set[str] = set()
     for index, (name, op) in enumerate(graph.operators.items()):

@@ -1,4 +1,4 @@
-"""An optimizer as a training step has it: a value, which costs, plans and digests ask."""
+"""The optimizer of a training step, as a value that costs, plans and digests read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParameterUpdate:
-    """What an optimizer does with one parameter, as far as costs can see.
+    """An optimizer's update of one parameter, as far as costs can see it.
 
     Attributes:
-        slots: variables of the parameter's shape that are kept beside it.
-        is_whole: whether every device updates the whole parameter, since its update is not that of its pieces.
-        sums: (length, bytes per element) of the vectors that are added up over all devices in the step; they stand with
-            the first parameter of a step.
-        leaves_rows: whether a gradient of rows changes these rows alone, without becoming a whole gradient.
+        slots: the number of variables of the parameter's shape that the optimizer keeps for it.
+        is_whole: whether every device updates the global parameter, since an update of each shard would give another result.
+        sums: (length, bytes per element) of the vectors that are added up over all devices in the step; the first parameter
+            of a step has them.
+        leaves_rows: whether a gradient of rows changes these rows alone, without being expanded to the parameter's shape.
     """
 
     slots: int
@@ -32,34 +32,36 @@ class ParameterUpdate:
     leaves_rows: bool = False
 
     def copies(self, tensor: Tensor, layout: Layout, piece_bytes: int, by_rows: bool) -> int:
-        """Bytes that one device holds for the update: the gradient, slots, and whole copies where the update needs them.
+        """Return the bytes that one device holds for the update.
+
+        These are the gradient, the slots, and global copies where the update needs them.
 
         Args:
             by_rows: whether the gradient comes as rows, which aren't counted here.
         """
         if not self.is_whole:
             return piece_bytes * (self.slots if by_rows and self.leaves_rows else 1 + self.slots)
-        # Beside the piece's gradient the whole one, and the whole parameter.
+        # The global gradient beside that of the shard, and the global parameter.
         whole = 0 if layout.is_replicated else 2 * tensor.mem_bytes
         return piece_bytes + self.slots * tensor.mem_bytes + whole
 
 
 class Optimizer(Protocol):
-    """What a training step minimises with; a value, the same on every rank."""
+    """The optimizer that a training step minimises with; a value, the same on every rank."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The recorded scalars that an update takes."""
+        """The recorded scalars that an update reads."""
         ...
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the gradient of a variable that is only looked up is rows (``IndexedSlices``)."""
+        """Return whether the gradient of a variable that is only looked up is rows (``IndexedSlices``)."""
         ...
 
     @property
     def structure(self) -> str:
-        """All that a plan depends on: what is kept and what is communicated, not the numbers."""
+        """A text of all that a plan depends on: which variables are kept and what is communicated, not the numbers."""
         ...
 
     @property
@@ -68,9 +70,9 @@ class Optimizer(Protocol):
         ...
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
-        """What becomes of each of a training step's parameters."""
+        """Return the update of each of a training step's parameters."""
         ...
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> Optimizer:
-        """The same with imported tensors in place of recorded ones."""
+        """Return the same optimizer with imported tensors in place of recorded ones."""
         ...

@@ -15,7 +15,7 @@ def reads_known_shapes(op: tf.Operation) -> bool:
 
 
 def shape_value(op: tf.Operation, index: int) -> np.ndarray:
-    """What such an operator gives as its result of this index."""
+    """Return result number ``index`` of an operator for which :func:`reads_known_shapes` holds."""
     shape = op.inputs[index].shape.as_list()
     value: Any = {"Size": int(np.prod(shape)), "Rank": len(shape)}.get(op.type, shape)
     return np.asarray(value, op.outputs[index].dtype.as_numpy_dtype)

@@ -1,4 +1,4 @@
-"""How the graph of one micro-batch comes from that of the whole batch."""
+"""The relation between the graph of one micro-batch and the graph of the full batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from .graph import Graph, Operator, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Slicing:
-    """How the graph of one slice comes from that of the whole step.
+    """The relation between the graph of one micro-batch and the graph of the full batch.
 
     Attributes:
-        n: how many slices there are.
-        whole: the graph of the whole batch.
-        batch: samples in it.
-        forms: by name of the tensors that the slices make, the dimension that they split, or SUM.
-        once: (operator, position) of the operands that only the first slice takes.
-        after: names of the operators that come after all slices.
+        n: the number of micro-batches.
+        whole: the graph of the full batch.
+        batch: the number of samples in the full batch.
+        forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
+            up.
+        once: (operator, position) of the operands that only the first micro-batch uses.
+        after: names of the operators that run after all micro-batches.
     """
 
     n: int
@@ -33,10 +34,10 @@ class Slicing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """One of the slices, on so many devices.
+    """One of the micro-batches, on a number of devices.
 
-    A slice takes its part of each device's share of the batch, so that what a device has loaded stays there. Where shares
-    can't be divided alike it takes a run of samples.
+    A micro-batch takes its part of each device's share of the batch, so that samples stay on the device that loaded them.
+    Where the shares can't be divided into equal parts, it takes a run of consecutive samples.
     """
 
     slicing: Slicing
@@ -48,28 +49,31 @@ class Slice:
         return self.n_devices if are_shares_sliced(self.slicing.batch, self.slicing.n, self.n_devices) else 1
 
     def places(self, extent: int) -> np.ndarray:
-        """Where the slice's elements are along a dimension that is split: int[extent / n]."""
+        """Return the indices of the micro-batch's elements along a dimension that is split: int[extent / n]."""
         places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.slicing.n, -1)[:, self.index].reshape(-1)
         return places
 
     def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
-        """The slice of a whole array."""
+        """Return the micro-batch's part of a full batch's array."""
         found: np.ndarray = np.take(value, self.places(value.shape[dimension]), dimension)
         return found
 
     def makes(self, tensor: Tensor) -> bool:
-        """Whether a tensor is of the slice, and not made once for all."""
+        """Return whether each micro-batch computes its own part of a tensor, and not the step once for all of them."""
         return tensor.name in self.slicing.forms
 
     def takes(self, operator: str, position: int) -> bool:
-        """Whether an operand counts in this slice."""
+        """Return whether this micro-batch uses an operand."""
         return self.index == 0 or (operator, position) not in self.slicing.once
 
     def whole(self, op: Operator) -> Operator:
-        """An operator of the slice as it is for the whole batch."""
+        """Return the operator in the graph of the full batch that an operator of the micro-batch comes from."""
         return self.slicing.whole.operators[op.name]
 
 
 def are_shares_sliced(n_samples: int, n_slices: int, n_devices: int) -> bool:
-    """Return whether every slice of a batch takes as many samples of each device's share; else it takes a run of samples."""
+    """Return whether every micro-batch takes equally many samples of each device's share of the batch.
+
+    If not, each micro-batch takes a run of consecutive samples.
+    """
     return n_slices == 1 or n_samples % (n_slices * n_devices) == 0

@@ -1,4 +1,4 @@
-"""Operators whose results are other views of their operand's memory."""
+"""Operators whose results are views of their operand's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot P
 
 
 def viewed_operand(op: Operator, name: str) -> Tensor | None:
-    """The operand of which an operator's result is another view, if it is one."""
+    """Return the operand of which an operator's result ``name`` is a view, or None if it isn't a view."""
     if op.type == CUSTOM_GRADIENT:
         passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
         return op.inputs[passed]

@@ -1,1 +1,1 @@
-"""From a plan to the TensorFlow graph that each rank runs."""
+"""Lower a plan to the TensorFlow graph that each rank runs."""

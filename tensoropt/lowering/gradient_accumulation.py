@@ -1,12 +1,13 @@
-"""A training step in slices of its batch: each slice's passes one after the other, their gradients accumulated.
+"""Emit a training step in micro-batches, one after the other, and accumulate their gradients.
 
-What is made without the batch is made once, and resharded once to each operator that takes it: for all slices. The gradients
-of a slice are taken at these resharded copies, before the next slice begins, and added up there: an accumulator has the
-layout of a copy's gradient, in which sums over devices are still pending. After the last slice the accumulated gradients go
-back from the copies to the parameters, by the reshardings' backward paths: once a step.
+Tensors that don't depend on the batch are emitted once and resharded once for each operator that uses them: the copies serve
+all micro-batches. The gradients of a micro-batch are taken at these resharded copies, before the next micro-batch begins,
+and are summed there: an accumulator has the gradient layout of its copy, in which sums over devices are still partial. After
+the last micro-batch the accumulated gradients go back from the copies to the parameters, along the backward paths of the
+reshardings: once a step.
 
-All that a slice computes waits, by control dependencies, for the accumulated gradients of the slice before. So of what the
-backward pass reads there is one slice's at a time.
+All that a micro-batch computes waits, by control dependencies, for the accumulated gradients of the micro-batch before. So
+the residuals of only one micro-batch are alive at a time.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ from .schedule import put_in_order
 from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
-"""In whose name, with the slice's number, a slice's operators are."""
+"""The name scope of a micro-batch's operators; the micro-batch's index is appended to it."""
 _Taken = tuple[str, Demand, str]
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What is wanted of each slice.
+    """A training step's requests to each of its micro-batches.
 
     Attributes:
-        operators: the names of all that run.
-        fetched: tensors that the slices make, each whole or in this rank's pieces.
-        lookups: by name of the lookups in tables that are updated by rows, what makes of indices and of what was found the
-            update's part of a slice.
+        step: the name of the training step.
+        loss: the tensor that the step minimises.
+        operators: the names of all operators that run in a micro-batch.
+        fetched: the tensors of the micro-batches that are fetched, each with whether it is fetched as this rank's shards
+            (else it is global).
+        lookups: for the name of each lookup in a table that is updated by rows, a function from a micro-batch's model to
+            what the update needs of that micro-batch: its indices and the rows found.
     """
 
     step: str
@@ -55,13 +59,15 @@ class Asked:
 
 @dataclass(eq=False)
 class Accumulation:
-    """Emits the slices of one step.
+    """The micro-batches of one training step, emitted one after the other with their gradients accumulated.
 
     Attributes:
-        outside: the model on the whole batch, in which all that is made without the batch has been emitted.
-        view: the strategy on the graph of one slice.
-        feed: per fed tensor of the batch, a function from a slice to its local values.
-        order_lag: how far updates may be behind, where the backward pass has an order; else None.
+        outside: the model on the whole batch, in which all that doesn't depend on the batch has been emitted.
+        view: the strategy on the graph of one micro-batch.
+        feed: for the name of each fed tensor of the batch, a function from a micro-batch to its local values.
+        order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.schedule`);
+            None where the backward pass isn't put in order.
+        lookups: by lookup name, the lookups of the micro-batches emitted so far. The update reads them.
     """
 
     outside: LocalModel
@@ -77,12 +83,16 @@ class Accumulation:
 
     @property
     def slicing(self) -> Slicing:
+        """Return how the step is divided into micro-batches."""
         slicing = self.view.graph.slicing
         assert slicing is not None
         return slicing
 
     def run(self, asked: Asked) -> tuple[Values, list[Values]]:
-        """The losses, whole, and what was fetched; gradients are then asked of :meth:`gradients`."""
+        """Emit all micro-batches; return the losses (replicated, summed over micro-batches) and the fetched values.
+
+        The accumulated gradients are taken by :meth:`gradients` afterwards.
+        """
         before: list[tf.Tensor] = []
         losses: list[Values] = []
         fetched: list[list[Values]] = []
@@ -103,6 +113,11 @@ class Accumulation:
         return self._losses, results
 
     def _run_slice(self, which: Slice, asked: Asked) -> tuple[Values, list[Values]]:
+        """Emit the forward and backward pass of one micro-batch and add its gradients to the accumulators.
+
+        Returns:
+            The micro-batch's losses and its fetched values.
+        """
         graph, outside = tf.compat.v1.get_default_graph(), self.outside
         start = len(graph.get_operations())
         sources = {name: feed(which) for name, feed in self.feed.items()}
@@ -115,7 +130,7 @@ class Accumulation:
             found = [self._fetched(model, tensor, is_local) for tensor, is_local in asked.fetched]
             lookups = {name: lookup(model) for name, lookup in asked.lookups.items()}
         n_forward = len(graph.get_operations())
-        # Of what was taken some may be for another slice alone; it has no gradient here.
+        # A copy may be resharded for another micro-batch alone. Then it has no gradient in this one.
         taken = {id(tensor): tensor for key, values in self._taken.items() if _has_gradient(key) for tensor in values}
         for name, lookup in lookups.items():
             self.lookups.setdefault(name, []).append(lookup)
@@ -135,18 +150,28 @@ class Accumulation:
         return losses, found
 
     def _take(self, tensor: Tensor, demand: Demand, operator: str) -> Values | None:
-        """What is made once, as an operator of the slices takes it; resharded for the first of them."""
+        """Return a tensor resharded for an operator if it doesn't depend on the batch, else None.
+
+        The resharding is emitted for the first micro-batch that needs it, and shared by the others.
+        """
         if tensor.name in self.slicing.forms:
             return None
         key = tensor.name, demand, operator
         if key not in self._taken:
-            # Not again for each slice, and not after the slice before.
+            # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
             with tf.control_dependencies(None):
                 self._taken[key] = self.outside.resharded(tensor, demand, operator)
         return self._taken[key]
 
     def gradients(self, losses: Values, places: list[Values]) -> list[Values | None]:
-        """The accumulated gradients: per parameter, or where a lookup found something in one slice, that slice's."""
+        """Return the accumulated gradients of the values in ``places``, which are parameters or what lookups found.
+
+        A parameter's gradient is brought back from its copies. What a lookup found belongs to one micro-batch: its gradient
+        is that micro-batch's.
+
+        Raises:
+            InputError: ``losses`` aren't those that :meth:`run` returned, since the optimizer scales them.
+        """
         if any(loss is not own for loss, own in zip(losses, self._losses, strict=True)):
             raise InputError("a loss that its optimizer scales can't be trained in micro-batches; use micro_batches=1")
         taken = {id(tensor): tensor for values in self._taken.values() for tensor in values}
@@ -156,21 +181,22 @@ class Accumulation:
         return [self._found[id(values)] if id(values) in self._found else next(back) for values in places]
 
     def order_end(self) -> None:
-        """Give the last slice's backward pass and the updates, which have been emitted, an order."""
+        """Put the last micro-batch's backward pass and the updates, which must have been emitted, in order."""
         start, n_forward = self._last
         if self.order_lag is not None:
             put_in_order(tf.compat.v1.get_default_graph().get_operations()[start:], n_forward - start, self.order_lag)
 
-    # Fetches
+    # Fetched tensors
 
     def _fetched(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
+        """Return a fetched tensor's values of one micro-batch: shards where these can be joined locally, else global."""
         sliced = self.view.graph.tensors[tensor.name]
         if is_local and self._lies_as_it_would(tensor):
             return model.without_sums(sliced, "fetch")
         return model.replicated(sliced, "fetch")
 
     def _lies_as_it_would(self, tensor: Tensor) -> bool:
-        """Whether the pieces of all slices together are a rank's piece of the whole tensor."""
+        """Return whether the shards of all micro-batches, joined, are this rank's shard of the tensor of the whole batch."""
         dimension = self.slicing.forms[tensor.name]
         if dimension == SUM:
             return True
@@ -179,7 +205,7 @@ class Accumulation:
         return self.view.strategy.mesh.size_of(split) == n_shares and split == tuple(sorted(split))
 
     def _put_together(self, tensor: Tensor, is_local: bool, values: list[Values], slices: Sequence[Slice]) -> Values:
-        """A fetched tensor of the whole batch, from those of all slices."""
+        """Return the values of a fetched tensor for the whole batch, from those of all micro-batches."""
         dimension = self.slicing.forms[tensor.name]
         if dimension == SUM:
             return _added(values)
@@ -196,8 +222,10 @@ class Accumulation:
 
 
 def _has_gradient(key: _Taken) -> bool:
+    """Return whether a gradient comes back to the copy with this key."""
     return key[1].varying is not None
 
 
 def _added(values: Sequence[Values]) -> Values:
+    """Return the sums, per rank, of values from several micro-batches."""
     return [reduce(tf.add, parts) for parts in zip(*values, strict=True)]

@@ -1,9 +1,10 @@
-"""What the backward pass does, asked of TensorFlow itself.
+"""Find out what the backward pass of a model does, by asking TensorFlow for the gradient of each operator.
 
-Of each operator TensorFlow derives the gradient once, for the operands that need one: it tells which of them get a gradient,
-and which tensors it reads, hence what is kept from the forward pass (*mt* of Equation (1) in the TensorOpt paper). Operators
-that are alike are asked once. Following the answers from the loss back gives the whole backward pass; nothing is executed.
-:func:`traced` derives the gradients of the whole model at once instead, which says the same and takes longer.
+TensorFlow derives the gradient of each operator once, for the operands that need one. From the operators that it emits
+follows which operands get a gradient and which tensors the gradient reads, hence what is saved from the forward pass (*mt*
+of Equation (1) in the TensorOpt paper). Operators that are alike are asked for once. Following these answers from the loss
+back gives the whole backward pass; nothing is executed. :func:`traced` derives the gradients of the whole model at once
+instead, with the same result; it takes longer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
+from ..ir.body import BODY, LOOP, Body
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
 from ..reschedule.mesh import Mesh
@@ -24,30 +26,31 @@ from ..rules.registry import rule_of
 from ..rules.rule import Config, interface
 from .operators import Job, Values, emit
 
-# Gradient functions read these only for shapes, which are known.
+# Operators with which gradient functions read a tensor's shape only; shapes are known.
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split())
-# Gradient functions may look at small constants (an exponent); writing large ones into a graph takes long.
+# The largest constant, in elements, that is written into the graph that TensorFlow is asked with. Gradient functions may
+# look at small constants (an exponent); writing large ones into a graph takes long.
 _MOST_WRITTEN = 1024
 _TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
 
 
 def analyse(graph: Graph) -> Backward:
-    """What the backward passes of all training steps read and where gradients go.
+    """Return what the backward passes of all training steps read, and where gradients go.
 
     Raises:
-        InputError: a loss depends on none of the variables that its step trains, or gradients come to other tensors than
-            TensorFlow says that they come to in the recorded graph.
+        InputError: a loss depends on none of the variables that its step trains, or the tensors that get a gradient aren't
+            those that get one in the recorded graph according to TensorFlow.
     """
     steps = graph.train_steps.values()
-    found = _union(_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps)
+    found = _union(graph, (_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps))
     if graph.differentiated is not None:
         _check_differentiated(graph, found, graph.differentiated)
     return found
 
 
 def _check_differentiated(graph: Graph, found: Backward, expected: Differentiated) -> None:
-    """Refuse a model in which gradients go other ways here than in TensorFlow: it would train to other numbers."""
-    # The gradient of a variable that is updated by rows ends at what its lookups find.
+    """Raise InputError if gradients take other ways here than in TensorFlow: the model would train to other numbers."""
+    # The gradient of a variable that is updated by rows ends at the rows that its lookups find.
     by_rows = {graph.operators[name].result.name for name in graph.lookups}
     differing = (found.reached(graph) ^ expected.tensors) - by_rows
     for op in reversed(list(graph.operators.values())):
@@ -67,28 +70,42 @@ def _check_differentiated(graph: Graph, found: Backward, expected: Differentiate
 
 
 def _gradients_text(places: Collection[int]) -> str:
+    """Return a text for error messages: which inputs get a gradient."""
     return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
 
 
 def traced(graph: Graph) -> Backward:
-    """The same by the gradients of the whole model, which TensorFlow derives in one go: the oracle of :func:`analyse`."""
+    """Return the same as :func:`analyse`, from the whole model's gradients, which TensorFlow derives in one go.
+
+    It is the oracle of :func:`analyse`.
+    """
     steps = graph.train_steps.values()
-    return _union(_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps)
+    return _union(graph, (_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps))
 
 
-def analyse_body(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Backward:
-    """The same for a graph inside of an operator, from its outputs back to its inputs."""
-    return _followed(graph, graph.ancestors([*inputs, *outputs]), outputs, inputs) or NO_BACKWARD
+def _of_body(body: Body) -> Backward:
+    """Return what the backward pass of a loop's body does, from its outputs back to its inputs."""
+    inputs, outputs = (
+        [tensor for tensor in tensors if carries_gradient(tensor.dtype)] for tensors in (body.inputs, body.outputs)
+    )
+    needed = body.graph.ancestors([*inputs, *outputs])
+    return _union(body.graph, [_followed(body.graph, needed, outputs, inputs) or NO_BACKWARD])
 
 
 def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
-    # Of a variable that is updated by rows the gradient is that of what its lookups find.
+    """Return a step's ancestors of the loss (operator names), the loss, and the tensors whose gradients the update needs."""
+    # For a variable that is updated by rows, the gradient is taken at the rows that its lookups find.
     starts = [name for variable in step.variables for name in graph.lookups.get(variable, (variable,))]
     variables = [graph.operators[name].result for name in starts]
     return graph.ancestors([step.loss], step.variables), [step.loss], variables
 
 
 def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
+    """Return the backward pass found for a step.
+
+    Raises:
+        InputError: none was found, since the loss depends on no trained variable in a way that has a gradient.
+    """
     if found is None:
         loss = graph.producers[step.loss.name].where()
         raise InputError(
@@ -98,12 +115,17 @@ def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
     return found
 
 
-def _union(found: Iterable[Backward]) -> Backward:
+def _union(graph: Graph, found: Iterable[Backward]) -> Backward:
+    """Return all backward passes of a graph as one, with those of its loops' bodies."""
     each = list(found)
+    gradients = frozenset().union(*(one.gradients for one in each))
+    differentiated = {name for name, _ in gradients}
+    loops = [op for op in graph.operators.values() if op.type == LOOP and op.name in differentiated]
     return Backward(
-        frozenset().union(*(one.gradients for one in each)),
+        gradients,
         frozenset().union(*(one.kept_operands for one in each)),
         frozenset().union(*(one.kept_results for one in each)),
+        {op.name: _of_body(op.attrs[BODY]) for op in loops},
     )
 
 
@@ -112,12 +134,12 @@ def _union(found: Iterable[Backward]) -> Backward:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the gradient of one operator does, for some of its results and operands.
+    """The behaviour of one operator's gradient, given which results have a gradient and which operands need one.
 
     Attributes:
-        gives: places (among the operands) that get a gradient.
-        reads: places that it reads.
-        reads_results: results that it reads.
+        gives: the indices, among the operands, of those that get a gradient.
+        reads: the indices of the operands that the gradient reads.
+        reads_results: the indices of the results that the gradient reads.
     """
 
     gives: frozenset[int]
@@ -127,13 +149,18 @@ class _Answer:
 
 @dataclass
 class _Asking:
-    """Asks TensorFlow for the gradients of single operators, of alike ones once."""
+    """The gradients of single operators, for which TensorFlow is asked once for all operators that are alike."""
 
     graph: Graph
     _answers: dict[tuple[object, ...], _Answer] = field(default_factory=dict)
 
     def answer(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
-        """For gradients that come to these results, and operands at these places that need one."""
+        """Return what an operator's gradient does when gradients come to ``results`` and the operands ``places`` need one.
+
+        Args:
+            results: indices of the operator's results.
+            places: indices among the operator's operands.
+        """
         if not results or not places:
             return _Answer(frozenset(), frozenset(), frozenset())
         key = (*self._signature(op), results, places)
@@ -142,9 +169,11 @@ class _Asking:
         return self._answers[key]
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
+        """Return a key that is equal for operators whose gradients do the same."""
         operands = tuple((_pattern(tensor), tensor.dtype, self._written(tensor)) for _, tensor in op.operands)
         statics = tuple((i, value.shape, value.tobytes()) for i, value in sorted(op.statics.items()))
-        # A body is itself alone; how inputs make up arguments follows from the rest.
+        # A body (an attribute with an underscore) is alike to itself alone. How inputs make up arguments follows from the
+        # rest.
         attrs = tuple(
             (key, id(value) if key.startswith("_") else repr(value))
             for key, value in sorted(op.attrs.items())
@@ -153,12 +182,13 @@ class _Asking:
         return op.type, operands, statics, attrs, tuple(map(_pattern, op.outputs))
 
     def _written(self, tensor: Tensor) -> bytes | None:
-        """The value of an operand that is a small constant."""
+        """Return the value of an operand that is a small constant, else None."""
         producer = self.graph.producers[tensor.name]
         is_small = producer.type == CONSTANT and math.prod(tensor.shape) <= _MOST_WRITTEN
         return producer.statics[0].tobytes() if is_small else None
 
     def _ask(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+        """Emit the operator and its gradient in a graph of their own, and read from that what the gradient does."""
         with tf.Graph().as_default() as asked, warnings.catch_warnings():
             # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
             warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
@@ -183,6 +213,7 @@ class _Asking:
             )
 
     def _operand(self, tensor: Tensor) -> tf.Tensor:
+        """Return a stand-in for an operand: the constant itself if it is small, else a placeholder."""
         producer = self.graph.producers[tensor.name]
         if self._written(tensor) is not None:
             return tf.constant(producer.statics[0], tf.as_dtype(tensor.dtype))
@@ -190,14 +221,21 @@ class _Asking:
 
 
 def _pattern(tensor: Tensor) -> tuple[int, ...]:
-    """A shape as far as gradients depend on it: which dimensions are empty, are broadcast, or neither."""
+    """Return as much of a shape as gradients depend on: for each dimension 0 if empty, 1 if it may be broadcast, else 2."""
     return tuple(min(extent, 2) for extent in tensor.shape)
 
 
 def _followed(
     graph: Graph, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Backward | None:
-    """The backward pass from results to variables, by what each operator's gradient does; None where there is none."""
+    """Return the backward pass from ``results`` to ``variables``, composed of what each operator's gradient does.
+
+    Args:
+        needed: the names of the operators that are followed.
+
+    Returns:
+        None where no gradient comes to any of the variables.
+    """
     asking = _Asking(graph)
     operators = [op for op in graph.operators.values() if op.name in needed and op.updates is None]
     starts = {tensor.name for tensor in variables}
@@ -224,10 +262,11 @@ def _followed(
 
 
 def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -> tuple[set[str], set[str]]:
-    """The tensors that depend on the starts: those by which TensorFlow follows gradients, and those whose gradients count.
+    """Return two sets of names of tensors that depend on ``starts``.
 
-    TensorFlow derives the gradient of whatever depends on a variable; some of them lead nowhere (a gradient that is
-    stopped), and what only these read isn't kept.
+    The first has the tensors through which TensorFlow follows gradients, the second those whose gradients reach a start.
+    TensorFlow derives the gradient of whatever depends on a variable; some of these gradients lead nowhere (a gradient is
+    stopped), and a tensor that only they read isn't saved.
     """
     reached, alive = set(starts), set(starts)
     for op in operators:
@@ -244,7 +283,7 @@ def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -
 
 
 def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """An operator as on one device."""
+    """Return the results of an operator emitted as on one device."""
     rule, mesh = rule_of(op), Mesh.of(1)
     config = Config(mesh, ())
     job = Job(op, rule, config, interface(rule, config), (0,), _no_resharding)
@@ -256,7 +295,13 @@ def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 @dataclass
 class _Trace:
-    """Emits the model with a hook at every operand: they tell to which of them a gradient comes back."""
+    """The model emitted with a hook at every operand, which notes whether a gradient comes back to that operand.
+
+    Attributes:
+        values: by tensor name, the emitted tensor.
+        hooks: for each operand, its (operator, input position) and the tensor that the operator reads.
+        reached: the (operator, input position) of the operands to which a gradient has come.
+    """
 
     graph: Graph
     values: dict[str, tf.Tensor] = field(default_factory=dict)
@@ -264,7 +309,11 @@ class _Trace:
     reached: set[tuple[str, int]] = field(default_factory=set)
 
     def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
-        """What the gradients of results with respect to variables do, or None where there are none."""
+        """Return what the gradients of ``results`` with respect to ``variables`` do, or None where there are none.
+
+        Args:
+            needed: the names of the operators that are emitted.
+        """
         with tf.Graph().as_default() as traced:
             for op in self.graph.operators.values():
                 if op.name in needed:
@@ -289,8 +338,9 @@ class _Trace:
         )
 
     def _emit(self, op: Operator) -> None:
+        """Emit an operator on hooked operands; placeholders stand for sources, large constants and updated variables."""
         if op.updates is not None:
-            # No gradient passes an assignment; what is read after one is given.
+            # No gradient passes through an assignment; the value that is read after one is a given.
             for tensor in op.outputs:
                 self.values[tensor.name] = tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
             return
@@ -302,6 +352,7 @@ class _Trace:
         self.values.update(zip((tensor.name for tensor in op.outputs), _emitted(op, operands), strict=True))
 
     def _hook(self, op: Operator, position: int, tensor: Tensor) -> tf.Tensor:
+        """Return an operand's value behind a hook: an operator whose gradient notes that a gradient came to the operand."""
         with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": _TRACE}):
             (hooked,) = tf.identity_n([self.values[tensor.name]])
         hooked.op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(self.hooks)))
@@ -314,17 +365,19 @@ _tracing: list[_Trace] = []
 
 @tf.RegisterGradient(_TRACE)
 def _trace_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    """Note that a gradient came to an operand, and pass it on."""
     trace = _tracing[-1]
     trace.reached.add(trace.hooks[op.get_attr(_NUMBER)][0])
     return gradient
 
 
 def _no_resharding(k: int, values: Values) -> Values:
+    """Raise AssertionError: on one device nothing is resharded inside of an operator."""
     raise AssertionError("on one device nothing is resharded inside of an operator")
 
 
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
-    """The operators that these gradients need; those of a lookup are slices, with their indices."""
+    """Return the names of the operators that these gradients depend on, the indices of sparse gradients included."""
     found = [gradient for gradient in gradients if gradient is not None]
     pending = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
     live: set[str] = set()
@@ -337,4 +390,5 @@ def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
 
 
 def _is_read(tensor: tf.Tensor, readers: set[str]) -> bool:
+    """Return whether one of the operators named ``readers`` reads the values of a tensor, not only its shape."""
     return any(op.name in readers and op.type not in _SHAPE_ONLY for op in tensor.consumers())

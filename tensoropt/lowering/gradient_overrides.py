@@ -1,10 +1,10 @@
-"""Gradients in fewer operators than TensorFlow's own, for operators that deep models have most of.
+"""Gradients in fewer operators than TensorFlow's own, for the operators that are most frequent in deep models.
 
-Of an operator that broadcasts, TensorFlow emits the gradients of both operands, even where one is a constant, and reshapes
-sums that could have kept their dimensions; of a mean it divides after it has spread the gradient. What is emitted here has
-the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
+For an operator that broadcasts, TensorFlow emits the gradients of both operands, even where one is a constant, and reshapes
+sums that could have kept their dimensions. For a mean, it divides after the gradient has been broadcast. The gradients
+emitted here have the same bits: the same products, sums over the same dimensions, quotients of the same numbers.
 
-Complex numbers, and shapes that don't tell what is broadcast, are left to TensorFlow's functions.
+Complex numbers, and shapes that don't tell which dimensions are broadcast, are left to TensorFlow's gradient functions.
 """
 
 from __future__ import annotations
@@ -25,29 +25,34 @@ MEAN = "Mean"
 
 
 def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    """Return the gradients of x + y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
     return dict.fromkeys(asked, gradient)
 
 
 def _of_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    """Return the gradients of x - y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
     return {position: -gradient if position else gradient for position in asked}
 
 
 def _of_product(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    """Return the gradients of x * y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
     return {position: x * gradient if position else gradient * y for position in asked}
 
 
 def _of_quotient(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+    """Return the gradients of x / y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
     return {position: gradient * (-x / y / y) if position else gradient / y for position in asked}
 
 
 def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
-    # Not earlier: the difference would be there from the forward pass on.
+    """Return the gradients of (x - y)^2 as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
+    # Wait for the gradient: else the difference could be computed in the forward pass, and stay in memory from then on.
     with tf.control_dependencies([gradient]):
         first = 2.0 * gradient * (x - y)
     return {position: -first if position else first for position in asked}
 
 
-# The gradients of operands as if nothing were broadcast.
+# The functions that emit the gradients of operands as if nothing were broadcast, by operator type.
 _BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[int]], Pulled]] = {
     "Add": _of_sum,
     "AddV2": _of_sum,
@@ -59,10 +64,10 @@ _BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[i
 
 
 def lean_gradient(op: Operator, asked: Collection[int]) -> AbstractContextManager[Any]:
-    """While this lasts, TensorFlow's operator of the same type gets the gradient of this module.
+    """Return a context in which an operator of this type that is emitted gets the gradient of this module, if it has one.
 
     Args:
-        asked: positions of the operands to which a gradient comes back; no other is emitted.
+        asked: positions of the operands to which a gradient comes back; no other gradient is emitted.
     """
     name = _name(op.type, asked)
     if name not in _REGISTERED or tf.as_dtype(op.result.dtype).is_complex:
@@ -72,15 +77,20 @@ def lean_gradient(op: Operator, asked: Collection[int]) -> AbstractContextManage
 
 
 def _name(op_type: str, asked: Collection[int]) -> str:
+    """Return the name under which the gradient of an operator type, for these operands, is registered."""
     return f"TensorOptLean{op_type}" + "".join(map(str, sorted(asked)))
 
 
 def _by_tensorflow(op: tf.Operation, gradient: tf.Tensor) -> Gradients:
+    """Return the gradients that TensorFlow's own gradient function emits."""
     return list(ops.gradient_registry.lookup(op.type)(op, gradient))
 
 
 def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradients]:
+    """Return a gradient function for an operator of two operands that broadcasts, which emits the asked gradients only."""
+
     def emit(op: tf.Operation, gradient: Any) -> Gradients:
+        """Emit the asked gradients of operands, each summed over the dimensions that the operand was broadcast to."""
         x, y = op.inputs
         dims = _broadcast_dims(x.shape, y.shape)
         if dims is None:
@@ -94,7 +104,7 @@ def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradi
 
 
 def _broadcast_dims(x: tf.TensorShape, y: tf.TensorShape) -> tuple[list[int], list[int]] | None:
-    """The dimensions of the result that each operand is broadcast to, or None where shapes don't tell."""
+    """Return, for each operand, the dimensions of the result that it is broadcast to; None where shapes don't tell."""
     if x.rank is None or y.rank is None:
         return None
     rank = max(x.rank, y.rank)
@@ -107,12 +117,13 @@ def _broadcast_dims(x: tf.TensorShape, y: tf.TensorShape) -> tuple[list[int], li
             of_y.add(dim)
         elif (a is None) != (b is None):
             return None
-        # Two extents that differ between ranks are of one dimension, which both operands have split alike.
+        # Both extents may be unknown because they differ between ranks: then they are of one dimension, which both operands
+        # have split alike.
     return sorted(of_x), sorted(of_y)
 
 
 def _summed(gradient: tf.Tensor, operand: tf.Tensor, dims: list[int]) -> tf.Tensor:
-    """A gradient summed over the dimensions that an operand was broadcast to, in the operand's shape."""
+    """Return a gradient summed over ``dims``, the dimensions that an operand was broadcast to, in the operand's shape."""
     if not dims:
         return gradient
     n_missing = gradient.shape.rank - operand.shape.rank
@@ -125,6 +136,7 @@ def _summed(gradient: tf.Tensor, operand: tf.Tensor, dims: list[int]) -> tf.Tens
 
 
 def _of_mean(op: tf.Operation, gradient: Any) -> Gradients:
+    """Return the gradient of a mean: divided by the count first, then broadcast."""
     shape, dims = op.inputs[0].shape.as_list(), tf.get_static_value(op.inputs[1])
     if dims is None:
         return _by_tensorflow(op, gradient)
@@ -140,6 +152,7 @@ def _of_mean(op: tf.Operation, gradient: Any) -> Gradients:
 
 
 def _register() -> frozenset[str]:
+    """Register the gradients of this module with TensorFlow, for each set of operands; return the names."""
     names = [_name(MEAN, (0,))]
     tf.RegisterGradient(names[0])(_of_mean)
     for op_type in _BROADCASTING:

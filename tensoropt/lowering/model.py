@@ -1,4 +1,4 @@
-"""The model on this process's ranks: operators in program order, reshardings between them, losses and their gradients."""
+"""Emit the model on this process's ranks: operators in program order, reshardings between them, losses and gradients."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from .resharding.reshard import Resharder, send_buckets
 
 @dataclass
 class LocalModel:
-    """Emits what is asked for, and what that needs, each operator once.
+    """The model on this process's ranks: it emits what is asked for and what that depends on, each operator once.
 
     Attributes:
         view: the strategy on its graph.
         router: finds the path of each resharding.
         resharder: emits the reshardings.
-        sources: local values that are given: fed tensors, and variables by their tensor's name.
-        update: carries out an operator that updates a variable, or reads it after an update, on local operands.
+        sources: local values that are given, by tensor name: those of fed tensors and of variables.
+        update: emits, on local operands, an operator that updates a variable or reads it after an update.
         training: whether gradients are taken of what is emitted.
-        slice: which slice of the batch this is, where the step is taken in several.
-        elsewhere: gives what another model makes, resharded for a demand; None for what this one makes itself.
+        slice: which micro-batch is emitted, where the step has several.
+        elsewhere: returns a tensor that another model emits, resharded for an operator's operand sharding (Demand); None for
+            a tensor that this model emits itself.
     """
 
     view: StrategyView
@@ -59,18 +60,22 @@ class LocalModel:
         self._remaking = Remaking(self.resharder)
 
     def emit(self, names: set[str]) -> None:
-        """Emit operators (with all that they need among them) in program order."""
+        """Emit the operators with these names, in program order; what they depend on must be named too, or given."""
         for op in self.view.graph.operators.values():
             is_given = op.outputs and all(tensor.name in self.sources for tensor in op.outputs)
             if op.name in names and not is_given:
                 self._emit_operator(op)
 
     def value(self, tensor: Tensor) -> Values:
-        """A tensor's local values in its result layout."""
+        """Return a tensor's local values in its produced layout."""
         return self.sources[tensor.name] if tensor.name in self.sources else self._values[tensor.name]
 
     def resharded(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
-        """A tensor for a demand, taken from the copy that its consumers share if there is one."""
+        """Return a tensor in an operand sharding, resharded from the copy that its consumers share if there is one.
+
+        Args:
+            operator: the consumer, or what the tensor is used for; names the collectives in the log.
+        """
         if not self.training:
             demand = Demand(demand.layout, None)
         key = (tensor.name, demand)
@@ -84,7 +89,10 @@ class LocalModel:
         return values
 
     def _taken(self, tensor: Tensor, operator: str) -> Values:
-        """Where consumers take a tensor from: as it was left, or its shared copy, which the first of them has made."""
+        """Return the values that consumers reshard a tensor from: the produced ones, or the shared copy.
+
+        The first consumer has the shared copy emitted.
+        """
         shared = self.view.strategy.shared.get(tensor.name)
         if shared is None:
             return self.value(tensor)
@@ -99,7 +107,7 @@ class LocalModel:
         return self._shared[tensor.name]
 
     def _reshard(self, resharding: Resharding, values: Values, operator: str, tensor: Tensor) -> Values:
-        """Local values along a resharding of a tensor, or inside of the operator that makes it."""
+        """Emit a resharding of a tensor: to an operand sharding, or inside of the operator that produces it."""
         is_trailing = resharding.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
         route = self.router.route(resharding)
         is_again = self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates
@@ -108,7 +116,7 @@ class LocalModel:
 
     @contextmanager
     def _computed_again(self, is_again: bool) -> Iterator[None]:
-        """What is emitted while this lasts can be computed again in the backward pass, if it is to be."""
+        """Return a context that marks what is emitted in it as rematerializable, if ``is_again``."""
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations()) if is_again else 0
         yield
@@ -116,7 +124,7 @@ class LocalModel:
             self._recomputing.mark(graph.get_operations()[start:])
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
-        """A tensor in whole on every rank; resharded once, whoever asks."""
+        """Return a tensor's global value on every rank; it is resharded once, however often it is asked for."""
         if tensor.name not in self._whole:
             whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
             demand = Demand(whole, () if with_gradient else None)
@@ -124,14 +132,15 @@ class LocalModel:
         return self._whole[tensor.name]
 
     def looked_up(self, lookup: str) -> tuple[Values, Values]:
-        """Of a lookup in a table that is updated by rows: what it found, and the local indices that it took."""
+        """Return the rows that a lookup found in a table that is updated by rows, and the local indices that it used."""
         return self.value(self.view.graph.operators[lookup].result), self._indices[lookup]
 
     def without_sums(self, tensor: Tensor, operator: str) -> Values:
-        """A tensor's pieces as they lie, with pending sums completed."""
+        """Return a tensor's shards split as produced, with partial sums completed."""
         return self.resharded(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
 
     def _emit_operator(self, op: Operator) -> None:
+        """Emit an operator on every rank of this process, with its operands resharded, and note its results."""
         if op.updates is not None:
             self._emit_update(op, op.updates)
             return
@@ -139,7 +148,7 @@ class LocalModel:
         operands = [self._operand(op, position, tensor) for position, tensor in op.operands]
         if self.training and op.name in self.view.graph.lookup_operators:
             self._indices[op.name] = operands[1]
-        # Whether the inner reshardings carry gradients follows from which operands get one.
+        # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.training else frozenset()
         inner = inner_reshardings(op, rule, config, differentiated)
 
@@ -163,7 +172,7 @@ class LocalModel:
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
 
     def _is_made_again(self, op: Operator, position: int) -> bool:
-        """Whether what an operator takes isn't kept for the backward pass."""
+        """Return whether an operand is regathered or rematerialized in the backward pass, instead of saved for it."""
         tensor, view = op.inputs[position], self.view
         assert tensor is not None
         producer = view.graph.producers[tensor.name].name
@@ -175,11 +184,14 @@ class LocalModel:
 
     @property
     def _again(self) -> frozenset[str]:
+        """Return the names of the operators that are rematerialized."""
         return self.view.recomputed if self.training else frozenset()
 
     def _remade_for(self, op: Operator) -> list[RemadeCopy]:
-        """The copies that the backward pass reads at an operator after they were made again: its own gradient does, or an
-        operator that is computed again since the gradient reads what it made.
+        """Return the regathered copies that the backward pass reads at an operator.
+
+        Either the operator's own gradient reads such a copy, or a rematerialized operator does, whose result the gradient
+        reads.
         """
         before: list[RemadeCopy] = []
         own: list[RemadeCopy | None] = []
@@ -199,29 +211,33 @@ class LocalModel:
         return copies
 
     def read_remade(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Once gradients are there: have them read the copies that were made again; see :meth:`.Remaking.rewire`."""
+        """Have the backward pass, which must have been emitted, read the regathered copies; see :meth:`.Remaking.rewire`."""
         self._remaking.rewire(operators, n_forward)
 
     def read_again(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
-        """Once gradients are there: have them read what was made again or is computed again.
+        """Have the backward pass, which must have been emitted, read regathered copies and rematerialized operators.
 
         Args:
-            operators: all of the graph, as they were made; the backward pass begins at the ``n_forward``-th.
+            operators: all operators of the graph, in the order in which they were created; the backward pass begins at index
+                ``n_forward``.
+            losses: the local losses. Rematerialized operators wait for them.
 
         Returns:
-            All operators, with those that are added where they belong.
+            All operators in order, with those that were added where they belong.
         """
         self.read_remade(operators, n_forward)
         self._recomputing.losses = [loss.op for loss in losses]
         return self._recomputing.rewire(operators, n_forward, self._remaking.replaced)
 
     def _emit_update(self, op: Operator, variable: str) -> None:
+        """Emit an operator that updates a variable, on operands split as the variable."""
         layout = self.view.layout(self.view.graph.operators[variable].result)
         operands = [self.resharded(tensor, Demand(layout, None), op.name) for _, tensor in op.operands]
         for tensor, values in zip(op.outputs, self.update(op, operands), strict=True):
             self._values[tensor.name] = values
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
+        """Return an operator's operand, resharded; zeros if another micro-batch counts the operand."""
         demand = self.view.demand(op, position)
         values = self.resharded(tensor, demand, op.name)
         if self.slice is not None and not self.slice.takes(op.name, position):
@@ -235,12 +251,17 @@ class LocalModel:
 
 
 def gradients_of(losses: Values, variables: list[Values], stops: list[Values] | None = None) -> list[Values | None]:
-    """The gradients of the (replicated) losses, per variable its local values; None where a loss doesn't depend on it.
+    """Return the gradients of the losses, which are replicated, with respect to variables.
 
-    The loss's gradient is 1 on every rank; the reshardings do the rest, no scaling is needed anywhere.
+    The gradient of the loss is 1 on every rank; the backward paths of the reshardings do the rest, no scaling is needed
+    anywhere.
 
     Args:
+        variables: for each variable its local values.
         stops: values through which no gradient passes on.
+
+    Returns:
+        For each variable the gradients of its local values, or None where the losses don't depend on it.
     """
     return back_from(losses, [tf.ones_like(loss) for loss in losses], variables, stops)
 
@@ -248,10 +269,14 @@ def gradients_of(losses: Values, variables: list[Values], stops: list[Values] | 
 def back_from(
     ends: Values, gradients: Values, variables: list[Values], stops: list[Values] | None = None
 ) -> list[Values | None]:
-    """What becomes of gradients that are there at some ends: per variable those of its local values, or None."""
+    """Return the gradients with respect to variables, given the gradients that arrive at ``ends``.
+
+    Returns:
+        For each variable the gradients of its local values, or None where no end depends on it.
+    """
     flat = [value for values in variables for value in values]
     stop = [value for values in stops or () for value in values]
-    # Two at a time: the order in which AddN adds more is not the same on each rank.
+    # Sum gradients two at a time: AddN adds more than two in an order that isn't the same on each rank.
     by_pairs = tf.AggregationMethod.EXPERIMENTAL_TREE
     found = iter(tf.gradients(ends, flat, grad_ys=gradients, aggregation_method=by_pairs, stop_gradients=stop or None))
     send_buckets()

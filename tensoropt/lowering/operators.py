@@ -1,6 +1,6 @@
-"""One operator on local operands: the same TensorFlow operator, its attributes localised, or a special lowering.
+"""Emit one operator on local operands: the same TensorFlow operator with localised attributes, or a special lowering.
 
-Everything is written over a list of ranks: one under MPI, all of them in the emulated engine.
+Everything is written over a list of ranks: one rank with real collectives, all of them in the emulated engine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,26 @@ from .ops.dilated_convolution import convolved, is_dilated
 from .ops.halo import AVERAGES, averages, of_frames
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
-Values = list[tf.Tensor]  # one per rank that is built here
+Values = list[tf.Tensor]  # one per rank that this process builds
 Complete = Callable[[int, Values], Values]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An operator with its config, as the lowering of one operator sees it.
+    """An operator with its config, and all that its lowering needs to know.
 
-    ``complete(k, values)`` runs the k-th resharding inside of the operator; ``random`` says how random operators draw;
-    ``differentiated`` are the positions of the operands to which a gradient comes back, where that is known; ``slice`` says
-    of which slice of the batch the operator is, where a step has several. What is emitted in ``following(i)`` is all that
-    the backward pass reads of the operand at position i, and is made again from it where that isn't kept.
+    Attributes:
+        op: the operator.
+        rule: its sharding rule.
+        config: its config.
+        interface: the layouts of its operands and results, which follow from rule and config.
+        ranks: the ranks that this process builds.
+        complete: ``complete(k, values)`` emits the k-th resharding inside of the operator.
+        random: how random operators draw.
+        differentiated: the positions of the operands to which a gradient comes back, where that is known.
+        slice: the micro-batch that the operator belongs to, where a step has several.
+        following: ``following(i)`` is a context in which to emit all that the backward pass reads of the operand at position
+            i; it is rematerialized from the operand where that isn't saved.
     """
 
     op: Operator
@@ -50,7 +58,7 @@ class Job:
     following: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
 
     def layout(self, operand: int) -> Layout:
-        """The layout in which an operand is given, by its position among the inputs."""
+        """Return the layout in which an operand is given, by its position among the inputs."""
         demand = self.interface.operands[operand]
         assert demand is not None
         return demand.layout
@@ -61,19 +69,28 @@ Lowering = Callable[[Job, Sequence[Values]], list[Values]]
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special lowering: needed where an inner factor is split, or always."""
+    """A special lowering.
+
+    Attributes:
+        function: emits the operator.
+        always: whether it is used for every config, and not only where an inner factor is split.
+    """
 
     function: Lowering
     always: bool
 
 
 def lowering(*types: str, always: bool = False) -> Callable[[Lowering], Lowering]:
-    """Register how operator types are lowered where the TensorFlow operator on local operands would not do.
+    """Return a decorator that registers a function as the special lowering of operator types.
 
-    The decorated function takes a job and the local values of each operand, and returns those of each result.
+    A special lowering is needed where the TensorFlow operator on local operands would not do. The function takes a job and
+    the local values of each operand, and returns the local values of each result.
 
     Args:
         always: whether the function is called for every config, and not only where an inner factor is split.
+
+    Raises:
+        ValueError: one of the types has a special lowering already.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -91,7 +108,7 @@ _SPECIAL: dict[str, Special] = {}
 
 
 def special_lowering(op_type: str) -> Special | None:
-    """How an operator type is lowered specially, or None if it isn't."""
+    """Return the special lowering of an operator type, or None if it has none."""
     _load()
     return _SPECIAL.get(op_type)
 
@@ -102,10 +119,10 @@ def _load() -> None:
 
 
 def emit(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Emit an operator on every rank that is built here; per result its values, with their static shapes set.
+    """Emit an operator on every rank that this process builds; return, for each result, its values with static shapes set.
 
     Args:
-        operands: per tensor operand, in order, its local values.
+        operands: for each tensor operand, in order, its local values.
     """
     special = special_lowering(job.op.type)
     splits_inner = any(job.config.degree(name) > 1 for name in job.rule.inner)
@@ -122,13 +139,13 @@ def emit(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def emit_plain(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """The same TensorFlow operator on every rank, with what it says about shapes localised."""
+    """Emit the same TensorFlow operator on every rank, with its shape arguments localised."""
     per_rank = [_emit_raw(job, rank, [values[i] for values in operands]) for i, rank in enumerate(job.ranks)]
     return [list(values) for values in zip(*per_rank, strict=True)]
 
 
 def _over_frames(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """An operator whose windows overlap blocks, on all that the windows cover."""
+    """Emit an operator whose windows overlap blocks, on all elements that the windows cover (see :mod:`.ops.halo`)."""
     framed = replace(job, op=of_frames(job.op))
     operands = [job.complete(0, operands[0]), *operands[1:]]
     results = [_emit_raw(framed, rank, [values[i] for values in operands])[0] for i, rank in enumerate(job.ranks)]
@@ -139,6 +156,7 @@ def _over_frames(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Emit the TensorFlow operator on one rank; a constant becomes the rank's shard of it."""
     op = job.op
     if op.type == CONSTANT:
         layout, value = job.interface.results[0], op.statics[0]
@@ -149,7 +167,7 @@ def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]
     remaining = iter(operands)
     inputs = [statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]
     if op.type == "Squeeze":
-        # Squeeze without dimensions would also take away a block of extent 1.
+        # Squeeze without dimensions would also remove a dimension whose local extent is 1.
         shape = op.result.shape
         layout = job.interface.results[0]
         local = list(layout.local_shape(shape, rank))
@@ -159,7 +177,11 @@ def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]
 
 
 def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
-    """The TensorFlow operator itself."""
+    """Emit the TensorFlow operator with this operator's attributes.
+
+    Args:
+        inputs: one for each input of the operator: a tensor, or a static value.
+    """
     arguments: dict[str, object] = {}
     remaining = iter(inputs)
     for name, length in op.attrs[ARGUMENTS]:
@@ -167,7 +189,8 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
     attributes = {key: value for key, value in op.attrs.items() if not key.startswith("_")}
 
     def make(**arguments: object) -> Any:
-        # tf.raw_ops would rename some arguments; this is what it calls, with the names of the operator's definition.
+        """Emit the operator with these arguments."""
+        # tf.raw_ops would rename some arguments. This is what tf.raw_ops calls, with the names of the operator's definition.
         return op_def_library.apply_op(op.type, name=op.name, **arguments, **attributes)
 
     if _is_depthwise(op):
@@ -175,13 +198,14 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
     if is_dilated(op) and not _is_convolution_in_groups(op):
         return [convolved(op, *inputs)]
     if _is_convolution_in_groups(op):
-        # TensorFlow has no gradients of these on CPUs, XLA has: so Keras compiles them too.
+        # TensorFlow has no gradients of grouped convolutions on CPUs, but XLA has: so they are compiled, as Keras does it.
         make = tf.function(make, jit_compile=True, autograph=False)
     made = make(**arguments)
     return tf.nest.flatten(made) if not isinstance(made, tf.Operation) else []
 
 
 def _is_convolution_in_groups(op: Operator) -> bool:
+    """Return whether an operator is a grouped convolution: its kernel takes fewer channels than the image has."""
     if op.type not in ("Conv2D", "Conv3D"):
         return False
     image, kernel = (tensor.shape for _, tensor in op.operands)
@@ -189,7 +213,7 @@ def _is_convolution_in_groups(op: Operator) -> bool:
 
 
 def _is_depthwise(op: Operator) -> bool:
-    """A convolution in groups of one channel each, of a kind that the depthwise kernels know."""
+    """Return whether an operator is a convolution in groups of one channel each that the depthwise kernels support."""
     if op.type != "Conv2D" or not _is_convolution_in_groups(op) or op.attrs["data_format"] != "NHWC":
         return False
     _, down, right, _ = op.attrs["strides"]
@@ -197,7 +221,10 @@ def _is_depthwise(op: Operator) -> bool:
 
 
 def _as_depthwise(op: Operator, arguments: Mapping[str, object], attributes: Mapping[str, object]) -> tf.Tensor:
-    """The same sums by the depthwise kernels, whose gradients need no compiler: XLA takes seconds for each."""
+    """Emit a convolution as a depthwise one, which makes the same sums.
+
+    The gradients of the depthwise kernels need no XLA, which takes seconds to compile each.
+    """
     (_, image), (_, kernel) = op.operands
     rows, columns, _, n_results = kernel.shape
     by_channel = tf.reshape(arguments["filter"], [rows, columns, -1, n_results // image.shape[-1]])

@@ -1,7 +1,8 @@
-"""Tensors that pass through unchanged and have a gradient that a Python function emits.
+"""Pass tensors through unchanged, with a gradient that a Python function emits.
 
-``tf.custom_gradient`` would add to a global registry with each use. Here one gradient is registered; the function is found
-by a number among those that the operator's graph keeps, and lives as long as that graph.
+``tf.custom_gradient`` would add an entry to a global registry with each use. Here one gradient is registered. The operator
+holds a number, by which the function is found in a collection of the operator's graph, and the function lives as long as
+that graph.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ GradientFunction = Callable[[Gradients], Gradients]
 
 
 def with_own_gradient(tensors: Sequence[tf.Tensor], gradient: GradientFunction, name: str) -> list[tf.Tensor]:
-    """The same tensors; ``gradient`` emits the gradients of ``tensors`` from those of the results.
+    """Return the same tensors, whose gradients ``gradient`` emits.
 
-    It is given None where a result can't have a gradient, and may return None.
+    Args:
+        gradient: takes the gradients of the results, None for a result that can't have one; returns the gradients of
+            ``tensors``, or None for some.
     """
     graph = tf.compat.v1.get_default_graph()
     functions = graph.get_collection_ref(_FUNCTIONS)
@@ -34,5 +37,6 @@ def with_own_gradient(tensors: Sequence[tf.Tensor], gradient: GradientFunction, 
 
 @tf.RegisterGradient(GRADIENT_TYPE)
 def _own_gradient(op: tf.Operation, *gradients: Any) -> Gradients:
+    """Emit the gradients by the function whose number the operator has."""
     dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
     return op.graph.get_collection_ref(_FUNCTIONS)[op.get_attr(_NUMBER)](dense)

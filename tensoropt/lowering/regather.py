@@ -1,11 +1,11 @@
-"""Copies that are made again in the backward pass, instead of being kept for it.
+"""Regather copies in the backward pass, instead of saving them for it.
 
-An operator whose gradient reads such a copy has its results pass through an ``IdentityN``: when their gradient comes, and
+The results of an operator whose gradient reads such a copy pass through an ``IdentityN``. When their gradient comes, and
 before the operator's own gradient is emitted, the copy is resharded once more. So the collectives of all ranks stay in one
-order, in which each comes when the backward pass needs it; and since the gradient is an operand of the second resharding, it
-can't run earlier. TensorFlow's gradient functions then still read the first copy: afterwards those of its readers in the
-backward pass that come after the second resharding are made to read that (:meth:`Remaking.rewire`). They alone, so that no
-cycle can arise.
+order, in which each comes when the backward pass needs it. Since the gradient is an operand of the second resharding, it
+can't run earlier. TensorFlow's gradient functions still read the first copy. Afterwards (:meth:`Remaking.rewire`) its
+readers in the backward pass are made to read the second one, but only readers that come after the second resharding, so that
+no cycle can arise.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _Key = tuple[str, int]
 
 @dataclass(eq=False)
 class RemadeCopy:
-    """A resharded copy that isn't kept.
+    """A resharded copy that is regathered in the backward pass.
 
     Attributes:
-        path: of the resharding.
-        source: what was resharded; ``source_copy`` where that is such a copy as well.
-        values: the copy.
-        operator: for which it was resharded.
-        again: the copy that was made again; None before.
+        path: the resharding's path.
+        source: the values that were resharded.
+        source_copy: the copy whose values ``source`` are, where that copy is regathered as well; else None.
+        values: the copy, as made in the forward pass.
+        operator: the operator that it was resharded for.
+        again: the regathered copy; None until it has been emitted.
     """
 
     path: Path
@@ -45,13 +46,17 @@ class RemadeCopy:
 
 @dataclass
 class Remaking:
-    """Makes copies again in the graph that is being built."""
+    """The regathering of copies in the graph that is being built."""
 
     resharder: Resharder
     _again: dict[_Key, tf.Tensor] = field(default_factory=dict)
 
     def before_gradient(self, copies: Sequence[RemadeCopy], results: Values) -> Values:
-        """Results of an operator whose gradient reads these copies: they will be made again when a gradient comes."""
+        """Return an operator's results behind a hook that regathers copies when the results' gradient comes.
+
+        Args:
+            copies: the copies that the operator's gradient reads.
+        """
 
         def make(gradients: Values) -> None:
             for copy in copies:
@@ -60,6 +65,7 @@ class Remaking:
         return self.resharder.on_gradient(results, make)
 
     def _make(self, copy: RemadeCopy, gradients: Values) -> None:
+        """Emit the resharding of a copy once more, after that of the copy that it is made from, unless that is done."""
         if copy.again is not None:
             return
         source = copy.source
@@ -72,7 +78,7 @@ class Remaking:
             self._replace(before, again)
 
     def _replace(self, before: tf.Tensor, again: tf.Tensor) -> None:
-        """Note what takes a tensor's place, and that of its views."""
+        """Note the regathered tensor that replaces a tensor, and emit and note the replacements of the tensor's views."""
         self._again[_key(before)] = again
         for op in before.consumers():
             if op.type not in VIEWS:
@@ -89,14 +95,15 @@ class Remaking:
             self._replace(op.outputs[0], view.outputs[0])
 
     def replaced(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """What was made again in a tensor's place, if anything was."""
+        """Return the regathered tensor that replaces a tensor, or None."""
         return self._again.get(_key(tensor))
 
     def rewire(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Have the backward pass read what was made again.
+        """Have the backward pass read the regathered copies.
 
         Args:
-            operators: all of the graph, as they were made; the backward pass begins at the ``n_forward``-th.
+            operators: all operators of the graph, in the order in which they were created; the backward pass begins at index
+                ``n_forward``.
         """
         if not self._again:
             return
@@ -112,4 +119,5 @@ class Remaking:
 
 
 def _key(tensor: tf.Tensor) -> _Key:
+    """Return a tensor's operator and index among the operator's results."""
     return tensor.op.name, tensor.value_index

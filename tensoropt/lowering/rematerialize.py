@@ -1,9 +1,10 @@
-"""Operators that are computed again in the backward pass, instead of keeping what they made for it.
+"""Rematerialize operators: compute them again in the backward pass, instead of saving what they made for it.
 
-The whole graph is built first, forward and backward. Then, in the order of the backward pass, each of its operators that
-reads what such an operator made, be it the result, something in between, or a copy that is cut out of it without
-communication, is made to read a second one: the operators of TensorFlow that made it are copied, and before them those that
-made what they need, each once. What is kept, or was made again by then (:mod:`.regather`), they take as it is.
+The whole graph is built first, forward and backward. Then the operators of the backward pass are visited in order. Where one
+reads what a rematerialized operator made (its result, something in between, or a copy that is cut out of it without
+communication), it is made to read a second one: the TensorFlow operators that made it are copied, and before them those that
+made what they need, each once. Tensors that are saved, or that have been regathered by then (:mod:`.regather`), are used as
+they are.
 
 A copy must not run before the backward pass comes to its reader, nor be merged with the operator that it is a copy of. So it
 waits, by control dependencies, for the loss, and for the gradient that its reader waits for.
@@ -23,28 +24,29 @@ Replaced = Callable[[tf.Tensor], tf.Tensor | None]
 
 @dataclass
 class Recomputing:
-    """Which operators of the graph that is being built can be computed again.
+    """The operators of the graph that is being built that can be rematerialized.
 
     Attributes:
-        losses: what the backward pass begins with.
+        losses: the operators that the backward pass begins with.
     """
 
     losses: list[tf.Operation] = field(default_factory=list)
     _marked: set[str] = field(default_factory=set)
 
     def mark(self, emitted: Sequence[tf.Operation]) -> None:
-        """These operators, of the forward pass, can be computed again."""
+        """Mark TensorFlow operators of the forward pass as rematerializable."""
         self._marked.update(op.name for op in emitted)
 
     def rewire(self, operators: Sequence[tf.Operation], n_forward: int, replaced: Replaced) -> list[tf.Operation]:
-        """Have the backward pass read what is computed again.
+        """Have the backward pass read copies of the rematerialized operators.
 
         Args:
-            operators: all of the graph, as they were made; the backward pass begins at the ``n_forward``-th.
-            replaced: what was made again in a tensor's place, if anything was.
+            operators: all operators of the graph, in the order in which they were created; the backward pass begins at index
+                ``n_forward``.
+            replaced: returns the regathered tensor that replaces a tensor, or None.
 
         Returns:
-            All operators, the new ones where they belong.
+            All operators in order, with the copies where they belong.
         """
         if not self._marked:
             return list(operators)
@@ -52,7 +54,7 @@ class Recomputing:
 
 
 class _Rewiring:
-    """One graph's operators, being ordered again."""
+    """One graph's operators, which are put in an order that includes the copies."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class _Rewiring:
         self.copies: dict[str, list[tf.Tensor]] = {}
 
     def _with_views(self, marked: set[str]) -> set[str]:
-        """Views of what is computed again are views of that."""
+        """Return the names of the marked operators and of the views of what they make, without constants."""
         again: set[str] = set()
         for op in self.operators[: self.n_forward]:
             if op.name not in self.constant and (
@@ -79,6 +81,7 @@ class _Rewiring:
         return again
 
     def ordered(self) -> list[tf.Operation]:
+        """Return all operators, each copy before its first reader, after having the readers read the copies."""
         found = list(self.operators[: self.n_forward])
         ahead = needed_ahead(self.operators, self.n_forward)
         for i, op in enumerate(self.operators[self.n_forward :], self.n_forward):
@@ -97,7 +100,13 @@ class _Rewiring:
     def _copied(
         self, tensor: tf.Tensor, before: int, gates: list[tf.Operation], new: list[tf.Operation]
     ) -> tf.Tensor:
-        """What takes a tensor's place, for a reader at a place; what that adds to the graph is appended to ``new``."""
+        """Return the tensor that replaces a tensor for a reader, and emit copies of operators where that needs them.
+
+        Args:
+            before: the reader's index among the operators.
+            gates: the operators that copies wait for.
+            new: the operators emitted for the reader are appended to it.
+        """
         replaced = self.replaced(tensor)
         if replaced is not None and self.place[replaced.op.name] < before:
             return replaced
@@ -116,18 +125,20 @@ class _Rewiring:
         return self.copies[tensor.op.name][tensor.value_index]
 
     def _needed(self, op: tf.Operation, before: int) -> Iterator[tf.Tensor]:
-        """The operands of an operator that must be computed again for its copy."""
+        """Return the operands of an operator that must be rematerialized for its copy."""
         for tensor in op.inputs:
             replaced = self.replaced(tensor)
             if tensor.op.name in self.again and (replaced is None or self.place[replaced.op.name] >= before):
                 yield tensor
 
     def _copy(self, op: tf.Operation, before: int, gates: list[tf.Operation], new: list[tf.Operation]) -> None:
+        """Emit a copy of an operator and append it to ``new``; no copy is made of identities."""
         inputs = [self._operand(tensor, before) for tensor in op.inputs]
         if op.type in ("Identity", "IdentityN"):
             self.copies[op.name] = inputs
             return
-        # What was made again for a reader before is there already, and nothing to wait for.
+        # A copy that reads one of the new copies comes after that one's gates anyway. A copy for an earlier reader doesn't
+        # count: it is there already, so that reading it delays nothing.
         follows = any(tensor.op is each for tensor in inputs for each in new)
         with tf.control_dependencies([] if follows else gates):
             dtypes = [output.dtype for output in op.outputs]
@@ -140,13 +151,20 @@ class _Rewiring:
         new.append(copy)
 
     def _operand(self, tensor: tf.Tensor, before: int) -> tf.Tensor:
+        """Return the tensor that an operator's copy reads in place of a tensor: regathered, copied, or the tensor itself."""
         replaced = self.replaced(tensor)
         if replaced is not None and self.place[replaced.op.name] < before:
             return replaced
         return self.copies[tensor.op.name][tensor.value_index] if tensor.op.name in self.again else tensor
 
     def _gates(self, reader: tf.Operation, place: int) -> list[tf.Operation]:
-        """What a reader at a place waits for of the backward pass, or who takes its result does."""
+        """Return the operators of the backward pass that a reader waits for.
+
+        If it waits for none, they are those that the nearest of its consumers, direct or indirect, waits for.
+
+        Args:
+            place: the reader's index among the operators.
+        """
         followers, seen = [reader], {reader.name}
         while followers:
             op = followers.pop(0)

@@ -1,17 +1,17 @@
-"""The order of the backward pass and of updates, which TensorFlow leaves open: the one that frees memory first.
+"""Order the backward pass and the updates, which TensorFlow leaves unordered, so that memory is freed early.
 
-The forward pass needs none but for its collectives, see :func:`_hold_collectives`.
+The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
 
-TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of
-those of the parameters, and all gradients in between stay in memory; an update waits, with its gradient, behind the rest of
-the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. Here operators
-run one after the other as they were made, but sums of gradients and updates as soon as they can be, and an update of a
-variable after the last operator that reads its old value.
+TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of the
+gradients of the parameters, and all gradients in between stay in memory. An update waits, with its gradient, behind the rest
+of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. Here
+operators run one after the other in the order of their creation, except that sums of gradients and updates run as soon as
+they can, and an update of a variable runs after the last operator that reads its old value.
 
-What waits for a collective, and nothing else in the backward pass waits for, doesn't stop the others: while a gradient is
-on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once. (Over a link,
-where gradients have a chain of their own and compute goes on beside them, for as long as it takes.) What only the loss
-needs is done before the backward pass begins, as far as it needn't wait for other ranks.
+An operator that waits for a collective, and that nothing else in the backward pass waits for, doesn't stop the others: while
+a gradient is on its way the backward pass goes on, for :data:`LAG` operators at most, so that few gradients wait at once.
+(Over a link, where gradients have a chain of their own and their communication overlaps with compute, it goes on for as long
+as it takes.) Operators that only the loss needs run before the backward pass begins, unless they wait for other ranks.
 """
 
 from __future__ import annotations
@@ -26,30 +26,36 @@ from ..common.settings import LAG
 
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 BACKWARD = "gradients"
-"""The scope in which gradients are emitted."""
+"""The name scope in which gradients are emitted."""
 AGAIN = f"{BACKWARD}/again"
-"""The scope of what is computed again there: it waits for what its reader waits for, and has no other place in the order.
+"""The name scope of rematerialized operators, which wait for what their reader waits for.
 
-TensorFlow's graph optimizer has made cycles of graphs in which it had one.
+They have no other place in the order: TensorFlow's graph optimizer has made cycles of graphs in which they had one.
 """
 FUSED = 4
-"""So many operators one after the other may become one."""
+"""The largest number of consecutive operators that TensorFlow may fuse into one."""
 CALLBACK = "PyFunc"
-"""The first operand of a callback is its turn."""
+"""The type of a callback's operator. Its first operand is its turn in a chain."""
 COLLECTIVES = frozenset("PyFunc HorovodAllreduce HorovodAllgather HorovodAlltoall".split())
 SHAPES = frozenset("Shape ShapeN Size Rank".split())
-"""These read no values and run with the forward pass: made to wait, they would keep all their operands until then."""
+"""The types of operators that read no values. They run with the forward pass.
+
+Made to wait, they would keep all their operands in memory until then.
+"""
 VIEWS = frozenset("Identity IdentityN Reshape ExpandDims Squeeze".split())
 _UNORDERED = COLLECTIVES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
-"""They take no time or, the collectives, have an order of their own, or none."""
+"""The types of operators that aren't put in order.
+
+They take no time, except for collectives, which have an order of their own or none.
+"""
 
 
 def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float = LAG) -> None:
-    """Have the operators of a graph from the ``n_forward``-th on run in order, by control dependencies.
+    """Have the operators of a graph from index ``n_forward`` on run in order, by control dependencies.
 
     Args:
-        operators: all of the graph, as they were made.
-        lag: for so many operators at most the backward pass goes on while a gradient is on its way.
+        operators: all operators of the graph, in the order in which they were created.
+        lag: for how many operators at most the backward pass goes on while a gradient is on its way.
     """
     ahead, constant = needed_ahead(operators, n_forward), constant_operators(operators)
     if not math.isinf(lag) and not ahead:
@@ -76,13 +82,15 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
 
 
 def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> None:
-    """Have collectives of the forward pass wait for what was made before them.
+    """Have collectives of the forward pass wait for the operators that were created before them.
 
-    Those that gather parameters need nothing that is computed. A rank that computes one operator at a time could come to all
-    of them before anything else, and copies that are made again in the backward pass would be there at once meanwhile.
+    Collectives that gather parameters need nothing that is computed. A rank that computes one operator at a time could come
+    to all of them before anything else, and copies that are regathered in the backward pass would then all be in memory at
+    once.
 
-    What may become one operator with something that follows from them isn't waited for: of a convolution and the addition of
-    a bias TensorFlow makes one, and a bias that waited for the convolution would then wait for its own consumer.
+    A collective doesn't wait for an operator that TensorFlow may fuse with one of the collective's consumers. For example,
+    TensorFlow makes one operator of a convolution and the addition of a bias. If the bias's collective waited for the
+    convolution, the fused operator would wait for itself.
     """
     row: list[tf.Operation] = []
     for op in operators:
@@ -96,7 +104,10 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
 
 
 def _within(operators: Iterable[tf.Operation], neighbours: Neighbours) -> list[tf.Operation]:
-    """What is up to :data:`FUSED` operators away in one direction, views not counted; collectives end the search."""
+    """Return the operators that are at most :data:`FUSED` operators away in one direction.
+
+    Views don't count, and collectives end the search.
+    """
     found: dict[str, tuple[int, tf.Operation]] = {}
     pending = [(op, 0) for op in operators]
     while pending:
@@ -111,19 +122,26 @@ def _within(operators: Iterable[tf.Operation], neighbours: Neighbours) -> list[t
 
 
 def _consumers(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Return the operators that read an operator's results."""
     return (consumer for output in op.outputs for consumer in output.consumers())
 
 
 def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Return the operators whose results an operator reads."""
     return (tensor.op for tensor in op.inputs)
 
 
 def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.Operation]:
-    """Operators from the ``n_forward``-th on, each after what it needs and after earlier ones on the same variable."""
+    """Yield the operators from index ``n_forward`` on, in an order that frees memory early.
+
+    Each comes after what it needs, and after earlier ones on the same variable. Among those that are ready, updates and sums
+    of gradients come first, then the rest of the backward pass in the order of creation.
+    """
     ordered = operators[n_forward:]
     place = {op.name: i for i, op in enumerate(ordered)}
     needs = [{place[source.name] for source in _sources(op) if source.name in place} for op in ordered]
-    # Of readers of what a variable was some may be this operator, or follow from it: only earlier ones count.
+    # Among the readers of a variable's old value may be this operator itself, or operators that depend on it: only those
+    # created earlier count.
     after: list[set[int]] = [set() for _ in ordered]
     latest: dict[str, int] = {}
     for i, op in enumerate(ordered):
@@ -152,7 +170,10 @@ def schedule(operators: Sequence[tf.Operation], n_forward: int) -> Iterator[tf.O
 
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
-    """Operators of the forward pass that follow, without a collective, from what the backward pass needs."""
+    """Return the operators of the forward pass that the backward pass doesn't need and that wait for no other rank.
+
+    Each follows, without a collective, from operators that the backward pass needs.
+    """
     needed = {source.name for op in operators[n_forward:] for source in _sources_of_values(op)}
     for op in reversed(operators[:n_forward]):
         if op.name in needed:
@@ -166,7 +187,10 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
 
 
 def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
-    """What depends on no input: TensorFlow computes it once and for all, and forgets what it was to run after or before."""
+    """Return the names of the operators that depend on no input.
+
+    TensorFlow computes them once and for all, and drops their control dependencies.
+    """
     found: set[str] = set()
     for op in operators:
         if op.type in ("Const", "Shape", "ShapeN") or (op.inputs and all(tensor.op.name in found for tensor in op.inputs)):
@@ -175,7 +199,10 @@ def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
 
 
 def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
-    """What was made late and is needed by the forward pass: the gradient of a loop gives the loop lists to fill."""
+    """Return the names of operators that were created with the backward pass and that the forward pass needs.
+
+    For example, the gradient of a loop gives the loop lists to fill.
+    """
     late = {op.name for op in operators[n_forward:]}
     pending = [source for op in operators[:n_forward] for source in _sources(op) if source.name in late]
     found: set[str] = set()
@@ -188,34 +215,38 @@ def needed_ahead(operators: Sequence[tf.Operation], n_forward: int) -> set[str]:
 
 
 def is_idle(op: tf.Operation) -> bool:
-    """Zeros that nobody takes, as gradients of what a resharding only passes through.
+    """Return whether an operator makes zeros that nothing reads, as gradients of what a resharding only passes through.
 
-    Without a place in the order TensorFlow drops them. With one they were filled, and to know their shape a step kept the
-    tensors that reshardings had cut pieces out of: a WideResNet took up to a tenth more memory at its peak than foretold.
+    Without a place in the order TensorFlow drops such operators. With one they were computed, and to know their shape a step
+    kept the tensors in memory that reshardings had cut shards out of: a WideResNet took up to a tenth more memory at its
+    peak than predicted.
     """
     return op.type == "ZerosLike" and not any(output.consumers() for output in op.outputs)
 
 
 def _is_backward(op: tf.Operation) -> bool:
+    """Return whether an operator is in the gradients' name scope."""
     return op.name.startswith(BACKWARD)
 
 
 def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Return the operators that an operator waits for, by data or by control dependency."""
     yield from (tensor.op for tensor in op.inputs)
     yield from op.control_inputs
 
 
 def _sources_of_values(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Without the callback whose turn is before this one's."""
+    """Return the operators that an operator waits for, without the callback before it in its chain."""
     return (source for i, source in enumerate(_sources(op)) if i or op.type != CALLBACK)
 
 
 def _handles(op: tf.Operation) -> list[tf.Tensor]:
+    """Return the handles of variables among an operator's operands."""
     return [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
 
 
 def _readers(handle: tf.Tensor) -> Iterator[tf.Operation]:
-    """The operators that take the value of a variable as it was read from its handle, or a view of it."""
+    """Return the operators that use the value of a variable as read from its handle, or a view of the value."""
     pending = [op.outputs[0] for op in handle.consumers() if op.type == "ReadVariableOp"]
     while pending:
         for op in pending.pop().consumers():

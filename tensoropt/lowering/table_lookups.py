@@ -1,4 +1,4 @@
-"""What the lookups in a table found, where the table is updated by rows."""
+"""The results of lookups in tables that are updated by rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .operators import Values
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """What one lookup found, on the ranks of this process.
+    """The result of one lookup, on the ranks of this process.
 
     Attributes:
-        found: local values, of which the gradient is taken.
-        indices: the rows, all of them on every rank.
-        resharding: brings the gradient of ``found`` to every rank.
+        found: the local values of the rows that were found. The gradient is taken with respect to them.
+        indices: the indices that were looked up, all of them on every rank.
+        resharding: replicates the gradient of ``found`` on every rank.
     """
 
     found: Values

@@ -1,4 +1,4 @@
-"""All that a run would need to go on: parameters, other variables, and the optimizers' variables, with where they lie."""
+"""The state that a run needs to go on: parameters, other variables and the optimizers' variables, with their layouts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .local import uniform_shape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateEntry:
-    """One logical variable, held in pieces.
+    """One logical variable, held in shards.
 
     Attributes:
-        key: its name, once in a state and the same whatever the strategy: the variable operator's name, or for an
-            optimizer's variable ``step/name``.
-        shape: the whole, logical shape.
-        dtype: TensorFlow's name of it.
-        layout: where its pieces are; a rank's piece is ``piece_of(layout, shape, rank)`` of the whole.
-        variables: the pieces of the ranks that this process builds, in the order of ``Engine.backend.ranks``. What is
-            assigned to them is what the next step reads.
-        parameter: of an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
-        step: of an optimizer's variable, the name of the training step; None for variables of the model.
+        key: the variable's name, unique in a state and the same whatever the strategy: the variable operator's name, or for
+            an optimizer's variable ``step/name``.
+        shape: the global shape.
+        dtype: TensorFlow's name of the type.
+        layout: where its shards are; a rank's shard is ``piece_of(layout, shape, rank)`` of the global value.
+        variables: the shards of the ranks that this process builds, in the order of ``Engine.backend.ranks``. The next step
+            reads what is assigned to them.
+        parameter: for an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
+        step: for an optimizer's variable, the name of the training step; None for variables of the model.
     """
 
     key: str
@@ -42,7 +42,7 @@ class StateEntry:
 def local_variables(
     whole: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str
 ) -> list[tf.Variable]:
-    """Variables that hold each rank's piece of a whole value."""
+    """Return variables that hold each rank's shard of a global value."""
     made = []
     for rank in ranks:
         piece = np.ascontiguousarray(whole[piece_of(layout, tensor.shape, rank)])

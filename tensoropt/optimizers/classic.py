@@ -1,4 +1,4 @@
-"""The optimizers of ``tf.compat.v1.train``, as values: their slots and hyperparameters."""
+"""The optimizers of ``tf.compat.v1.train`` as values: their kinds, slots and hyperparameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..ir.graph import Tensor
 from ..ir.optimizer import ParameterUpdate
 
-# Zeros at first, laid out as their parameter.
+# The names of a parameter's slots, by kind of optimizer. Slots start as zeros, in the parameter's layout.
 SLOTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "momentum": ("momentum",),
@@ -20,9 +20,11 @@ SLOTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Classic:
-    """Attributes:
-    kind: one of ``SLOTS``.
-    hyperparameters: numbers, or scalars of the recorded model.
+    """An optimizer of ``tf.compat.v1.train``, as a value.
+
+    Attributes:
+        kind: one of ``SLOTS``.
+        hyperparameters: pairs of a name and a number, or a scalar of the recorded model.
     """
 
     kind: str
@@ -30,26 +32,32 @@ class Classic:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Return the recorded scalars that are hyperparameters."""
         return tuple(value for _, value in self.hyperparameters if isinstance(value, Tensor))
 
     @property
     def takes_rows(self) -> bool:
+        """Return True: all of these optimizers can update by rows."""
         return True
 
     @property
     def structure(self) -> str:
+        """Return, as text, all that a plan depends on: the kind and which hyperparameters are recorded, not the numbers."""
         shown = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
         return f"{self.kind} {shown}"
 
     @property
     def numbers(self) -> str:
+        """Return, as text, the hyperparameters that are numbers."""
         return str([(key, value) for key, value in self.hyperparameters if not isinstance(value, Tensor)])
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
-        # Adam's averages fade in rows that weren't found, too.
+        """Return what the optimizer does with each parameter, as far as costs can see."""
+        # Adam's averages decay in rows that weren't looked up, too.
         return (ParameterUpdate(len(SLOTS[self.kind]), leaves_rows=self.kind != "adam"),) * len(tensors)
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
+        """Return the same optimizer with imported tensors in place of recorded ones."""
         imported = (
             (key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters
         )

@@ -1,4 +1,4 @@
-"""The optimizers of ``tf.compat.v1.train`` at work: TensorFlow's own update operators on each rank's piece.
+"""Run the optimizers of ``tf.compat.v1.train``: TensorFlow's own update operators on each rank's shards.
 
 Names, defaults and arithmetic are those of ``tf.compat.v1.train``.
 """
@@ -26,11 +26,11 @@ Numbers = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How an optimizer updates one shard.
+    """An optimizer's way of updating one shard.
 
     Attributes:
-        powers: hyperparameters of which the optimizer needs the running power.
-        apply: (variable, slots by name, gradient, numbers): emits the update. ``numbers`` has the hyperparameters, and
+        powers: names of the hyperparameters whose running power the optimizer needs.
+        apply: emits the update, given (variable, slots by name, gradient, numbers). ``numbers`` has the hyperparameters, and
             the running power of x as ``x_power``.
         apply_rows: the same for a gradient of rows.
     """
@@ -41,11 +41,14 @@ class Update:
 
 
 def _gradient_descent(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+    """Emit the update by gradient descent."""
     return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=numbers["learning_rate"], delta=gradient)
 
 
 def _gradient_descent_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
-    # Once each: rows that occur again TensorFlow's threads add in any order, and replicas would drift apart.
+    """Emit the update of rows by gradient descent."""
+    # Sum rows that occur more than once first: TensorFlow's threads would add them in any order, and replicas would drift
+    # apart.
     rows = added_up(rows)
     return tf.raw_ops.ResourceScatterSub(
         resource=variable.handle, indices=rows.indices, updates=numbers["learning_rate"] * rows.values
@@ -53,7 +56,10 @@ def _gradient_descent_of_rows(variable: tf.Variable, slots: Any, rows: tf.Indexe
 
 
 def _momentum(nesterov: bool) -> Callable[..., Any]:
+    """Return the function that emits an update with momentum."""
+
     def apply(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+        """Emit the update with momentum."""
         return tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
             accum=slots["momentum"].handle,
@@ -67,9 +73,10 @@ def _momentum(nesterov: bool) -> Callable[..., Any]:
 
 
 def _momentum_of_rows(nesterov: bool) -> Callable[..., Any]:
-    """Rows that weren't found keep their value and their momentum."""
+    """Return the function that emits an update of rows with momentum; other rows keep their value and their momentum."""
 
     def apply(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
+        """Emit the update of rows with momentum."""
         rows = added_up(rows)
         return tf.raw_ops.ResourceSparseApplyMomentum(
             var=variable.handle,
@@ -85,6 +92,7 @@ def _momentum_of_rows(nesterov: bool) -> Callable[..., Any]:
 
 
 def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbers) -> Any:
+    """Emit Adam's update."""
     return tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
         m=slots["m"].handle,
@@ -100,7 +108,10 @@ def _adam(variable: tf.Variable, slots: Any, gradient: tf.Tensor, numbers: Numbe
 
 
 def _adam_of_rows(variable: tf.Variable, slots: Any, rows: tf.IndexedSlices, numbers: Numbers) -> Any:
-    """The averages of rows that weren't found fade, and their values change: so it is the update by a whole gradient."""
+    """Emit Adam's update for a gradient of rows, as an update by a dense gradient.
+
+    It has to be dense: in rows that weren't looked up the averages decay and the values change, too.
+    """
     return _adam(variable, slots, tf.convert_to_tensor(rows), numbers)
 
 
@@ -113,7 +124,7 @@ UPDATES: dict[str, Update] = {
 
 
 class RunningClassic:
-    """One of the optimizers above on the ranks of this process."""
+    """An optimizer of ``tf.compat.v1.train`` on the ranks of this process."""
 
     def __init__(self, optimizer: Classic, shards: Shards) -> None:
         self._optimizer, self._shards = optimizer, shards
@@ -124,7 +135,7 @@ class RunningClassic:
             for slot in SLOTS[optimizer.kind]
         }
         self._powers = {
-            # In float32 whatever the model's type, as TensorFlow has them: a power of 0.999 is 1 in 16 bits.
+            # In float32 whatever the model's type, as in TensorFlow: a power of 0.999 is 1 in 16 bits.
             power: [
                 tf.Variable(self._number(power), dtype=tf.float32, trainable=False, name=f"{shards.step}/{power}_power")
                 for _ in shards.ranks
@@ -133,10 +144,12 @@ class RunningClassic:
         }
 
     def _number(self, key: str) -> float:
+        """Return a hyperparameter that is a number."""
         return float(dict(self._optimizer.hyperparameters)[key])
 
     @property
     def learning_rate(self) -> Any:
+        """Return the learning rate; it can't be set, since it is part of the graph."""
         return dict(self._optimizer.hyperparameters)["learning_rate"]
 
     @learning_rate.setter
@@ -148,11 +161,13 @@ class RunningClassic:
 
     @property
     def iterations(self) -> int:
+        """Raise InputError: these optimizers don't count their updates."""
         raise InputError(
             f"training step '{self._shards.step}' doesn't count its updates; give minimize a global_step variable"
         )
 
     def state(self) -> tuple[StateEntry, ...]:
+        """Return the slots and running powers, in a fixed order."""
         shards, step = self._shards, self._shards.step
         entries = []
         for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True):
@@ -165,6 +180,7 @@ class RunningClassic:
         return tuple(entries)
 
     def reset(self) -> None:
+        """Give the slots and running powers their first values again."""
         for variables in self._slots.values():
             for variable in variables:
                 variable.assign(tf.zeros_like(variable))
@@ -173,6 +189,7 @@ class RunningClassic:
                 variable.assign(self._number(power))
 
     def train(self, losses: Values, emission: Emission) -> None:
+        """Emit the gradients of the losses, the update of the parameters by them, and that of the running powers."""
         numbers = self._numbers(emission)
         places = places_of(emission)
         found = iter(emission.gradients(losses, [values for each in places for values in each]))
@@ -195,7 +212,7 @@ class RunningClassic:
                 variable.assign(variable * tf.cast(value, variable.dtype))
 
     def _numbers(self, emission: Emission) -> dict[str, list[Any]]:
-        """The hyperparameters and running powers, per rank."""
+        """Return the hyperparameters and running powers by name; for each a list with one value per rank."""
         numbers: dict[str, list[Any]] = {}
         for key, value in self._optimizer.hyperparameters:
             is_recorded = isinstance(value, Tensor)
@@ -206,5 +223,8 @@ class RunningClassic:
 
 
 def _zeros(tensor: Tensor) -> np.ndarray:
-    """Zeros that take no memory: they are made piece by piece, since a whole array of them need not fit."""
+    """Return zeros of a tensor's shape that take no memory.
+
+    Shards are made from them one by one: an array of the global shape need not fit in memory.
+    """
     return np.broadcast_to(np.zeros((), tf.as_dtype(tensor.dtype).as_numpy_dtype), tensor.shape)

@@ -1,7 +1,7 @@
-"""Copies of a Keras optimizer, one per rank, and the variables that they are built on.
+"""Copies of a Keras optimizer, one for each rank, and the variables that they are built on.
 
-A copy is the user's class, made again from its config, so that Keras's own code updates the pieces. It sees each piece as a
-``keras.Variable`` under the path of the user's variable.
+A copy has the user's class and is made from the config, so that Keras's own code updates the shards. It sees each shard as a
+``keras.Variable`` with the path of the user's variable.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..reschedule.layout import Shape
 
-KerasBase = Any  # keras.optimizers.Optimizer, which has no types
-# Plain attributes that belong to an object's life and not to its configuration.
+KerasBase = Any  # keras.optimizers.Optimizer, which has no type annotations
+# Plain attributes that belong to an object's lifetime and not to its configuration.
 _OF_LIFE = frozenset({"built", "name"})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained variable as Keras's logic by names sees it.
+    """A trained variable, with what Keras's logic looks at.
 
     Attributes:
-        path: in the user's model, such as ``dense/kernel``.
-        shape: of the whole.
+        path: its path in the user's model, such as ``dense/kernel``.
+        shape: the global shape.
         decays: whether weight decay applies to it.
-        constraint: what its value is projected by after each update, or None.
+        constraint: the function that its value is projected with after each update, or None.
     """
 
     path: str
@@ -40,14 +40,19 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerVariable:
-    """A variable of an optimizer, and the place of the parameter that it was made for, if it was."""
+    """A variable of an optimizer.
+
+    Attributes:
+        variable: the Keras variable.
+        parameter: the index of the parameter that it was made for; None if it was made for none.
+    """
 
     variable: Any
     parameter: int | None
 
 
 class Piece(keras.Variable):
-    """A rank's piece as a Keras variable over the engine's own; its static shape is that of the piece."""
+    """A rank's shard as a Keras variable, which wraps the engine's own. Its static shape is the shard's."""
 
     def __init__(self, variable: tf.Variable, shape: Shape, parameter: Parameter) -> None:
         self._local = shape
@@ -56,23 +61,24 @@ class Piece(keras.Variable):
         self.constraint = parameter.constraint
 
     def _validate_shape(self, shape: Any) -> Shape:
-        # TensorFlow's static shape leaves out extents in which ranks differ.
+        """Return the shard's shape, which Keras takes for the variable's."""
+        # TensorFlow's static shape lacks the extents that aren't the same on all ranks.
         return self._local
 
 
 def inner_of(optimizer: KerasBase) -> KerasBase:
-    """The optimizer that updates: that inside of a ``LossScaleOptimizer``."""
+    """Return the optimizer that updates: the inner one of a ``LossScaleOptimizer``, else the optimizer itself."""
     return optimizer.inner_optimizer if type(optimizer) is keras.optimizers.LossScaleOptimizer else optimizer
 
 
 def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> KerasBase:
-    """An optimizer of the same class and configuration, without variables yet.
+    """Return an optimizer of the same class and configuration, without variables yet.
 
     Args:
-        kinds: classes to take in place of others.
+        kinds: by class, the class to make instead.
 
     Raises:
-        InputError: it can't be made again from its ``get_config``.
+        InputError: the optimizer can't be made from its ``get_config``.
     """
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         inner = fresh_copy(optimizer.inner_optimizer, kinds)
@@ -92,7 +98,7 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
             f"({type(error).__name__}: {error}); its get_config must return all arguments of its __init__"
         ) from error
     for key, value in vars(optimizer).items():
-        # What was set after it was made, or left out of its config.
+        # Copy what was set on the optimizer after it was made, or is missing in its config.
         if not key.startswith("_") and key not in _OF_LIFE and isinstance(value, (int, float, str, bool, type(None))):
             setattr(copy, key, value)
     if not is_number:
@@ -101,13 +107,14 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
 
 
 def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]) -> tuple[OptimizerVariable, ...]:
-    """Have an optimizer make its variables, and tell for which parameter each was made."""
+    """Have an optimizer make its variables; return these, each with the index of the parameter that it was made for."""
     places = {id(variable): place for place, variable in enumerate(variables)}
     owners: dict[int, int] = {}
     inner = inner_of(optimizer)
     add = inner.add_variable_from_reference
 
     def recording(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a variable, and note the parameter that it is made for."""
         made = add(reference_variable, *args, **kwargs)
         owners[id(made)] = places[id(reference_variable)]
         return made
@@ -120,9 +127,10 @@ def build(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[P
 
 
 def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int, ...]:
-    """Per parameter the variables of its shape that an optimizer keeps, found by building a copy on tiny parameters.
+    """Return, for each parameter, the number of variables of its shape that an optimizer keeps.
 
-    Variables are slow to make: those that are alike are made once, and what is asked for counts.
+    They are counted while a copy is built on tiny parameters. Variables are slow to make: those that are alike are made
+    once, and requests for them are counted.
     """
     copy = fresh_copy(optimizer)
     add = inner_of(copy).add_variable_from_reference
@@ -133,6 +141,7 @@ def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int
     made: dict[tuple[int, str], Any] = {}
 
     def counting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count a request for a variable; make it unless one alike has been made."""
         counts[places[id(reference_variable)]] += 1
         kind = len(reference_variable.shape), repr((args, sorted(kwargs.items())))
         if kind not in made:
@@ -155,7 +164,13 @@ def _build_with(optimizer: KerasBase, variables: Sequence[Any], add: Callable[..
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnRank:
-    """The copy of one rank, what it updates, and the variables that it made."""
+    """One rank's copy of the optimizer.
+
+    Attributes:
+        copy: the optimizer.
+        updated: the shards that it updates.
+        made: the variables that it made.
+    """
 
     copy: KerasBase
     updated: tuple[Piece, ...]
@@ -163,4 +178,5 @@ class OnRank:
 
     @property
     def inner(self) -> KerasBase:
+        """Return the optimizer that updates; see :func:`inner_of`."""
         return inner_of(self.copy)

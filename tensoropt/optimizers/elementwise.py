@@ -1,8 +1,8 @@
-"""Whether an optimizer may update a parameter in pieces: by what is known of Keras's own, else by an experiment.
+"""Find out whether an optimizer may update a parameter in shards: from what is known of Keras's own, else by an experiment.
 
-The experiment updates random parameters of one to four dimensions over several steps, whole and in two parts, cut along each
-dimension in turn. The parts' values and slots must be those of the whole to the bit. Sizes are such that no element falls
-into the rest of a vector instruction, whose last bit may differ.
+The experiment updates random parameters of one to four dimensions over several steps, once undivided and once in two parts,
+cut along each dimension in turn. The parts' values and slots must equal those of the undivided parameters to the bit. Sizes
+are such that no element is handled in the remainder of a vectorised loop, where the last bit may differ.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ _ELEMENTWISE = frozenset(
     for name in "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 )
 _SHAPES = ((32,), (8, 16), (4, 4, 8), (4, 2, 4, 4))
-# From far below to far above any threshold that an update may have.
+# The magnitudes of the gradients: from far below to far above any threshold that an update may have.
 _MAGNITUDES = (1e-3, 1.0, 1e3, 1e6)
-# Methods in which Keras mixes elements or parameters; where they are Keras's own, what they do is taken over.
+# Methods in which Keras mixes elements or parameters. Where they are Keras's own, this package computes what they would.
 _TAKEN_OVER = ("apply", "_clip_gradients", "_backend_apply_gradients")
 _found: dict[tuple[type, str], str] = {}
+"""The results of experiments, by class and configuration."""
 
 
 def is_taken_over(optimizer: KerasBase) -> bool:
-    """Whether clipping and accumulation are Keras's own, so that sums over all pieces may take the place of norms."""
+    """Return whether clipping and accumulation are Keras's own, so that sums over all shards can replace the norms."""
     return all(getattr(type(optimizer), name) is getattr(BaseOptimizer, name) for name in _TAKEN_OVER)
 
 
 def fault_of(optimizer: KerasBase) -> str:
-    """Why an optimizer must see whole parameters; empty where it needn't. Sought once per class and configuration.
+    """Return why an optimizer needs replicated parameters; empty if shards do.
+
+    An experiment is made once for each class and configuration.
 
     Raises:
-        InputError: its updates are random, so that no two ranks would agree.
+        InputError: the optimizer's updates are random, so that no two ranks would agree.
     """
     if type(optimizer) in _ELEMENTWISE:
         return ""
@@ -54,6 +57,11 @@ def fault_of(optimizer: KerasBase) -> str:
 
 
 def _experiment(optimizer: KerasBase) -> str:
+    """Return where updates of halves differ from the undivided update, as text; empty where they don't.
+
+    Raises:
+        InputError: two undivided updates by the same gradients differ.
+    """
     whole = _updated(optimizer, lambda value: value)
     name = type(optimizer).__name__
     if _differs(whole, _updated(optimizer, lambda value: value)):
@@ -71,7 +79,7 @@ def _experiment(optimizer: KerasBase) -> str:
 
 
 def starts_from_values(optimizer: KerasBase) -> bool:
-    """Whether the first values of the optimizer's variables hang on those of the parameters."""
+    """Return whether the first values of the optimizer's variables depend on the values of the parameters."""
     with tf.init_scope():
         first = []
         for start in (1.0, 2.0):
@@ -83,16 +91,25 @@ def starts_from_values(optimizer: KerasBase) -> bool:
 
 
 def _half(value: np.ndarray, dim: int, half: int) -> np.ndarray:
+    """Return one of two halves of an array, cut along a dimension, or along the last one if there are fewer."""
     return np.array_split(value, 2, axis=min(dim, value.ndim - 1))[half]
 
 
 def _differs(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> bool:
-    """Bits, so that what is not a number equals itself; a variable that isn't cut along with its parameter differs."""
+    """Return whether two lists of arrays differ in shapes or bits.
+
+    Bits are compared so that what is not a number equals itself. A variable that isn't cut along with its parameter differs
+    in its shape.
+    """
     return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, got, strict=True))
 
 
 def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
-    """Parameters and the optimizer's variables after several steps."""
+    """Return the parameters and the optimizer's variables after several steps.
+
+    Args:
+        cut: cuts the parameters, and the gradients of each step.
+    """
     copy = fresh_copy(optimizer)
     if is_taken_over(optimizer):
         copy.clipnorm = copy.global_clipnorm = copy.gradient_accumulation_steps = None
@@ -109,5 +126,6 @@ def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray]) -> l
 
 
 def _gradients(rng: np.random.Generator) -> Iterator[list[Any]]:
+    """Yield random gradients, for one step at each magnitude."""
     for magnitude in _MAGNITUDES:
         yield [(magnitude * rng.normal(size=shape)).astype(np.float32) for shape in _SHAPES]

@@ -1,7 +1,7 @@
-"""What an update asks of whole gradients and parameters, completed over all pieces ahead of it.
+"""Complete, ahead of an update, what it needs to know of global gradients and parameters.
 
-Keras's ``apply`` then takes these numbers where it would take those of what it sees: its copies' ``_clip_gradients`` and
-``check_finite`` are replaced while an update is emitted, and a LAMB is given its ratios.
+Keras's ``apply`` then uses these numbers instead of those of the shards that it sees: ``_clip_gradients`` and
+``check_finite`` of the ranks' copies are replaced while an update is emitted, and a LAMB is given its ratios.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ Gradients = Sequence[Gradient | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completing:
-    """Attributes:
-    on: the copies, one per rank.
+    """The completion of one update's sums.
+
+    Attributes:
+        optimizer: the optimizer, as a value.
+        on: the optimizer's copies, one for each rank.
+        sums: completes sums over all shards.
+        emission: emits into the graph that is being built.
     """
 
     optimizer: KerasOptimizer
@@ -39,7 +44,11 @@ class Completing:
 
     @contextmanager
     def completed(self, by_rank: Sequence[Gradients]) -> Iterator[None]:
-        """While this lasts, the copies' updates by these gradients go by sums over all pieces."""
+        """Return a context in which the copies' updates by these gradients use sums over all shards.
+
+        Args:
+            by_rank: for each rank the gradients of all parameters, None for a parameter that has none.
+        """
         seen = [_as_clipped(on, gradients) for on, gradients in zip(self.on, by_rank, strict=True)]
         with ExitStack() as replaced:
             if self.optimizer.n_clipping or self.optimizer.scales_dynamically:
@@ -50,7 +59,7 @@ class Completing:
             yield
 
     def _totals(self, seen: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values:
-        """Per rank one vector: the squares for clipping, then how many gradients aren't finite."""
+        """Return a vector for each rank: sums of squares for clipping, then the number of elements that aren't finite."""
         vectors = []
         for rank, clipped, raw in zip(self.sums.ranks, seen, by_rank, strict=True):
             parts = []
@@ -63,11 +72,13 @@ class Completing:
         return self.sums.complete(vectors, self.emission)
 
     def _local(self, values: Gradients, measure: Callable[..., tf.Tensor], rank: int) -> tf.Tensor:
+        """Return a rank's local sums of ``measure``, one for each of the values."""
         dtype = self.sums.dtype
         return self.sums.local([None if value is None else measure(values_of(value), dtype) for value in values], rank)
 
     @contextmanager
     def _replaced(self, on: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
+        """Return a context in which a copy's clipping, and its check for finite gradients, use the completed sums."""
         replaced: list[tuple[Any, str]] = []
         if self.optimizer.n_clipping:
             squares = tf.unstack(totals[: self.optimizer.n_clipping])
@@ -86,6 +97,7 @@ class Completing:
                 delattr(holder, name)
 
     def _give_ratios(self, seen: Sequence[Gradients]) -> None:
+        """Complete the norms of LAMB, and give each copy its ratios."""
         n, vectors = len(self.optimizer.parameters), []
         for on, rank, gradients in zip(self.on, self.sums.ranks, seen, strict=True):
             lamb = on.inner
@@ -102,7 +114,7 @@ class Completing:
 
 
 def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
-    """Gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
+    """Return gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
     inner = on.inner
     scale = inner.loss_scale_factor if on.copy is inner else on.copy.dynamic_scale
     steps, seen = inner.gradient_accumulation_steps, []
@@ -116,9 +128,10 @@ def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
 
 
 def _unscaled(value: tf.Tensor, scale: Any) -> tf.Tensor:
+    """Return a gradient without the loss's scale."""
     return value / tf.cast(scale, value.dtype)
 
 
 def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """How many elements are infinite or not a number."""
+    """Return how many elements are infinite or not a number."""
     return tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(value)), dtype))

@@ -1,4 +1,4 @@
-"""Any Keras optimizer as that of a training step."""
+"""Any Keras optimizer as the optimizer of a training step, as a value."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tensoropt")
 _ELEMENTWISE_CONSTRAINTS = (keras.constraints.NonNeg,)
-# The first fails on rows, the second hands parameters to others.
+# Muon fails on gradients of rows, and MultiOptimizer hands parameters to other optimizers.
 _DENSE = (keras.optimizers.Muon, keras.optimizers.MultiOptimizer)
 
 
 @dataclass(frozen=True, eq=False)
 class KerasOptimizer:
-    """Attributes:
-    source: the user's; never built or changed here.
-    parameters: the trained variables, in the training step's order.
+    """A Keras optimizer of a training step.
+
+    Attributes:
+        source: the user's optimizer, which is never built or changed here.
+        parameters: the trained variables, in the training step's order.
     """
 
     source: KerasBase
@@ -38,10 +40,11 @@ class KerasOptimizer:
 
     @classmethod
     def of(cls, optimizer: KerasBase, variables: Sequence[Any]) -> KerasOptimizer:
-        """An optimizer for the user's trained variables, Keras's or TensorFlow's.
+        """Return an optimizer for the user's trained variables, which are Keras's or TensorFlow's.
 
         Raises:
-            InputError: it is no Keras optimizer, or makes random updates, or can't be made again from its config.
+            InputError: ``optimizer`` is no Keras optimizer, or makes random updates, or can't be made from its config, or
+                needs replicated parameters although its variables start from the parameters' values.
         """
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InputError(
@@ -61,24 +64,30 @@ class KerasOptimizer:
 
     @property
     def inner(self) -> KerasBase:
+        """Return the optimizer that updates: the inner one of a ``LossScaleOptimizer``, else the user's."""
         return inner_of(self.source)
 
     @property
     def scales_dynamically(self) -> bool:
+        """Return whether the optimizer is a ``LossScaleOptimizer``, which adapts the loss's scale."""
         return self.inner is not self.source
 
     @cached_property
     def is_lamb(self) -> bool:
+        """Return whether the optimizer is Keras's LAMB, which has an implementation on shards (:mod:`.lamb`)."""
         return type(self.inner) is keras.optimizers.Lamb
 
     @cached_property
     def fault(self) -> str:
-        """Why the optimizer must see whole parameters; empty where pieces do."""
+        """Return why the optimizer needs replicated parameters; empty if shards do."""
         return "" if self.is_lamb else fault_of(self.inner)
 
     @cached_property
     def is_whole(self) -> tuple[bool, ...]:
-        """Per parameter whether every device updates all of it: for the optimizer's sake, or for its constraint's."""
+        """Return, for each parameter, whether every device updates all of it.
+
+        That may be needed by the optimizer, or by the parameter's constraint.
+        """
         return tuple(
             bool(self.fault) or not (each.constraint is None or isinstance(each.constraint, _ELEMENTWISE_CONSTRAINTS))
             for each in self.parameters
@@ -86,30 +95,37 @@ class KerasOptimizer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Return no recorded scalars: a Keras optimizer takes none."""
         return ()
 
     @property
     def takes_rows(self) -> bool:
-        """Keras's own do, but for those of its updates that fail on rows."""
+        """Return whether the optimizer can take gradients of rows.
+
+        Keras's own optimizers can, except for those whose updates fail on rows.
+        """
         is_keras = type(self.inner).__module__.startswith("keras.")
         return is_keras and not isinstance(self.inner, _DENSE) and self.inner.loss_scale_factor is None
 
     @cached_property
     def structure(self) -> str:
+        """Return, as text, all that a plan depends on: the class, its variables and its communication, not the numbers."""
         kept = f"{self._slots} {self.is_whole} {self.sum_lengths} {self.takes_rows}"
         return f"{type(self.source).__qualname__} {kept}"
 
     @property
     def numbers(self) -> str:
+        """Return the config as JSON, with the class's name (:func:`name_of`) for the optimizer's own."""
         return json.dumps({**self.source.get_config(), "name": name_of(self.source)}, sort_keys=True, default=repr)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
-        """Per parameter the variables of its shape that the optimizer keeps."""
+        """Return, for each parameter, the number of variables of its shape that the optimizer keeps."""
         with tf.init_scope():
             return slots_of(self.source, self.parameters)
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
+        """Return what the optimizer does with each parameter, as far as costs can see."""
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
@@ -119,7 +135,7 @@ class KerasOptimizer:
 
     @cached_property
     def sum_lengths(self) -> tuple[int, ...]:
-        """The lengths of the vectors that are added up over all devices in each step, in order."""
+        """Return the lengths of the vectors that are summed over all devices in each step, in order."""
         if all(self.is_whole):
             return ()
         first = self.n_clipping + self.scales_dynamically
@@ -127,12 +143,13 @@ class KerasOptimizer:
 
     @property
     def n_clipping(self) -> int:
-        """How many sums of squares clipping takes."""
+        """Return the number of sums of squares that clipping needs."""
         if not is_taken_over(self.inner):
             return 0
         return len(self.parameters) if self.inner.clipnorm else 1 if self.inner.global_clipnorm else 0
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
+        """Return the same optimizer: it holds no recorded tensors."""
         return self
 
     def __str__(self) -> str:
@@ -140,12 +157,15 @@ class KerasOptimizer:
 
 
 def name_of(optimizer: KerasBase) -> str:
-    """What Keras takes for one of its kind: its own name counts how many the process has made."""
+    """Return the name that Keras gives an optimizer of this class, without the number that Keras appends.
+
+    The number counts the optimizers of the class that the process has made.
+    """
     return type(optimizer).__name__.lower()
 
 
 def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:
-    """What an optimizer that is about to be copied makes of one of the user's variables."""
+    """Return what an optimizer that is about to be copied needs to know of one of the user's variables."""
     is_keras = isinstance(variable, keras.Variable)
     decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
     path = variable.path if is_keras else variable.name.split(":")[0]

@@ -1,11 +1,11 @@
-"""A Keras optimizer on the pieces of one process's ranks.
+"""Run a Keras optimizer on the shards of one process's ranks.
 
 A step goes through
 
-1. gradients of the scaled loss; of parameters that are updated whole, gradient and value are brought to every rank;
-2. sums over all pieces (:mod:`.global_norms`) of what clipping, loss scaling and LAMB will ask for, ahead of the update:
-   that may stand inside of a condition, where ranks could go apart, so no collective is ever emitted in there;
-3. per rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients take the completed sums.
+1. gradients of the scaled loss; for parameters that every device updates in full, gradient and value are replicated;
+2. sums over all shards (:mod:`.global_norms`), ahead of the update, of what clipping, loss scaling and LAMB need: the update
+   may be inside of a condition, in which ranks could take different branches, so no collective is ever emitted in there;
+3. for each rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients use the completed sums.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .sums import Sums
 
 
 class RunningKeras:
-    """See the module; ``optimizer.parameters`` are those of ``shards``, in order."""
+    """A Keras optimizer on the ranks of this process; ``optimizer.parameters`` are those of ``shards``, in order."""
 
     def __init__(self, optimizer: KerasOptimizer, shards: Shards) -> None:
         self._optimizer, self._shards = optimizer, shards
@@ -52,7 +52,10 @@ class RunningKeras:
         self._on = [self._start(i) for i in range(len(shards.ranks))]
 
     def _start(self, i: int) -> OnRank:
-        """A copy on the pieces of the i-th rank; where a parameter is updated whole, on a variable for all of it."""
+        """Return the i-th rank's copy, built on its shards.
+
+        For a parameter that every device updates in full, the copy is built on a variable for all of it.
+        """
         shards, updated = self._shards, []
         for n, parameter in enumerate(self._optimizer.parameters):
             tensor, variable = shards.tensors[n], shards.variables[n][i]
@@ -65,6 +68,7 @@ class RunningKeras:
         return OnRank(copy[0], tuple(updated), copy[1])
 
     def _copied(self, updated: Sequence[Piece]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
+        """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnPieces} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, kinds)
         return copy, build(copy, updated, self._optimizer.parameters)
@@ -73,6 +77,7 @@ class RunningKeras:
 
     @property
     def learning_rate(self) -> Any:
+        """Return the learning rate as it is now; assigning a number sets it on all ranks of this process."""
         return self._on[0].copy.learning_rate
 
     @learning_rate.setter
@@ -87,9 +92,11 @@ class RunningKeras:
 
     @property
     def iterations(self) -> int:
+        """Return how many updates have been made."""
         return int(tf.convert_to_tensor(self._on[0].copy.iterations).numpy())
 
     def state(self) -> tuple[StateEntry, ...]:
+        """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries: dict[str, StateEntry] = {}
         for k, (variable, place) in enumerate((each.variable, each.parameter) for each in self._on[0].made):
@@ -104,7 +111,10 @@ class RunningKeras:
         return tuple(entries.values())
 
     def _name(self, variable: Any) -> str:
-        """Without the optimizer's own name, and without names that Keras counts up with all that a program makes."""
+        """Return a variable's name, without what differs between optimizers that are alike.
+
+        That is the optimizer's own name, and names that Keras numbers throughout a program.
+        """
         on = self._on[0]
         is_inner = on.inner is not on.copy and any(each is variable for each in on.inner.variables)
         _, _, name = variable.path.partition("/")
@@ -112,12 +122,13 @@ class RunningKeras:
         return ("inner/" if is_inner else "") + (name or next(held, variable.path).strip("_"))
 
     def reset(self) -> None:
+        """Give the optimizer's variables their first values again, for the parameters as they are now."""
         for on in self._on:
             for held, fresh in zip(on.made, self._copied(on.updated)[1], strict=True):
                 held.variable.assign(fresh.variable)
 
     def finish(self) -> None:
-        """Do what Keras's optimizer does when training ends: averages may take the parameters' place."""
+        """Do what Keras's optimizer does when training ends: its averages may replace the parameters."""
         if not self._optimizer.inner.use_ema:
             return
         for i, on in enumerate(self._on):
@@ -130,6 +141,7 @@ class RunningKeras:
     # A step
 
     def train(self, losses: Values, emission: Emission) -> None:
+        """Emit the gradients of the losses, the sums that the update needs, and the update."""
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
         sources = places_of(emission)
         found = iter(emission.gradients(scaled, [values for each in sources for values in each]))
@@ -144,7 +156,12 @@ class RunningKeras:
         self._write_pieces(emission)
 
     def _gradients(self, n: int, found: list[Values | None], emission: Emission) -> Sequence[Gradient] | None:
-        """Per rank the gradient of a parameter: as it lies, whole, or as rows."""
+        """Return a parameter's gradient for each rank: in shards, replicated, or as rows; None if it has none.
+
+        Args:
+            n: the index of the parameter.
+            found: the gradients at its value, or at the rows that each of its lookups found.
+        """
         if emission.lookups[n]:
             on_updated = replace(self._shards, layouts=self._layouts)
             return row_gradients(emission.lookups[n], found, emission, on_updated, n)
@@ -154,6 +171,7 @@ class RunningKeras:
         return gradients
 
     def _read_whole(self, emission: Emission) -> None:
+        """Replicate the parameters that every device updates in full, into the variables that the copies update."""
         for n, values in enumerate(emission.reads):
             if self._is_moved[n]:
                 resharding = whole_resharding(self._shards.tensors[n], self._shards.layouts[n])
@@ -161,6 +179,7 @@ class RunningKeras:
                     on.updated[n].value.assign(whole)
 
     def _write_pieces(self, emission: Emission) -> None:
+        """Write the values that every device updated in full back to the parameters, as shards."""
         for n, variables in enumerate(self._shards.variables):
             if self._is_moved[n]:
                 wholes = [on.updated[n].value.read_value() for on in self._on]

@@ -1,8 +1,8 @@
-"""LAMB on pieces: Keras's update with its two norms per parameter taken over all pieces.
+"""Run LAMB on shards: Keras's update, with its two norms for each parameter taken over all shards.
 
-The norms depend on what the update itself computes, the decayed parameter and Adam's direction, and the update may stand
-inside of a condition, where no collective may be. So both are computed ahead of the update, without changing anything, and
-the ratio of the completed norms is what the update then takes.
+The norms depend on what the update itself computes, the decayed parameter and Adam's direction, and the update may be inside
+of a condition, where no collective may be. So both are computed ahead of the update, without changing any variable, and the
+update then uses the ratio of the completed norms.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from .sparse import Gradient, over_values
 
 
 class LambOnPieces(keras.optimizers.Lamb):
-    """Attributes:
-    ratios: by a parameter's place the norm of the parameter over that of its direction, while an update is emitted.
+    """Keras's LAMB, with ratios that are given.
+
+    Attributes:
+        ratios: by a parameter's index, the norm of the parameter over that of its direction; set while an update is emitted.
     """
 
     ratios: Mapping[int, tf.Tensor]
 
     def direction(self, gradient: Gradient, variable: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The moments after a step, and the direction of the step.
+        """Return the two moments after a step, and the direction of the step.
 
-        Of rows, one that occurs twice is squared twice and added up then, as Keras has it.
+        In a gradient of rows, a row that occurs twice is squared twice and then summed, as in Keras.
         """
         place, dtype = self._get_variable_index(variable), variable.dtype
         gradient = over_values(lambda values: tf.cast(values, dtype), gradient)
@@ -40,13 +42,14 @@ class LambOnPieces(keras.optimizers.Lamb):
         return m, v, m_hat / (tf.sqrt(v_hat) + self.epsilon)
 
     def decayed(self, variable: tf.Variable) -> tf.Tensor:
-        """The parameter after weight decay, as the update will find it."""
+        """Return the parameter after weight decay, as the update will find it."""
         if self.weight_decay is None or not self._use_weight_decay(variable):
             return variable.read_value()
         rate, decay = tf.cast(self.learning_rate, variable.dtype), keras.ops.cast(self.weight_decay, variable.dtype)
         return variable - variable * decay * rate
 
     def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
+        """Update a parameter and its moments, with the ratio that was given."""
         place = self._get_variable_index(variable)
         m, v, direction = self.direction(gradient, variable)
         self.assign(self._momentums[place], m)
@@ -56,6 +59,6 @@ class LambOnPieces(keras.optimizers.Lamb):
 
 
 def ratio_of(parameter_squares: tf.Tensor, direction_squares: tf.Tensor) -> tf.Tensor:
-    """The ratio of the norms; 1 where either is zero."""
+    """Return the ratio of two norms, given their squares; 1 where either is zero."""
     both = tf.logical_and(parameter_squares > 0, direction_squares > 0)
     return tf.where(both, tf.sqrt(parameter_squares) / tf.sqrt(direction_squares), tf.ones_like(parameter_squares))

@@ -1,7 +1,7 @@
-"""An optimizer as an engine runs it.
+"""The protocol by which an engine runs an optimizer.
 
-Of an :class:`..ir.optimizer.Optimizer`, which is a value, :func:`.start.start` makes a :class:`RunningOptimizer`, which
-holds the optimizer's variables for the ranks of one process and emits the update of their pieces.
+From an :class:`..ir.optimizer.Optimizer`, which is a value, :func:`.start.start` makes a :class:`RunningOptimizer`, which
+holds the optimizer's variables for the ranks of one process and emits the update of their shards.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Shards:
 
     Attributes:
         step: the training step's name.
-        names: of the variable operators.
-        tensors: their values, whole.
-        layouts: where their pieces are.
-        ranks: those that this process builds.
-        variables: per parameter the pieces, in the order of ``ranks``.
+        names: the names of the variable operators.
+        tensors: the parameters' values, with their global shapes.
+        layouts: where their shards are.
+        ranks: the ranks that this process builds.
+        variables: for each parameter its shards, in the order of ``ranks``.
     """
 
     step: str
@@ -45,14 +45,15 @@ class Shards:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emission:
-    """What emits an update into the graph that is being built.
+    """The functions with which an update is emitted into the graph that is being built.
 
     Attributes:
-        reads: per parameter the local values that the loss was computed from.
-        lookups: per parameter that is updated by rows, what its lookups found; empty for others.
-        reshard: brings local values along a resharding.
-        replicated: a recorded tensor, whole on every rank.
-        gradients: of losses, per places where they are taken the local values, or None.
+        reads: for each parameter, the local values that the loss was computed from.
+        lookups: for each parameter that is updated by rows, the results of its lookups; empty for others.
+        reshard: returns local values after a resharding.
+        replicated: returns a recorded tensor's global value on every rank.
+        gradients: given losses and lists of local values, returns for each list the losses' gradients with respect to it, or
+            None.
     """
 
     reads: Sequence[Values]
@@ -66,18 +67,19 @@ class RunningOptimizer(Protocol):
     """An optimizer's variables and updates on the ranks of one process."""
 
     learning_rate: Any
-    """As it is now; assigning a number sets it on all ranks of this process, so every rank must assign the same.
+    """The current learning rate.
 
-    Raises InputError where it can't be set.
+    Assigning a number sets it on all ranks of this process, so every rank must assign the same. Raises InputError where it
+    can't be set.
     """
 
     @property
     def iterations(self) -> int:
-        """How many updates have been made."""
+        """Return how many updates have been made."""
         ...
 
     def state(self) -> tuple[StateEntry, ...]:
-        """The optimizer's variables, in a fixed order."""
+        """Return the optimizer's variables, in a fixed order."""
         ...
 
     def reset(self) -> None:
@@ -85,6 +87,6 @@ class RunningOptimizer(Protocol):
         ...
 
     def train(self, losses: Values, emission: Emission) -> None:
-        """Emit gradients of the losses (whole, one per rank) and the update by them."""
+        """Emit the gradients of the losses (replicated, one for each rank) and the update by them."""
         ...
 

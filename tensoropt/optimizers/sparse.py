@@ -1,9 +1,9 @@
-"""Gradients of variables that are only looked up: rows, as TensorFlow has them, and not whole tables.
+"""Handle gradients of variables that are only looked up: rows, as in TensorFlow, and not dense tables.
 
-TensorFlow's gradient of a lookup is ``IndexedSlices``: the gradients of what was found, in the batch's order, beside the
-rows that they belong to. Its momentum leaves rows alone that weren't found; Keras's optimizers see a row that was found
-twice as two rows, and square before they add. So the gradient is taken at what the lookups found, brought to every device,
-and each keeps what falls into its piece of the table.
+TensorFlow's gradient of a lookup is ``IndexedSlices``: the gradients of the rows that were found, in the batch's order, with
+their indices. Its momentum leaves rows alone that weren't looked up. Keras's optimizers see a row that was found twice as
+two rows, and square before they add. So the gradient is taken at the rows that the lookups found and brought to every
+device, and each device keeps the part that falls into its shard of the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 def places_of(emission: Emission) -> list[list[Values]]:
-    """Per parameter where its gradient is taken: at its value, or at what was found in it."""
+    """Return, for each parameter, the values at which its gradient is taken: its own, or the rows that its lookups found."""
     return [
         [lookup.found for lookup in lookups] or [values]
         for values, lookups in zip(emission.reads, emission.lookups, strict=True)
@@ -35,11 +35,11 @@ def places_of(emission: Emission) -> list[list[Values]]:
 def row_gradients(
     lookups: Sequence[Lookup], found: Sequence[Values | None], emission: Emission, shards: Shards, number: int
 ) -> list[tf.IndexedSlices] | None:
-    """Per rank the gradient of a parameter that was looked up; None if no loss depends on what was found.
+    """Return, for each rank, the gradient of a parameter that was looked up; None if no loss depends on what was found.
 
     Args:
-        found: the gradients of what the lookups found.
-        number: of the parameter among the shards.
+        found: for each lookup, the gradients of the rows that it found, or None.
+        number: the index of the parameter among the shards.
     """
     pairs = [
         (emission.reshard(lookup.resharding, gradients), lookup.indices)
@@ -56,7 +56,10 @@ def row_gradients(
 
 
 def added_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Rows that occur once each, as TensorFlow's optimizers add them up."""
+    """Return a gradient in which each row occurs once.
+
+    Rows that occur more often are summed, as in TensorFlow's optimizers.
+    """
     indices, places = tf.unique(slices.indices)
     return tf.IndexedSlices(
         tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices)), indices, slices.dense_shape
@@ -64,9 +67,15 @@ def added_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, shape: Shape, rank: int) -> tf.IndexedSlices:
-    """A rank's gradient: of all (gradient of what was found, indices), what falls into its piece of the table."""
+    """Return a rank's gradient: the part that falls into its shard of the table.
+
+    Args:
+        lookups: for each lookup, the gradient of the rows that it found, and the rows' indices.
+        layout: the table's layout.
+        shape: the table's global shape.
+    """
     values = tf.concat([tf.reshape(gradient, [-1, *shape[1:]]) for gradient, _ in lookups], 0)
-    # As TensorFlow has it, where some are int32 and others int64.
+    # As in TensorFlow, indices are int64 where some are int32 and others int64.
     kinds = {each.dtype for _, each in lookups}
     kind = tf.int64 if len(kinds) > 1 else next(iter(kinds))
     indices = tf.concat([tf.cast(tf.reshape(each, [-1]), kind) for _, each in lookups], 0)
@@ -84,12 +93,13 @@ def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, sh
 
 
 def over_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
-    """A function of single elements, of a gradient or of the rows that it consists of."""
+    """Return a gradient with an elementwise function applied to its values, which are all elements or those of its rows."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
+    """Return the values of a gradient: all elements, or those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 

@@ -1,4 +1,4 @@
-"""Start an optimizer: from the value that a training step has to variables and updates on the ranks of one process."""
+"""Start an optimizer: make variables and updates, on the ranks of one process, for the value that a training step has."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is asked and answered: frontiers, plans and scaling curves as values, files and explanations."""
+"""Plans, frontiers and scaling curves: found for a request, stored as files, compared and explained."""

@@ -1,8 +1,9 @@
-"""The largest batch with which a plan would fit, estimated: the step replayed with what belongs to samples made smaller.
+"""Estimate the largest batch with which a plan would fit a memory limit.
 
-What follows from variables and constants alone (parameters, their slots, gradients and copies) stays as it is, and so does
-what collectives work in; all else is taken to be in proportion to the batch. A search with that batch may find a plan that
-needs less still. Complexity: O(log batch) passes over the program of a step.
+The step's program is replayed with smaller buffers. Buffers that depend on variables and constants alone (parameters, their
+slots, gradients and copies) keep their size, and so does the workspace of collectives; all others are taken to be
+proportional to the batch. A search with the smaller batch may find a plan that needs still less memory.
+Complexity: O(log batch) passes over the program of a step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from .find_frontier import ModelFrontier
 
 
 def batch_of(model: Model) -> int | None:
-    """The samples per step: the leading extent that the placeholders of the training steps share."""
+    """Return the samples per step: the leading extent that the placeholders of the training steps share.
+
+    None if they don't share one.
+    """
     extents = {
         op.result.shape[0]
         for op in model.graph.step_operators
@@ -27,10 +31,12 @@ def batch_of(model: Model) -> int | None:
 
 
 def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes: int) -> int:
-    """The most samples per step, fewer than ``batch``, with which a point's plan would fit; 0 if none would.
+    """Return the largest number of samples per step below ``batch`` with which a point's plan would fit; 0 if none would.
 
     Args:
+        point: the number of a point of the frontier.
         batch: samples per step of the frontier's model.
+        limit_bytes: the memory limit per device.
     """
     program, fixed = frontier.program(point), frontier.model.graph.made_of_variables
     fitting, too_many = 0, batch
@@ -44,7 +50,11 @@ def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes
 
 
 def _with_batch(program: Sequence[Instruction], n_samples: int, batch: int, fixed: Container[str]) -> list[Instruction]:
-    """The program where what belongs to samples has ``n_samples`` of ``batch``, rounded up."""
+    """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up.
+
+    Args:
+        fixed: names of the tensors that don't depend on the batch.
+    """
     known: dict[Buffer, Buffer] = {}
 
     def share(n_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""From a point of a frontier, or any strategy, to a plan: every operator and every resharding with what it costs."""
+"""Build a plan from a point of a frontier: each operator and each resharding of its strategy, with its costs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ from .plan import Plan, PlannedOperator, PlannedResharding
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A resharding that a strategy is charged for; inside of an operator, ``tensor`` names it.
+    """The cost entry of one resharding of a strategy.
 
     Attributes:
-        is_remade: whether its forward path is gone along once more in the backward pass.
-        is_read: whether the backward pass reads what it reshards to its consumers.
-        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
-        n_runs: how often a step makes it: for each slice of the batch, or once.
-        accumulator_bytes: of the gradients that slices add up at what it reshards.
+        tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
+        consumers: the names of the consumers that use the resharded copy.
+        is_shared: whether the copy is shared by all consumers of the tensor.
+        is_remade: whether the copy is regathered: the backward pass executes the forward path again.
+        is_read: whether the backward pass reads the copy.
+        follows_source: whether the copy is regathered because its source is: a regathered shared copy, or a rematerialized
+            result of an operator.
+        n_runs: the executions per step: one per micro-batch, or one.
+        accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
     """
 
     tensor: str
@@ -46,14 +50,17 @@ class Charge:
 
     @property
     def copy_bytes(self) -> int:
-        """Of the largest copy that the backward pass reads, if one is made: a view of its source is none."""
+        """The bytes of the copy on the device with the largest shard, if the backward pass reads it; else 0.
+
+        0 also if the copy is the source itself or a view of it.
+        """
         source, target = self.resharding.source, self.resharding.demand.layout
         if not self.is_read or source == target or is_view(source, target):
             return 0
         return math.prod(target.largest_local_shape(self.resharding.shape)) * self.resharding.item_bytes
 
     def planned(self, router: Router) -> PlannedResharding | None:
-        """As in a plan; None where nothing is to be done."""
+        """Return the resharding's row in a plan; None if its paths are empty."""
         route = router.route(self.resharding)
         if route.is_free:
             return None
@@ -76,16 +83,21 @@ class Charge:
         )
 
     def time_ns(self, router: Router) -> int:
-        """Forward, where a gradient comes back backward, and forward again where the copy is made again; of all slices."""
+        """Return the time of all executions per step.
+
+        It is the sum of the forward path, the backward path if a gradient comes back, and the forward path once more if the
+        copy is regathered.
+        """
         again = router.forward_ns(self.resharding) if self.is_remade else 0
         return (router.time_ns(self.resharding) + again) * self.n_runs
 
 
 def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
-    """Every resharding of the training steps, each as often as it is executed.
+    """Yield the cost entry of every resharding of the training steps.
 
     Args:
-        costing: knows what the backward pass reads; without it nothing is said to be read.
+        view: a strategy on its graph.
+        costing: says which copies the backward pass reads; without it, ``is_read`` is False in all entries.
     """
     graph = view.graph
     consumers = consumers_of(graph)
@@ -123,17 +135,17 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
 
 
 def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:
-    """Bytes of the gradients that slices of the batch add up at what a resharding brings."""
+    """Return the bytes in which micro-batches accumulate the gradients of a resharded copy; 0 if they don't."""
     return accumulator_bytes(tensor, resharding.source, resharding.demand) if view.graph.accumulates(tensor.name) else 0
 
 
 def _operands(view: StrategyView, consumers: Iterable[Consumer]) -> Iterator[tuple[Operator, int]]:
-    """The consumers that are operators."""
+    """Yield (operator, input position) of those consumers that are operators."""
     return ((view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update)
 
 
 def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, consumer: Consumer) -> bool:
-    """Whether what the backward pass reads for a consumer lies in the copy that consumers share."""
+    """Return whether the backward pass reads the shared copy for a consumer, as itself or as a view of it."""
     if not costing.reads(consumer):
         return False
     shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, consumer).layout
@@ -141,10 +153,10 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
 
 
 def check_reshardings(view: StrategyView, plan: Plan) -> None:
-    """Hold a plan's reshardings, and what it computes again, against what its configs lead to: a file may have been changed.
+    """Check that a plan's reshardings and rematerialized operators follow from its configs: its file may have been changed.
 
     Raises:
-        InputError: they differ.
+        InputError: they don't.
     """
     refused = sorted(view.strategy.recomputed - view.recomputed)
     if refused:
@@ -170,7 +182,12 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
 
 
 def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
-    """The plan of one point."""
+    """Return the plan of one point of a frontier.
+
+    Args:
+        option: the option that chose the point, as the plan records it.
+        assumed: the assumptions that the plan records.
+    """
     found, costs, costing = frontier.found, frontier.costs, frontier.costing
     states = found.strategies[point]
     steps = frontier.built.strategy(states)
@@ -199,6 +216,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
 
 
 def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
+    """Yield the row of each operator; operators that no training step runs have no costs."""
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
@@ -211,7 +229,7 @@ def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator
 def planned_operator(
     costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_recomputed: bool
 ) -> PlannedOperator:
-    """The row of an operator of a training step."""
+    """Return the row of an operator of a training step: its config, result layouts, memory and time."""
     memory, time_ns = costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
     if not is_recomputed:
         return PlannedOperator(op.name, op.type, config, seen.results, memory, time_ns / 1e3)
@@ -223,14 +241,14 @@ def planned_operator(
 def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
     """Add configs for the operators that no training step runs (metrics, predictions).
 
-    They follow what the training steps decided: in program order, each takes the config whose operands are resharded and
-    that computes in the least time.
+    The configs of the training steps stay. In program order, each further operator gets the config of least time: that of
+    resharding its operands plus that of computing.
     """
     chosen = dict(steps.configs)
     layouts: dict[str, Layout] = {}
     for op in model.graph.operators.values():
         if op.updates is not None:
-            # What is read after an update lies as the variable does.
+            # A tensor that is read after an update has the variable's layout.
             layouts.update({tensor.name: layouts[model.graph.operators[op.updates].result.name] for tensor in op.outputs})
             continue
         if op.name not in chosen:
@@ -241,6 +259,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
 
 
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
+    """Return the config of an operator with the least time for resharding its operands and computing it."""
     rule = rule_of(op)
     if not op.operands:
         return configs(rule, mesh)[0]

@@ -1,6 +1,6 @@
-"""A model's frontier next to what other algorithms choose, on the same hardware and under the same costs.
+"""Compare a model's frontier with the plans that baselines choose, on the same hardware and under the same costs.
 
-How far a point is *above* the frontier is by how much it is slower than the frontier's fastest point of no more memory.
+A point's distance *above* the frontier is how much slower it is than the frontier's fastest point that needs no more memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from ..ft import Frontier
 
 FORMAT, VERSION = "tensoropt/compare", 1
-# A point this many times beyond what the picture is of is told in its legend, so that the others can be told apart.
+# The picture spans this many times the frontier's memory and time. Points beyond are named in the legend instead, so that
+# the others can be told apart.
 FARTHEST = 2.5
-# By baseline a marker, its size, and a colour.
+# Per baseline, in order: a marker, its size, and a colour.
 MARKERS = (
     ("s", 11, "tab:orange"),
     ("D", 8, "tab:purple"),
@@ -39,10 +40,12 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Attributes:
-    frontier: of the model.
-    baselines: by name.
-    limit_bytes: per device; None without a limit.
+    """A model's frontier and the results of baselines.
+
+    Attributes:
+        frontier: the model's frontier.
+        baselines: the points that each baseline found, by its name.
+        limit_bytes: the memory limit per device; None without a limit.
     """
 
     frontier: ModelFrontier
@@ -50,11 +53,15 @@ class Comparison:
     limit_bytes: int | None = None
 
     def all(self) -> dict[str, ModelFrontier]:
-        """Everything compared, the frontier first."""
+        """Return the frontier and all baselines by the name of their algorithm, the frontier first."""
         return {self.frontier.found.algorithm: self.frontier, **self.baselines}
 
     def table(self) -> str:
-        """One row a point; of several points the ends and the turning point."""
+        """Return a table as text with one row per point.
+
+        An algorithm with several points has rows for the least memory, the turning point and the fastest; the frontier also
+        for the fastest that fits.
+        """
         rows = []
         for name, each in self.all().items():
             seconds = f"{sum(each.seconds_by_stage.values()):.2f}"
@@ -71,6 +78,7 @@ class Comparison:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
     def _above_text(self, each: ModelFrontier, point: int) -> str:
+        """Return how far a point is above the frontier, as text."""
         above = self.above(each)[point]
         if above is None:
             return "less memory"
@@ -82,7 +90,7 @@ class Comparison:
         return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
 
     def notes(self) -> list[str]:
-        """What to know of the rows, a sentence each."""
+        """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
         found = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
         for name, each in self.baselines.items():
             if self.is_below(each).any():
@@ -90,9 +98,9 @@ class Comparison:
         return found
 
     def above(self, each: ModelFrontier) -> list[float | None]:
-        """By which part each point is slower than the frontier within its memory; None where the frontier has nothing.
+        """Return for each point the fraction by which it is slower than the frontier's fastest point of no more memory.
 
-        Negative where it is faster.
+        Negative where it is faster; None where the frontier has no point of so little memory.
         """
         found = self.frontier.found
         points = [found.at(mem) for mem in each.found.mem_bytes.tolist()]
@@ -102,11 +110,11 @@ class Comparison:
         ]
 
     def is_below(self, each: ModelFrontier) -> np.ndarray:
-        """Which points the frontier has nothing as good as in both costs: bool[P]."""
+        """Return for each point whether no point of the frontier is as good in both costs: bool[P]."""
         return np.array([above is None or above < 0 for above in self.above(each)], bool)
 
     def to_json(self) -> dict[str, Any]:
-        """FORMATS' comparison."""
+        """Return the comparison as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
         found = self.frontier.found
         return {
             "format": FORMAT,
@@ -122,6 +130,7 @@ class Comparison:
         }
 
     def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
+        """Return the JSON value of the frontier or a baseline, with all its points."""
         searched = each.built.space
         points = [
             {
@@ -142,6 +151,7 @@ class Comparison:
         }
 
     def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
+        """Return the points that the table shows, with a mark for each."""
         found = each.found
         if len(found) == 1:
             return [(0, "")]
@@ -154,6 +164,7 @@ class Comparison:
         return sorted(marks.items())
 
     def _why_below(self, each: ModelFrontier) -> str:
+        """Return why points of a baseline are below the frontier."""
         n_below, found = int(self.is_below(each).sum()), self.frontier.found
         which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
         if each.built.space == self.frontier.built.space:
@@ -167,7 +178,10 @@ class Comparison:
         )
 
     def plot(self, axes: Axes) -> Axes:
-        """Draw as the paper's Figure 6: the frontier with its parts dotted, points of other algorithms, their frontiers."""
+        """Draw a picture like the paper's Figure 6.
+
+        It shows the frontier, its compute and network time as dotted lines, and the points or frontiers of the baselines.
+        """
         scale, unit = _time_unit(self.frontier.found)
         self._plot_frontier(axes, scale)
         width, height = _extent(self.frontier.found)
@@ -178,7 +192,7 @@ class Comparison:
             label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
             line = "--" if len(each) > 1 else "none"
             (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
-            # Hollow, so that of points on top of each other both are seen.
+            # Hollow markers, so that points on top of each other are both seen.
             drawn.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
         if self.limit_bytes is not None:
             axes.axvline(self.limit_bytes / 1e9, color="gray", linestyle="-.", linewidth=1, label="memory limit")
@@ -191,6 +205,7 @@ class Comparison:
         return axes
 
     def _plot_frontier(self, axes: Axes, scale: float) -> None:
+        """Draw the frontier, its compute and its network time; ``scale`` is the nanoseconds per unit of time."""
         found = self.frontier.found
         memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
@@ -206,7 +221,13 @@ def compare(
     limit_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Hold a frontier against what other algorithms choose for its model, on its hardware, under its costs."""
+    """Compare a frontier with what baselines choose for its model, on its hardware and under its costs.
+
+    Args:
+        algorithms: the names of the baselines.
+        limit_bytes: the memory limit per device; None without a limit.
+        progress: called with ("algorithm, phase", done, total) now and then.
+    """
     baselines = {}
     for name in algorithms:
         told = None if progress is None else _named(progress, name)
@@ -215,15 +236,16 @@ def compare(
 
 
 def _named(progress: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
     return lambda stage, done, total: progress(f"{name}, {stage}", done, total)
 
 
 def _time_unit(found: Frontier) -> tuple[float, str]:
-    """Nanoseconds per unit, and its name."""
+    """Return a unit that suits the frontier's times: its nanoseconds and its name."""
     slowest = int(found.time_ns[0])
     return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))
 
 
 def _extent(found: Frontier) -> tuple[float, float]:
-    """The largest memory and time that a picture shows."""
+    """Return the largest memory (bytes) and time (ns) that a picture shows."""
     return FARTHEST * int(found.mem_bytes[-1]), FARTHEST * int(found.time_ns[0])

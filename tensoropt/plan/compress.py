@@ -1,14 +1,15 @@
-"""From a frontier that was just found to the parts that its plans have in common: every plan, without making each.
+"""Compress a frontier that a search found into the parts that its plans share, without building each plan.
 
-What an operator costs depends on its config; what the reshardings of its results cost, on its config, on those of whoever
-takes them, and on the copies that are shared. Along a frontier few combinations of these occur at each operator, however
-many points there are. So
+The costs of an operator depend on its config. The costs of the reshardings of its results depend on its config, on the
+configs of its consumers, and on the copies that these share. Along a frontier few combinations of these occur at each
+operator, however many points there are. So
 
-1. the strategy of each point becomes a row of numbers, a column per operator and shared tensor (:class:`_Numbered`);
-2. for each operator the distinct combinations are sought in the columns that matter to it;
-3. each is evaluated once, on a graph of the operator and its consumers alone (:func:`_neighbourhood`).
+1. the strategy of each point becomes a row of numbers, with one column per operator and per shared tensor
+   (:class:`_Numbered`);
+2. the distinct combinations at an operator are found in the columns that its costs depend on;
+3. each combination is evaluated once, on a graph of the operator and its consumers alone (:class:`_Neighbourhood`).
 
-Complexity: O(points x operators) numbers, and as many evaluations as there are distinct combinations.
+Complexity: O(points x operators) numbers, and one evaluation per distinct combination.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ from .plan import PlannedOperator
 
 Ints = np.ndarray
 MOST_PEAKS = 128
-"""That are worked out for a file; a limit is then answered by one of so many points."""
+"""The most points whose peaks are computed for a file; of a longer frontier, a memory limit is answered from these alone."""
 
 
 def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFrontier:
-    """The frontier with all its plans, without what the search was made from."""
+    """Return the frontier with all its plans, without the model and the problem that the search read.
+
+    Args:
+        progress: called with (phase, done, total) now and then; the phases are ``plans`` and ``peaks``.
+    """
     numbered = _numbered(frontier)
     parts = _Parts(frontier, numbered)
     operators, reshardings = [], []
@@ -69,7 +74,10 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
 
 
 def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]:
-    """By point, of all points or of some from end to end: a peak takes a replay of the whole step."""
+    """Return the peak in bytes by point, of all points or of a grid of them.
+
+    A peak takes a replay of the whole step. Peaks that were computed before are included.
+    """
     points = sorted({*grid(len(frontier), MOST_PEAKS, MOST_PEAKS), *frontier.replayed})
     found = {}
     for done, point in enumerate(points):
@@ -80,15 +88,19 @@ def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]
 
 
 class _Numbers:
-    """Numbers for configs and demands, equal ones alike; an object that was seen before is looked up by identity."""
+    """A numbering of configs and operand shardings (Demand): equal values get equal numbers.
+
+    An object that was numbered before is looked up by its identity.
+    """
 
     def __init__(self) -> None:
         self.values: list[Config | Demand | None] = []
         self._of_value: dict[Config | Demand | None, int] = {}
-        # With the object itself, so that its identity stays its own.
+        # The object itself is stored too, so that no other object gets its identity.
         self._of_object: dict[int, tuple[int, object]] = {}
 
     def of(self, value: Config | Demand | None) -> int:
+        """Return the number of a value; a new value gets the next free number."""
         known = self._of_object.get(id(value))
         if known is not None:
             return known[0]
@@ -101,14 +113,16 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """The strategies of all points.
+    """The strategies of all points as columns of numbers.
 
     Attributes:
-        configs: by operator, int32[P]; of the operators beside the training steps too.
-        shared: by tensor of which a copy is shared at some point, int32[P].
-        remade: by copy that is made again at some point, int32[P], 1 where it is.
-        recomputed: the same by operator that is computed again.
-        values: what the numbers mean.
+        configs: the number of each operator's config, by operator name: int32[P]. It includes the operators that no training
+            step runs.
+        shared: the number of the shared copy's operand sharding, by name of each tensor whose copy is shared at some point:
+            int32[P].
+        remade: 1 where a copy is regathered, by copy that is regathered at some point: int32[P].
+        recomputed: 1 where an operator is rematerialized, by name of each operator that is at some point: int32[P].
+        values: the value that each number stands for.
     """
 
     configs: dict[str, Ints]
@@ -119,6 +133,7 @@ class _Numbered:
 
 
 def _numbered(frontier: ModelFrontier) -> _Numbered:
+    """Return the strategies of all points of a frontier as columns of numbers."""
     numbers = _Numbers()
     states, graph = frontier.found.strategies, frontier.model.graph
     names = [op.name for op in graph.step_operators if op.updates is None]
@@ -143,7 +158,10 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
 
 
 def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
-    """The configs of operators that no training step runs: they follow those of the operators whose results they take."""
+    """Return the configs of the operators that no training step runs, by operator: int32[P].
+
+    They are determined by the configs of the operators whose results they use.
+    """
     graph, states = frontier.model.graph, frontier.found.strategies
     beside = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
     if not beside:
@@ -159,7 +177,11 @@ def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers
 
 
 def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The first point of each combination that occurs, ascending, and for each point the number of its combination."""
+    """Find the distinct rows of some columns.
+
+    Returns:
+        The first point of each combination that occurs, in ascending order, and for each point the index of its combination.
+    """
     _, first, chosen = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -169,7 +191,10 @@ def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class _Neighbourhood(Graph):
-    """Some operators of a graph, all of them run by its training steps; what these update how is seen on all of it."""
+    """An operator of a graph and its consumers, all run by the training steps.
+
+    Which variables are updated, and how, is taken from the graph around them.
+    """
 
     around: Graph = field(kw_only=True)
 
@@ -187,7 +212,7 @@ class _Neighbourhood(Graph):
 
 
 class _Parts:
-    """Makes parts; interfaces and routes are found once."""
+    """A builder of the parts of a frontier's plans, which computes each interface and each route once."""
 
     def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
@@ -221,13 +246,14 @@ class _Parts:
         return self._interfaces[key]
 
     def of_operator(self, op: Operator) -> Part:
-        """A choice for each config, and for being computed again."""
+        """Return the part of an operator's rows: one choice per combination of config and being rematerialized or not."""
         again = self.numbered.recomputed.get(op.name)
         places, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
         pool = tuple(self._planned(op, point).to_json() for point in places)
         return Part(pool, tuple((i,) for i in range(len(pool))), chosen)
 
     def _planned(self, op: Operator, point: int) -> PlannedOperator:
+        """Return the row of an operator at a point."""
         rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
             return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
@@ -237,7 +263,11 @@ class _Parts:
         return name in self.numbered.recomputed and bool(self.numbered.recomputed[name][point])
 
     def of_reshardings(self, op: Operator) -> Part:
-        """A choice for each combination of what the reshardings inside of an operator and of its results depend on."""
+        """Return the part of the reshardings inside an operator and of its results.
+
+        It has one choice per set of rows to which a combination of the configs, shared copies, regathered copies and
+        rematerialized operators around the operator leads.
+        """
         hood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
         names = [name for name in hood.operators if name in self.numbered.configs]
         shared = [name for name in tensors if name in self.numbered.shared]
@@ -265,12 +295,12 @@ class _Parts:
         return Part(tuple(rows), tuple(choices), choice_of[combination])
 
     def _resharded(self, charge: Charge) -> Entry | None:
-        """The row of a resharding; None where nothing is to be done."""
+        """Return the row of a resharding; None if its paths are empty."""
         planned = charge.planned(self._router)
         return None if planned is None else planned.to_json()
 
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
-        """The operator, who takes its results, and the variables that are updated with them; the operator comes first."""
+        """Return the graph of an operator, its consumers, and the variables that these update; the operator comes first."""
         consumers = [consumer for tensor in op.outputs for consumer in self._consumers.get(tensor.name, ())]
         names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
@@ -283,6 +313,7 @@ class _Parts:
     def _view(
         self, hood: Graph, names: Iterable[str], shared: Iterable[str], remade: Iterable[Copy], point: int
     ) -> StrategyView:
+        """Return the strategy of a point, restricted to a neighbourhood, on the neighbourhood's graph."""
         copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
         strategy = Strategy(
             self.mesh,
@@ -292,7 +323,7 @@ class _Parts:
             frozenset(name for name in names if self._is_recomputed(name, point)),
         )
         view = StrategyView(hood, strategy, self.gradients, self.kept_operands)
-        # What the view would work out itself is known from other combinations.
+        # The view would compute these again, but other combinations had them already.
         known = {name: self._interface(name, point) for name in names}
         vars(view).update(rules=self._rules, interfaces=known, recomputed=strategy.recomputed)
         return view

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a plan go, and what its neighbours on the frontier would cost: ``plan.explain()``."""
+"""Explain a plan (``plan.explain()``): what its time and memory are spent on, and what the neighbouring plans cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that reshardings keep"
 IN_TURN = "steps_in_turn"
-"""Of ``plan.assumed``: what the plan and data parallelism took, if they took steps in turn; see
+"""The key of ``plan.assumed`` for a baseline trial: the times of interleaved steps by the plan and by data parallelism; see
 :mod:`..tuning.baseline_trial`.
 """
 TAKEN = "results kept for those that take them, or computed again"
@@ -26,12 +26,13 @@ _Amounts = dict[str, float]
 
 
 def explain(plan: Plan) -> str:
-    """Tables as text: time by type of operator and by resharding, memory by what holds it, and the next plans."""
+    """Return tables as text: time by operator type and by resharding, memory by use, and the neighbouring plans."""
     memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
 def _time(plan: Plan) -> str:
+    """Return a table of the time per step by operator type, with all network time as one row."""
     times: _Amounts = {}
     for op in plan.operators:
         _add(times, "Variable (updates)" if op.type == VARIABLE else op.type, op.time_us)
@@ -42,6 +43,7 @@ def _time(plan: Plan) -> str:
 
 
 def _edges(plan: Plan) -> str:
+    """Return a table of the time per step of each resharding that communicates."""
     edges: _Amounts = {}
     for resharding in plan.reshardings:
         kinds = dict.fromkeys(
@@ -56,6 +58,7 @@ def _edges(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
+    """Return a table of the memory per device by use."""
     amounts: _Amounts = {}
     for op in plan.operators:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
@@ -71,7 +74,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _recomputed(plan: Plan) -> list[str]:
-    """What isn't kept but computed again in the backward pass, by type."""
+    """Return a table of the operators that are rematerialized in the backward pass, by type; nothing if there are none."""
     made = [op for op in plan.operators if op.is_recomputed]
     if not made:
         return []
@@ -91,7 +94,7 @@ def _recomputed(plan: Plan) -> list[str]:
 
 
 def _remade(plan: Plan) -> list[str]:
-    """What isn't kept but resharded again in the backward pass."""
+    """Return a table of the copies that are regathered in the backward pass; nothing if there are none."""
     made = [resharding for resharding in plan.reshardings if resharding.is_remade]
     if not made:
         return []
@@ -106,7 +109,7 @@ def _remade(plan: Plan) -> list[str]:
 
 
 def _peak(plan: Plan) -> list[str]:
-    """What is there at once, where the plan's frontier knows its model."""
+    """Return a table of the peak memory by use; nothing if the plan's frontier doesn't have its model."""
     peak = plan.frontier.peak(plan.point) if plan.frontier is not None and plan.point is not None else None
     if peak is None:
         return []
@@ -118,7 +121,10 @@ def _peak(plan: Plan) -> list[str]:
 
 
 def _neighbours(plan: Plan) -> str:
-    """Of a plan that was read from a file, as its frontier's table had them."""
+    """Return a table of the next smaller and the next faster plan.
+
+    For a plan that was read from a file these are the rows of its frontier's table.
+    """
     if plan.frontier is None or plan.point is None:
         lines = plan.frontier_text.splitlines()
         at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
@@ -140,6 +146,7 @@ def _neighbours(plan: Plan) -> str:
 
 
 def _assumed(plan: Plan) -> str:
+    """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
     lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
     told = plan.assumed.get("operators")
     if isinstance(told, dict):
@@ -160,7 +167,7 @@ def _add(amounts: _Amounts, name: str, amount: float) -> None:
 
 
 def _largest(amounts: _Amounts) -> Iterable[tuple[str, float]]:
-    """The largest amounts, and all others as one; what is nothing is left out."""
+    """Return the ``MOST_ROWS`` largest amounts in descending order, and the sum of all others; zeros are left out."""
     ordered: Sequence[tuple[str, float]] = sorted(
         ((name, amount) for name, amount in amounts.items() if amount > 0), key=lambda row: -row[1]
     )

@@ -1,4 +1,4 @@
-"""The frontier of a recorded model on some hardware: the search over its Problem, and what its points mean."""
+"""Find the frontier of a recorded model on some hardware: build the problem, search it, and turn its points into plans."""
 
 from __future__ import annotations
 
@@ -43,10 +43,16 @@ class ModelFrontier(PlanFrontier):
     """All Pareto-minimal points of a model at one parallelism, as the search found them.
 
     Attributes:
-        assumed: what its plans record of their assumptions.
-        note: what to know of how it was got, in a sentence; may be empty.
+        model: the model, with the micro-batches of the search.
+        hardware: the hardware that the costs are for.
+        built: the problem that was searched, and what its states mean.
+        costing: the costs of operators and reshardings.
+        found: the points.
+        seconds_by_stage: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
+            makes the plan from the point.
+        assumed: the assumptions that its plans record.
+        note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.
-        seconds_by_stage: ``costs`` and ``search``; where a plan was chosen also ``unroll``, from the point to the plan.
     """
 
     model: Model
@@ -71,50 +77,50 @@ class ModelFrontier(PlanFrontier):
 
     @cached_property
     def costs(self) -> Costs:
-        """What all points cost, whatever the objectives."""
+        """The costs of all points in memory, time, compute and network, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
     @cached_property
     def _router(self) -> Router:
-        """Points have most of their reshardings in common."""
+        """The router of all points, which have most of their reshardings in common."""
         return Router(self.costing.reshardings.steps)
 
     def peak(self, point: int) -> Peak:
-        """What is alive at once under a point's plan; see :class:`PlanFrontier`."""
+        """Return the peak memory of a point's plan; see :class:`PlanFrontier`."""
         if point not in self._peaks:
             self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
 
     def program(self, point: int) -> list[Instruction]:
-        """A step under a point's plan as a program of buffers, see :mod:`..program.replay`."""
+        """Return the step of a point's plan as a program on buffers; see :mod:`..program.replay`."""
         strategy = self.built.strategy(self.found.strategies[point])
         view, known = self.model.view(strategy), self._interfaces
         for each in strategy.configs.items():
             if each not in known:
                 known[each] = interface(view.rules[each[0]], each[1])
-        # Points have most of their configs in common, too.
+        # Points have most of their configs in common, so interfaces are computed once for all points.
         vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
         return program_of(view, self.model.backward, self.costing, self._router)
 
     @property
     def replayed(self) -> Mapping[int, Peak]:
-        """The peaks that were asked for so far."""
+        """The peaks that were computed so far, by point."""
         return self._peaks
 
     def plan(self, point: int, option: str = "point") -> Plan:
-        """The plan of a point; see :class:`PlanFrontier`."""
+        """Return the plan of a point; see :class:`PlanFrontier`."""
         from .build import plan_of
 
         return plan_of(self, self.check_point(point), option, dict(self.assumed))
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write all points with their plans; see :class:`PlanFrontier`. Seconds for thousands of points."""
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
         from .compress import kept
 
         kept(self, progress).save(file)
 
     def summary(self) -> str:
-        """One line: how large the search was and how it went."""
+        """Return one line on the search: its size, its exactness and its time."""
         problem, found = self.built.problem, self.found
         n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
@@ -145,18 +151,20 @@ def find_frontier(
     """Search the strategies at one parallelism.
 
     Args:
-        algorithm: one of ``ft.ALGORITHMS``, or of ``baselines.BASELINES``.
-        space: one of ``space.SPACES``; None to go by the size of the full one.
-        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+        parallelism: the number of devices.
+        force: degrees by factor by operator that every strategy must have.
+        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.BASELINES``.
+        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+        space: one of ``config_space.SPACES``; None chooses by the size of the full one.
         objectives: the two costs to search, one of ``objectives.PAIRS``.
-        budget: how hard to search; None for the default, and baselines have no use for it.
-        known: of operators, by measuring.
-        without: of ``choices.CHOICES`` those that strategies don't have; baselines have none.
-        micro_batches: in how many slices a step takes its batch.
+        budget: how much effort to spend on the search; None for the default. Baselines ignore it.
+        known: the times of operators that were measured.
+        without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
+        micro_batches: the number of micro-batches in which a step processes its batch.
 
     Raises:
-        InputError: the hardware doesn't have this parallelism, ``force`` can't be had, the algorithm can't be used, or the
-            step can't be taken in so many slices.
+        InputError: the hardware doesn't have this parallelism, ``force`` can't be satisfied, the algorithm doesn't support
+            the arguments, or the batch can't be divided into so many micro-batches.
     """
     started = time.perf_counter()
     try:
@@ -203,25 +211,26 @@ def find_frontier(
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
-    """What another algorithm chooses for a frontier's model, on its hardware, under the same costs.
+    """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
 
     Args:
         algorithm: one of ``baselines.BASELINES``.
-        progress: called with (stage, done, total) now and then; the stages are ``costs`` and ``search``.
+        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
-    # Baselines make nothing again.
+    # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
     task = Task(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 
 
 def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
+    """Return the points that a baseline finds for a task, at the times at which they run."""
     started = time.perf_counter()
     answer = search_baseline(task, algorithm)
     stages = {"search": time.perf_counter() - started}
     built, found = answer.built, answer.found
     if built.overlap is not None:
-        # Chosen by Equation (3), shown as it runs.
+        # Baselines choose by the times of Equation (3); the result shows the times with overlap, as the step runs.
         bound = found.bound and found.bound.lowered(built.overlap.most_ns)
         found = at_true_times(built.problem, built.overlap, found, bound)
     return ModelFrontier(model, hardware, built, task.costing, found, stages, note=answer.note)

@@ -1,7 +1,7 @@
-"""What a user keeps and asks again: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
+"""The frontier as a user asks it: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
-The questions are the same for a frontier that was just searched (:class:`.find_frontier.ModelFrontier`) and for one that a
-file held (:class:`.frontier_file.SavedFrontier`), and mean the same whichever two costs were searched
+The questions are the same for a frontier that a search has just found (:class:`.find_frontier.ModelFrontier`) and for one
+that was read from a file (:class:`.frontier_file.SavedFrontier`). They mean the same whichever two costs were searched
 (:mod:`..search.problem.objectives`).
 """
 
@@ -39,9 +39,15 @@ PICTURE_DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """Costs of one plan: memory per device, time of a training step; ``exact`` if no plan beats it in both objectives.
+    """The costs of one plan.
 
-    The step takes ``compute_time_us + network_time_us - hidden_time_us``: the last is what runs at the same time.
+    The step takes ``compute_time_us + network_time_us - hidden_time_us``.
+
+    Attributes:
+        memory_bytes: memory per device, as the frontier counts it.
+        time_us: the time of a training step.
+        hidden_time_us: the overlap, in which compute and network run at the same time.
+        exact: whether no plan beats this one in both objectives.
     """
 
     memory_bytes: int
@@ -56,9 +62,9 @@ class PlanFrontier(ABC):
     """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
 
     Attributes:
-        found: the points as arrays of integers, and what is proven about them: its ``mem_bytes`` are the first objective,
-            its ``time_ns`` the second.
-        objectives: which these are, ``("memory", "time")`` by default.
+        found: the points as arrays of integers, and what is proven about them. Its ``mem_bytes`` are the first objective,
+            its ``time_ns`` the second, whatever the objectives are.
+        objectives: the names of the two objectives, ``("memory", "time")`` by default.
     """
 
     found: Frontier
@@ -67,50 +73,56 @@ class PlanFrontier(ABC):
     @property
     @abstractmethod
     def mesh(self) -> Mesh:
-        """The devices."""
+        """The mesh of devices that the plans run on."""
 
     @property
     @abstractmethod
     def hardware_name(self) -> str:
-        """What the costs are for."""
+        """The name of the hardware that the costs are for."""
 
     @property
     @abstractmethod
     def costs(self) -> Costs:
-        """What all points cost, whatever the objectives."""
+        """The costs of all points in memory, time, compute and network, whatever the objectives."""
 
     @abstractmethod
     def summary(self) -> str:
-        """One line: how large the search was and how it went."""
+        """Return one line on the search: its size, its exactness and its time."""
 
     @abstractmethod
     def plan(self, point: int, option: str = "point") -> Plan:
-        """The plan of a point; ``option`` is what it records of why it was chosen.
+        """Return the plan of a point.
+
+        Args:
+            point: the point's number; negative ones count from the end.
+            option: the reason for the choice, which the plan records.
 
         Raises:
             InputError: there is no such point.
         """
 
     def peak(self, point: int) -> Peak | None:
-        """The most memory that is alive at once on a device under a point's plan; None where the model isn't at hand."""
+        """Return the most memory that is alive at once on a device under a point's plan; None without the model."""
         return None
 
     def peak_bytes(self, point: int) -> int | None:
-        """Of :meth:`peak` the amount; None where it isn't known and can't be worked out."""
+        """Return the bytes of :meth:`peak`; None if they aren't known and can't be computed."""
         peak = self.peak(point)
         return None if peak is None else peak.n_bytes
 
     @property
     def known_peaks(self) -> Sequence[int]:
-        """The points whose peak can be told; none where a file has none of them."""
+        """The numbers of the points whose peak is known or can be computed; empty if a file has no peaks."""
         return range(len(self))
 
     @abstractmethod
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write all points with their plans, for ``tensoropt.load_frontier``; a file that is there stays whole until then.
+        """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
+
+        An existing file stays intact until the new one is complete.
 
         Args:
-            progress: is told (stage, done, total) now and then.
+            progress: called with (phase, done, total) now and then.
 
         Raises:
             InputError: the file can't be written.
@@ -134,12 +146,13 @@ class PlanFrontier(ABC):
         return iter(self.points)
 
     def at(self, memory: int | float | str | None = None) -> Plan:
-        """The plan of least time within a limit per device: bytes, ``'16GB'`` or ``'15GiB'``; None is no limit.
+        """Return the plan of least time whose peak memory is within a limit; see :meth:`needed_bytes`.
 
-        What must be within the limit is the peak of a step, see :meth:`needed_bytes`.
+        Args:
+            memory: the limit per device, such as 16_000_000_000, ``'16GB'`` or ``'15GiB'``; None is no limit.
 
         Raises:
-            InputError: that isn't an amount of memory, or nothing fits; the message gives the least that does.
+            InputError: ``memory`` isn't an amount of memory, or no plan fits; the message gives the least that does.
         """
         if memory is None:
             return self.fastest()
@@ -155,20 +168,26 @@ class PlanFrontier(ABC):
         return self.plan(point, "mini_time")
 
     def fastest(self) -> Plan:
-        """The plan of least time."""
+        """Return the plan of least time."""
         return self.plan(self.fastest_within(None), "mini_time")
 
     def smallest(self) -> Plan:
-        """The plan of least memory, as the frontier counts it."""
+        """Return the plan of least memory, as the frontier counts it."""
         costs = self.costs
         return self.plan(int(np.lexsort((costs.time_ns, costs.mem_bytes))[0]), "smallest")
 
     def turning_point(self) -> Plan:
-        """The plan up to which memory, the first objective, buys much time, the second, and beyond which it buys little."""
+        """Return the plan at the frontier's turning point.
+
+        Up to it, more of the first objective (memory) saves much of the second (time); beyond it, little.
+        """
         return self.plan(self.found.turning_point(), "turning_point")
 
     def needed_bytes(self, point: int) -> int:
-        """What a device needs for a point's plan, by which limits go: its peak; its memory where no peak is known."""
+        """Return the bytes that a device needs for a point's plan, to which memory limits apply.
+
+        It is the peak; where no peak is known, the memory as the frontier counts it.
+        """
         peak_bytes = self.peak_bytes(point)
         return int(self.costs.mem_bytes[point]) if peak_bytes is None else peak_bytes
 
@@ -179,13 +198,13 @@ class PlanFrontier(ABC):
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None: ...
 
     def fastest_within(self, limit_bytes: int | None, progress: Progress | None = None) -> int | None:
-        """The number of the point of least time that fits, of several that of least memory; None if nothing does.
+        """Return the number of the fastest point that fits, of equally fast ones that of least memory; None if none fits.
 
-        Of a long frontier not all points are looked at, see :mod:`.first_fit`.
+        Of a long frontier not all points are evaluated; see :mod:`.first_fit`.
 
         Args:
-            limit_bytes: per device; None without a limit.
-            progress: is told (``peaks``, done, total) now and then.
+            limit_bytes: the memory limit per device; None without a limit.
+            progress: called with (``peaks``, done, total) now and then.
         """
         points = self._by_time
         if limit_bytes is None:
@@ -194,15 +213,15 @@ class PlanFrontier(ABC):
         found = first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
         if found is not None:
             return found
-        # Of a long frontier the least is looked for on a finer grid: a limit that a refusal names must do.
+        # Of a long frontier the least is searched on a finer grid: an error message names that limit, so it must suffice.
         least = self.least_point(progress)
         return least if self.needed_bytes(least) <= limit else None
 
     def least_point(self, progress: Progress | None = None) -> int:
-        """The number of the point that needs the least, of those that were looked at (:mod:`.first_fit`).
+        """Return the number of the point that needs the least memory, of those that were evaluated (:mod:`.first_fit`).
 
         Args:
-            progress: as of :meth:`fastest_within`.
+            progress: called as by :meth:`fastest_within`.
         """
         points = self._comparable(self._by_time[::-1])
         return least_of(points, self._told(progress, len(points)))
@@ -214,17 +233,18 @@ class PlanFrontier(ABC):
 
     @cached_property
     def _by_time(self) -> list[int]:
+        """The numbers of all points by ascending time, of equally fast ones by ascending memory."""
         costs = self.costs
         ordered: list[int] = np.lexsort((costs.mem_bytes, costs.time_ns)).tolist()
         return ordered
 
     def _comparable(self, points: Sequence[int]) -> list[int]:
-        """Those with a peak; all of them, to be compared by memory, where there is none."""
+        """Return the points whose peak is known; if there are none, all points, which are then compared by memory."""
         known = set(self.known_peaks)
         return [point for point in points if point in known] or list(points)
 
     def _told(self, progress: Progress | None, n_points: int) -> Callable[[int], int]:
-        """:meth:`needed_bytes`, of which progress is told."""
+        """Return :meth:`needed_bytes` as a function that reports each of its calls to ``progress``."""
         total, done = min(n_points, ALL_AT_ONCE), 0
 
         def needed_bytes(point: int) -> int:
@@ -237,7 +257,7 @@ class PlanFrontier(ABC):
         return needed_bytes
 
     def check_point(self, point: int) -> int:
-        """The number of a point, from 0; negative ones count from the end.
+        """Return the number of a point counted from 0; negative ones count from the end.
 
         Raises:
             InputError: there is no such point.
@@ -247,10 +267,13 @@ class PlanFrontier(ABC):
         return int(point) % len(self)
 
     def table(self, chosen: int | None = None, with_peaks: bool = True) -> str:
-        """The points as text, numbered, a chosen one marked; a long frontier is thinned, ends and turning point stay.
+        """Return the points as a table of text, numbered.
+
+        A long frontier is thinned; its ends, its turning point and the chosen point stay.
 
         Args:
-            with_peaks: tell the peak of each row, as far as it is known, and not of the chosen one alone.
+            chosen: the number of a point to mark.
+            with_peaks: show the peak of each row, as far as it is known, not only that of the chosen point.
         """
         turning = self.found.turning_point()
         overlaps = bool(self.costs.hidden_ns.any())
@@ -276,12 +299,12 @@ class PlanFrontier(ABC):
     ) -> Axes:
         """Draw time against memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
 
-        Of another pair of objectives, the second against the first and nothing else.
+        For another pair of objectives, draw only the second against the first.
 
         Args:
-            path: write the picture too; the suffix says how.
-            axes: draw there; by default in a new figure.
-            chosen: a point to mark.
+            path: the file to write the picture to; its suffix gives the format.
+            axes: the axes to draw in; by default those of a new figure.
+            chosen: the number of a point to mark.
 
         Raises:
             InputError: there is no Matplotlib, or the picture can't be written.
@@ -317,7 +340,7 @@ class PlanFrontier(ABC):
 
 
 def _new_axes(to_show: bool) -> Axes:
-    """Of a new figure: pyplot's, which ``show`` shows, or one that nobody has to close."""
+    """Return the axes of a new figure: pyplot's, which ``show`` shows, or a figure that needn't be closed."""
     try:
         if to_show:
             from matplotlib import pyplot
@@ -330,6 +353,7 @@ def _new_axes(to_show: bool) -> Axes:
 
 
 def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
+    """Write a picture of the axes to a file."""
     try:
         write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
     except ValueError as error:
@@ -337,6 +361,7 @@ def _save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
 
 
 def _thinned(n_points: int, always: set[int]) -> list[int]:
+    """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
     if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))
     spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}

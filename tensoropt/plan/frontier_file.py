@@ -1,9 +1,9 @@
-"""A frontier with all its plans, as a file holds it: later questions need neither a search nor the model.
+"""Save and load a frontier with all its plans, so that later questions need neither a search nor the model.
 
-A plan is put together from *parts*: one for each operator, one for the reshardings of each operator's results. Points have
-most of their parts in common. So each part is there once with the few choices that occur, and a column says which of them
-each point takes; equal columns are there once as well, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with
-choice 1, three with choice 0.
+A plan consists of *parts*: one for each operator, and one for the reshardings of each operator's results. Points have most
+of their rows in common. So each part is stored once, with the few choices that occur, and a column says which choice each
+point has. Equal columns are stored once, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with choice 1, three
+with choice 0.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .plan import Plan, mesh_of
 
 FORMAT, VERSION = "tensoropt/frontier", 2
 Entry = dict[str, Any]
-"""An operator or a resharding as in a plan's file."""
+"""The row of an operator or a resharding, as in a plan's file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some rows of every plan.
+    """The rows that each plan has for one operator, or for the reshardings of its results.
 
     Attributes:
         pool: all rows that occur.
-        choices: which of them belong together.
-        chosen: int[P], each point's choice.
+        choices: the sets of rows that occur together, as indices into the pool.
+        chosen: int[P], the choice of each point.
     """
 
     pool: tuple[Entry, ...]
@@ -48,12 +48,17 @@ class Part:
     chosen: np.ndarray
 
     def rows(self, point: int) -> list[Entry]:
+        """Return the rows that a point's plan has."""
         return [self.pool[i] for i in self.choices[self.chosen[point]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What the frontier is of: what its plans record, and the search in a line."""
+    """The facts about a search that a frontier's plans record.
+
+    Attributes:
+        summary: one line on the search.
+    """
 
     mesh: Mesh
     hardware_name: str
@@ -65,15 +70,16 @@ class Searched:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SavedFrontier(PlanFrontier):
-    """A frontier that answers from its parts.
+    """A frontier as it is saved, which builds plans from its parts.
 
     Attributes:
-        found: the points; what they consist of is not in its ``strategies`` (int32[P, 0]) but in the parts.
+        found: the points. Their strategies are not in its ``strategies`` (int32[P, 0]) but in the parts.
         objectives: the two costs that were searched.
-        of_points: what they cost.
-        operators: a part for each, in program order.
-        reshardings: parts in the order in which they are executed.
-        of_peaks: by point, its peak in bytes, of the points of which it was worked out before saving.
+        of_points: the costs of the points, whatever the objectives.
+        searched: facts about the search.
+        operators: the part of each operator, in program order.
+        reshardings: the parts of the reshardings, in order of execution.
+        of_peaks: the peak in bytes by point, of the points whose peak was computed before saving.
     """
 
     found: Frontier
@@ -100,7 +106,7 @@ class SavedFrontier(PlanFrontier):
         return self.searched.summary
 
     def peak_bytes(self, point: int) -> int | None:
-        """The amount that was kept of a point's peak, if it was."""
+        """Return the peak of a point in bytes; None if it wasn't computed before saving."""
         return self.of_peaks.get(self.check_point(point))
 
     @property
@@ -108,7 +114,7 @@ class SavedFrontier(PlanFrontier):
         return list(self.of_peaks)
 
     def plan(self, point: int, option: str = "point") -> Plan:
-        """The plan of a point, see :class:`PlanFrontier`; the same as before the frontier was saved."""
+        """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
         number = self.check_point(point)
         costs = self.points[number]
         value = {
@@ -136,17 +142,17 @@ class SavedFrontier(PlanFrontier):
         return replace(made, frontier=self, point=number)
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
-        """Write it; see :class:`PlanFrontier`."""
+        """Write the frontier to a file; see :class:`PlanFrontier`."""
         value = _to_json(self)
         text = _text({**value, "checksum": _checksum(value)})
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:
-        """Read a frontier.
+        """Read a frontier from a file.
 
         Raises:
-            InputError: the file can't be read, is cut off, is not a frontier, of another version, or was changed.
+            InputError: the file can't be read, is cut off, isn't a frontier, has another version, or was changed.
         """
         value = read_json(file, "frontier", FORMAT, VERSION)
         with reading_value("frontier", file):
@@ -162,6 +168,7 @@ class SavedFrontier(PlanFrontier):
 
 
 def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
+    """Return the frontier's file as a JSON value, without its checksum."""
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
 
@@ -206,6 +213,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any]) -> SavedFrontier:
+    """Return a frontier from its JSON value, the inverse of :func:`_to_json`; a damaged one raises whatever it leads to."""
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
@@ -246,7 +254,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
 
 
 def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """By point; files of earlier versions have none."""
+    """Return the peaks in bytes by point; files of earlier versions have none."""
     known = {number: point["peak_bytes"] for number, point in enumerate(points) if point.get("peak_bytes") is not None}
     if not all(isinstance(n_bytes, int) for n_bytes in known.values()):
         raise ValueError("peaks must be integers")
@@ -254,7 +262,7 @@ def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
 
 
 def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
-    """Its name and type once; each row is a choice."""
+    """Return an operator's part as JSON: its name and type once, and one choice per row."""
     common = {key: part.pool[0][key] for key in ("name", "type")}
     return {
         **common,
@@ -264,11 +272,13 @@ def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
 
 
 def _operator_from_json(columns: Sequence[np.ndarray], value: dict[str, Any]) -> Part:
+    """Return an operator's part, the inverse of :func:`_operator_to_json`."""
     pool = tuple({"name": value["name"], "type": value["type"], **row} for row in value["choices"])
     return _checked(Part(pool, tuple((i,) for i in range(len(pool))), _column(columns, value)))
 
 
 def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
+    """Return the choices of all points from the column that a part names."""
     number = value["column"]
     if not 0 <= number < len(columns):
         raise ValueError(f"there is no column {number}")
@@ -276,7 +286,7 @@ def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
 
 
 def _checked(part: Part) -> Part:
-    """Refuse a part that names a choice or a row that isn't there."""
+    """Return a part, after checking that the choices and rows that it names exist."""
     if part.chosen.max() >= len(part.choices):
         raise ValueError(f"a point takes choice {part.chosen.max()} of {len(part.choices)}")
     for choice in part.choices:
@@ -287,7 +297,7 @@ def _checked(part: Part) -> Part:
 
 
 def _runs(chosen: np.ndarray) -> str:
-    """See the module docstring; the inverse of :func:`_chosen`."""
+    """Return a column as the text of its runs, see the module docstring; the inverse of :func:`_chosen`."""
     starts = np.flatnonzero(np.diff(chosen, prepend=-1))
     counts = np.diff(starts, append=len(chosen))
     pairs = zip(chosen[starts].tolist(), counts.tolist(), strict=True)
@@ -295,6 +305,7 @@ def _runs(chosen: np.ndarray) -> str:
 
 
 def _chosen(text: str, n_points: int) -> np.ndarray:
+    """Return the choices of all points from the text of a column's runs: int32[P]."""
     runs = [(part.partition("x")) for part in text.split()]
     choices, counts = [int(run[0]) for run in runs], [int(run[2] or 1) for run in runs]
     if sum(counts) != n_points or min(counts) < 1 or min(choices) < 0:
@@ -303,6 +314,7 @@ def _chosen(text: str, n_points: int) -> np.ndarray:
 
 
 def _levels(mesh: Mesh) -> list[dict[str, Any]]:
+    """Return the levels of a mesh as JSON."""
     return [{"name": level.name, "count": level.count} for level in mesh.levels]
 
 
@@ -318,12 +330,13 @@ def _nanoseconds(times_us: Any) -> np.ndarray:
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON value, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    """JSON with a line for each key, and for each element of a list."""
+    """Return a value as JSON text with one line per key and one per element of a list."""
     lines = []
     for key, inner in value.items():
         text = json.dumps(inner)

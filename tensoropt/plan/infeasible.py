@@ -1,9 +1,10 @@
-"""What to say where no plan fits within a memory limit: what the least is, what it is for, and what would do.
+"""Explain that no plan fits within a memory limit: the least memory needed, what most of it is for, and what would fit.
 
-The suggestions are looked for, each as what it would be: a search with what was switched off, a replay with fewer samples, a
-search on more devices, a search in the other space. A search that can't help is left out where that is certain: parameters
-and slots are divided by the devices at best. All of it, with the searches before, takes ``OF_SEARCH`` times as long as the
-search with the batch in whole, or ``LEAST_S`` more. What is known by then is told as certain, and what isn't as possible.
+Each suggestion is tried before it is made: a search with the choices that were switched off, a replay with a smaller batch,
+a search on more devices, a search in the other space. A search that certainly can't help is skipped: parameters and slots
+are at best divided by the number of devices. All of this, with the searches before it, takes up to ``OF_SEARCH`` times as
+long as the search without micro-batches, or ``LEAST_S`` longer than the searches before it. Suggestions that were tried by
+then are certain; the others are made as possible ones.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from .request import OF_CURVE, Least, Request, TimeIsUpError, frontiers, in_time
 LEAST_S = 2.0
 OF_SEARCH = 2.0
 OF_REPLAYS = 0.5
-"""Of the time that is left, what replays of the frontier may take."""
+"""The share of the remaining time that replays of the frontier may take."""
 MOST_WAYS = 3
 MOST_DEVICES = 16
-"""Up to so many are tried, or up to four times as many as the hardware has."""
+"""The most devices that are tried, or four times as many as the hardware has if that is more."""
 
 
 def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
-    """Return until when, by ``time.monotonic``, may be looked for what to say.
+    """Return the deadline for the explanation, on the clock of ``time.monotonic``.
 
     Args:
-        tried: what was searched since it ``started``.
+        tried: the frontiers that were searched so far.
+        started: the time at which the first of these searches started, on the same clock.
     """
     whole = (each for each in tried if each.model.graph.n_slices == 1)
     seconds = sum(sum(each.seconds_by_stage.values()) for each in whole)
@@ -47,10 +49,12 @@ def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
 
 
 def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: float) -> str:
-    """One sentence for the user, after a search on which nothing fits.
+    """Return the error message for a search on which nothing fits.
 
     Args:
-        tried: what was searched, at one parallelism or several, since it ``started``.
+        request: the request, with a memory limit.
+        tried: the frontiers that were searched, at one parallelism or several.
+        started: the time at which the first search started, by ``time.monotonic``.
     """
     assert request.limit_bytes is not None
     deadline = time_for_more(tried, started)
@@ -68,10 +72,13 @@ def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: floa
 
 
 def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> Least:
-    """Return the least of what was searched, and of slices where they weren't searched since they can't fit.
+    """Return the point that needs the least memory, of the frontiers that were searched and of the smallest micro-batches.
+
+    The latter are searched here if the request leaves micro-batches open and none were searched before.
 
     Args:
-        deadline: by ``time.monotonic``, until when may be looked for it.
+        tried: the frontiers that were searched so far.
+        deadline: the time at which to stop, by ``time.monotonic``.
     """
     now = time.monotonic()
     of_whole = in_time(now + OF_REPLAYS * (deadline - now), request.progress)
@@ -91,7 +98,10 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
 
 
 def _most_of_it(least: Least) -> str:
-    """For which of the user's operators most of it is: its results, copies and gradients, a variable's slots."""
+    """Return a phrase that names the user's operator with the largest share of a peak; empty if there is none.
+
+    An operator's share consists of its results, their copies and gradients, and a variable's slots.
+    """
     peak, producers = least.frontier.peak(least.point), least.frontier.model.graph.producers
     amounts: dict[str, int] = {}
     for tensor, n_bytes in peak.by_tensor.items():
@@ -105,11 +115,13 @@ def _most_of_it(least: Least) -> str:
 
 @dataclass
 class _Ways:
-    """What would do, looked for until a deadline.
+    """Suggestions of what would fit, searched until a deadline.
 
     Attributes:
-        least: of what was searched.
-        perhaps: what couldn't be looked at in time.
+        request: the request on which nothing fits.
+        least: the point that needs the least memory, of all that was searched.
+        deadline: the time at which to stop, by ``time.monotonic``.
+        perhaps: the suggestions for which there wasn't the time to try them.
     """
 
     request: Request
@@ -122,9 +134,10 @@ class _Ways:
         self.limit_bytes = self.request.limit_bytes
 
     def found(self) -> list[str]:
-        """In words, by what they cost the user: a switch, a quick search, fewer samples, more devices, a long search.
+        """Return suggestions as text, ordered by what they cost the user.
 
-        What there wasn't the time to look at comes last, as what it is.
+        These are a switch, a quick search, a smaller batch, more devices, a long search. Those for which there wasn't the
+        time come last, and say so.
         """
         ways: list[str] = []
         for look in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
@@ -135,7 +148,10 @@ class _Ways:
         return ways
 
     def _switched_off(self) -> list[str]:
-        """Each by itself; where that isn't enough, all of them."""
+        """Try a search with each switched-off choice by itself; if that isn't enough, with all of them.
+
+        A search without ``force`` is tried as well. Instead of a baseline only the default algorithm is tried.
+        """
         options = {f"without leaving out '{name}'": self._with(name) for name in sorted(self.request.without)}
         if len(options) > 1:
             options["without leaving out any choice"] = replace(self.request, without=frozenset())
@@ -153,10 +169,14 @@ class _Ways:
         return []
 
     def _with(self, name: str) -> Request:
+        """Return the request with one of the switched-off choices allowed again."""
         return replace(self.request, without=self.request.without - {name})
 
     def _fewer_samples(self) -> list[str]:
-        """By the plan that needs the least, and by the fastest, which may keep less of the parameters."""
+        """Estimate the largest batch that fits, with the plan that needs the least memory and with the fastest.
+
+        The fastest is tried too because it may hold less of the parameters.
+        """
         frontier, batch = self.least.frontier, batch_of(self.request.model)
         of_variables = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
         if batch is None or of_variables > self.limit_bytes:
@@ -169,7 +189,7 @@ class _Ways:
         return [f"a batch of about {most} instead of {batch} (an estimate)"] if most else []
 
     def _more_devices(self) -> list[str]:
-        """The first larger parallelism; beyond the hardware, on more devices or machines of the same kind."""
+        """Search at larger parallelisms until one fits; beyond the hardware, with more devices or machines of its kind."""
         for count, hardware in _larger(self.request.hardware, self.least.frontier.mesh.n_devices):
             if least_held_bytes(self.request.model.graph, count) > self.limit_bytes:
                 continue
@@ -185,13 +205,19 @@ class _Ways:
         return []
 
     def _compact(self) -> list[str]:
-        """A part of the full space, but its points are others, and may need less at once than those that keep less."""
+        """Search the compact space after the full one.
+
+        It is a part of the full space, but its frontier has other points. Their peaks may be lower than those of points that
+        need less memory by Equation (1).
+        """
         return self._in_space(COMPACT) if self.least.frontier.built.space == FULL else []
 
     def _full(self) -> list[str]:
+        """Search the full space after the compact one."""
         return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
 
     def _in_space(self, space: str) -> list[str]:
+        """Search another space and return its suggestion, if something fits."""
         n_devices = self.least.frontier.mesh.n_devices
         if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
             return []
@@ -199,7 +225,14 @@ class _Ways:
         return self._searched(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
 
     def _searched(self, request: Request, stage: str, parallelism: int, words: str) -> list[str]:
-        """What to say of another search: what the least is, if that is enough; nothing if it can't be had."""
+        """Run another search and return its suggestion if something fits, with the least memory; else nothing.
+
+        If there isn't the time for the search, add it to ``perhaps``.
+
+        Args:
+            stage: the name under which progress is reported.
+            words: the suggestion.
+        """
         told = self.request.progress
         of_stage = None if told is None else _under(told, stage)
         progress = in_time(self.deadline, of_stage)
@@ -219,10 +252,12 @@ class _Ways:
 
 
 def _under(told: Progress, name: str) -> Progress:
+    """Return a progress callback that puts a name before each phase."""
     return lambda stage, done, total: told(f"{name}, {stage}", done, total)
 
 
 def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
+    """Yield larger parallelisms with hardware for each: first those of the given hardware, then of enlarged hardware."""
     known, largest = hardware.parallelisms(), max(hardware.parallelisms())
     for count in known:
         if count > beyond:
@@ -234,7 +269,7 @@ def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
 
 
 def _enlarged(hardware: Hardware, n_devices: int) -> Hardware:
-    """The same devices in larger number: more machines where there are several, else more devices in one."""
+    """Return the hardware with more devices of its kind: more machines if it has several, else more devices in one."""
     index = next((i for i, level in enumerate(hardware.levels) if level.count > 1), len(hardware.levels) - 1)
     grown = hardware.levels[index].count * n_devices // hardware.n_devices
     levels = list(hardware.levels)

@@ -1,4 +1,4 @@
-"""The three options of the TensorOpt paper's section 4.1: mini_time, mini_parallelism, profiling."""
+"""Answer the three options of the TensorOpt paper's section 4.1: mini_time, mini_parallelism, profiling."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .scaling_curve import Curve, CurvePoint
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
 def check_option(option: object) -> None:
-    """Refuse what is none of the options.
+    """Check that an option that a user named exists.
 
     Raises:
-        InputError: it isn't.
+        InputError: there is no such option.
     """
     if option not in OPTIONS:
         raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
@@ -44,11 +44,17 @@ def request_of(
     without: object = (),
     micro_batches: object = None,
 ) -> Request:
-    """What a user asks of a search, checked.
+    """Return the request that a user's arguments describe, after checking them.
+
+    Args:
+        memory: the memory limit per device; None for the default limit of the hardware's device.
+        force: degrees by factor by operator.
+        without: the choices that strategies must not use.
+        micro_batches: the number of micro-batches; None leaves it open.
 
     Raises:
-        InputError: the memory or the forced degrees are none, there is no such choice to do without, or the model can't be
-            trained in so many micro-batches.
+        InputError: ``memory`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't be trained
+            in so many micro-batches.
     """
     limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
     forced, left_out = checked_force(force), checked_choices(without)
@@ -64,10 +70,14 @@ def request_of(
 
 
 def checked_slices(model: Model, asked: object, without: Container[str]) -> int | None:
-    """A number of micro-batches that a user asked for, if any.
+    """Return the number of micro-batches that a user asked for, after checking it; None if they asked for none.
+
+    Args:
+        without: the choices that strategies must not use.
 
     Raises:
-        InputError: it is no number of micro-batches, or none that the model can be trained in.
+        InputError: it isn't a valid number, the model can't be trained in so many micro-batches, or ``without`` excludes
+            micro-batches.
     """
     if asked is None:
         return None
@@ -79,7 +89,12 @@ def checked_slices(model: Model, asked: object, without: Container[str]) -> int 
 
 
 def find(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
-    """One of the options, for the parallelism asked for or all that the hardware has.
+    """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
+
+    Args:
+        option: one of ``OPTIONS``.
+        parallelism: a number of devices, or several. None stands for all parallelisms of the hardware, and for its largest
+            with ``mini_time``.
 
     Raises:
         InputError: nothing fits, or ``mini_time`` is asked for several parallelisms.
@@ -106,10 +121,10 @@ def find(option: str, request: Request, parallelism: int | Sequence[int] | None)
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
-    """Least time within the memory limit at one parallelism.
+    """Return the plan of least time within the memory limit at one parallelism.
 
     Raises:
-        InputError: nothing fits; the message gives the least memory, and the parallelism that would do.
+        InputError: nothing fits; the message gives the least memory that is needed, and suggests what would fit.
     """
     started = time.monotonic()
     best, tried = fastest_that_fits(request, parallelism)
@@ -119,10 +134,10 @@ def mini_time(request: Request, parallelism: int) -> Plan:
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
-    """The fewest devices that fit; of their plans the fastest that fits.
+    """Return the fastest plan that fits on the fewest devices on which any plan fits.
 
     Raises:
-        InputError: nothing fits on any.
+        InputError: nothing fits at any of the parallelisms.
     """
     all_tried: list[ModelFrontier] = []
     started = time.monotonic()
@@ -135,7 +150,7 @@ def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
 
 
 def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
-    """Least time for each parallelism, without running."""
+    """Return the least time within the memory limit for each parallelism, without executing anything."""
     batch = batch_of(request.model)
     request = dataclasses.replace(request, budget=request.budget or OF_CURVE)
     points = []
@@ -155,10 +170,10 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
 
 
 def parallelisms(asked: object) -> list[int]:
-    """What a user gave as ``parallelism``: a number of devices or several.
+    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
 
     Raises:
-        InputError: it isn't.
+        InputError: it is neither a positive number of devices nor a list of such.
     """
     counts: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
     if not counts:
@@ -170,10 +185,12 @@ def parallelisms(asked: object) -> list[int]:
 
 
 def checked_force(asked: object) -> Force:
-    """What a user gave as ``force``; whether the model has such operators and factors is for the search to say.
+    """Return what a user gave as ``force``, after checking its form: degrees by factor by operator.
+
+    The search checks that the model has these operators and factors.
 
     Raises:
-        InputError: it isn't degrees by factor by operator.
+        InputError: it has another form.
     """
     if asked is None:
         return {}
@@ -191,7 +208,7 @@ def checked_force(asked: object) -> Force:
 
 
 def assumptions(hardware: Hardware) -> dict[str, object]:
-    """What a plan for this hardware records of what its costs rest on."""
+    """Return the assumptions that a plan for this hardware records: hardware, TensorFlow version, provenance of costs."""
     import tensorflow as tf
 
     return {
@@ -203,7 +220,7 @@ def assumptions(hardware: Hardware) -> dict[str, object]:
 
 
 def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
-    """The plan of a point, with how long it took to make among its frontier's stages."""
+    """Return the plan of a point; its frontier records how long making the plan took, as phase ``unroll``."""
     started = time.perf_counter()
     frontier = dataclasses.replace(frontier, assumed=request.assumed)
     plan = plan_of(frontier, point, option, request.assumed)

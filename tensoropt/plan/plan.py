@@ -1,4 +1,4 @@
-"""A plan: one chosen point of a frontier, as a value that a file holds and a later run executes without a search."""
+"""A plan: one chosen point of a frontier, which a file can hold and a later run executes without a search."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ MOST_UNITS = 1 << 20
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """One row of a plan.
+    """The row of one operator in a plan.
 
     Attributes:
-        memory_bytes: parameters with what belongs to them, and what is kept as the operator leaves it.
-        time_us: all that it takes, the second time included.
-        is_recomputed: whether it is computed again in the backward pass.
-        again_us: what that takes.
-        freed_bytes: what isn't kept for that, of what it would be charged for.
+        results: the produced layout of each result.
+        memory_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
+            backward pass in their produced layout.
+        time_us: the time of the operator per step, including its rematerialization.
+        is_recomputed: whether it is rematerialized: computed again in the backward pass.
+        again_us: the time that rematerialization takes.
+        freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``memory_bytes``.
     """
 
     name: str
@@ -72,7 +74,10 @@ class PlannedOperator:
 
     @classmethod
     def from_json(cls, mesh: Mesh, value: Mapping[str, Any]) -> PlannedOperator:
-        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        """Return the operator's row from its JSON value, the inverse of :meth:`to_json`.
+
+        A damaged value raises whatever error it leads to; callers turn that into an InputError.
+        """
         return cls(
             name_of(value["name"]),
             name_of(value["type"]),
@@ -88,16 +93,22 @@ class PlannedOperator:
 
 @dataclass(frozen=True)
 class PlannedResharding:
-    """One tensor brought to one demand; ``consumers`` share it where ``is_shared``.
+    """The row of one resharding in a plan: one tensor brought to one operand sharding (Demand).
 
     Attributes:
-        time_us: all that it takes, a second resharding included.
-        copy_bytes: of the copy, where the backward pass reads it: it is kept until then, or made again.
-        is_remade: whether it is made again in the backward pass: the forward path is gone along twice.
-        again_us: what that takes.
-        follows_source: whether it is made again because what it is made of is, a shared copy or an operator's result.
-        n_runs: how often a step makes it: for each micro-batch, or once.
-        accumulator_bytes: of the gradients that micro-batches add up at what it reshards.
+        tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
+        consumers: the names of the consumers that use the copy; they share it if ``is_shared``.
+        forward: the path of the tensor.
+        backward: the path of its gradient; None if no gradient comes back.
+        time_us: the time of the resharding per step, including regathering.
+        reduction: ``sum``, or ``max`` for a maximum over the partial axes.
+        copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
+        is_remade: whether the copy is regathered: the backward pass executes the forward path again.
+        again_us: the time that regathering takes.
+        follows_source: whether the copy is regathered because its source is: a regathered shared copy, or a rematerialized
+            result of an operator.
+        n_runs: the executions per step: one per micro-batch, or one.
+        accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
     """
 
     tensor: str
@@ -117,7 +128,7 @@ class PlannedResharding:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All that are gone along in a step."""
+        """The paths that a step executes, each as often as it does."""
         again = (self.forward,) if self.is_remade else ()
         return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
 
@@ -127,7 +138,7 @@ class PlannedResharding:
 
     @property
     def halo(self) -> HaloStep | None:
-        """The exchange inside of an operator that this is, if it is one."""
+        """The halo exchange, if this is the resharding of one inside an operator; else None."""
         step = self.forward.steps[0] if self.forward.steps else None
         return step if isinstance(step, HaloStep) else None
 
@@ -163,18 +174,20 @@ class Plan:
 
     Attributes:
         operators: config and costs of every operator.
-        reshardings: every resharding that does something, inside of operators too (those name the operator as tensor).
-        memory_bytes: per device, by the cost model.
-        time_us, compute_time_us: of a training step; the rest is network time that compute doesn't hide.
-        assumed: the hardware, the provenance of costs, the TensorFlow version.
-        model_digest: of the model that the plan is for.
+        reshardings: every resharding whose paths aren't empty. Those inside an operator name the operator as tensor.
+        memory_bytes: memory per device, by the cost model.
+        time_us, compute_time_us: the time of a training step, and the compute in it; the rest is network time that doesn't
+            overlap with compute.
+        model_digest: the digest of the model that the plan is for.
         exact: whether the point is on the exact frontier.
+        option: the option that chose the plan.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table.
-        frontier: the same with all its plans, in the process that searched or loaded it; not part of the plan's file.
-        point: which of its points.
-        hidden_time_us: network time that runs beside compute, and compute beside it.
-        peak_bytes: the most that is alive at once on a device, see :mod:`..program.replay`; None where that isn't known.
-        micro_batches: in how many slices, one after the other, a training step takes its batch; see
+        frontier: that frontier with all its plans, in the process that searched or loaded it; not part of the plan's file.
+        point: the number of the plan's point on it.
+        hidden_time_us: the overlap, in which network and compute run at the same time.
+        peak_bytes: the most memory that is alive at once on a device, see :mod:`..program.replay`; None if it isn't known.
+        micro_batches: the number of micro-batches in which a training step processes its batch, one after the other; see
             :mod:`..sharding.micro_batches`.
     """
 
@@ -197,7 +210,7 @@ class Plan:
 
     @property
     def network_time_us(self) -> float:
-        """All network time, hidden or not."""
+        """The network time of a step, whether it overlaps with compute or not."""
         return self.time_us + self.hidden_time_us - self.compute_time_us
 
     @property
@@ -206,6 +219,7 @@ class Plan:
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy that the plan records."""
         shared = {d.tensor: d.demand for d in self.reshardings if d.is_shared}
         again = (d for d in self.reshardings if d.is_remade)
         remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.consumers[0]) for d in again)
@@ -214,7 +228,7 @@ class Plan:
 
     @property
     def n_split_operators(self) -> int:
-        """Operators, sources apart, that don't run whole on every device."""
+        """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
         sources = ("Variable", "Placeholder", "Const")
         return sum(1 for op in self.operators if op.type not in sources and op.config.used_axes)
 
@@ -223,7 +237,7 @@ class Plan:
         return sum(resharding.n_collectives for resharding in self.reshardings)
 
     def router(self, costs: StepCosts) -> Router:
-        """A router that takes the plan's own paths; what the plan doesn't name is found by cost."""
+        """Return a router that uses the plan's own paths; it finds paths that the plan lacks by ``costs``."""
         known: dict[tuple[Layout, Layout, Shape], Path] = {}
         for resharding in self.reshardings:
             for path in (resharding.forward, resharding.backward):
@@ -237,9 +251,10 @@ class Plan:
         return Router(costs, choose)
 
     def table(self) -> str:
-        """Operator, config, result layouts, memory, time, and the collectives that bring its operands.
+        """Return a table of text with one row per operator.
 
-        Constants that are whole everywhere and cost nothing are left out.
+        A row has config, result layouts, memory, time, and the collectives of the reshardings to the operator. Constants
+        that are replicated on every device and cost nothing are left out.
         """
         collectives: dict[str, list[str]] = {}
         for resharding in self.reshardings:
@@ -270,19 +285,19 @@ class Plan:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
 
     def frontier_table(self) -> str:
-        """The frontier that the plan was chosen from as a table, the plan's point marked; on every rank alike."""
+        """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""
         return self.frontier_text
 
     def explain(self) -> str:
-        """Where the time and the memory go, and what the next smaller and the next faster plan would cost, as tables."""
+        """Return tables of what time and memory are spent on, and of what the next smaller and next faster plan cost."""
         return explain(self)
 
     def explained(self) -> str:
-        """What the plan was chosen from, what :meth:`explain` tells, and the plan itself."""
+        """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
         return f"{self.frontier_table()}\n\n{self.explain()}\n\n{self.table()}"
 
     def summary(self) -> str:
-        """One line: what was chosen and what it costs."""
+        """Return one line on what was chosen and what it costs."""
         devices, split, collectives = self.parallelism, self.n_split_operators, self.n_collectives
         slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
         hidden = f", {self.hidden_time_us:,.0f} us network beside it" if self.hidden_time_us else ""
@@ -297,7 +312,7 @@ class Plan:
         return f"{self.summary()}\n{self.table()}"
 
     def to_json(self) -> dict[str, Any]:
-        """The plan's file as a value."""
+        """Return the JSON value that the plan's file holds."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -320,14 +335,18 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Plan:
-        """The inverse of :meth:`to_json`; raises whatever a damaged value leads to."""
+        """Return a plan from its JSON value, the inverse of :meth:`to_json`.
+
+        A damaged value raises whatever error it leads to; :meth:`load` turns that into an InputError.
+        """
         return _plan_from_json(value)
 
     def check_for(self, graph: Graph) -> None:
-        """Hold the plan against a model.
+        """Check that the plan fits a model.
 
         Raises:
-            InputError: it was made for another one, or asks for a split that can't be; the message names the first fault.
+            InputError: it was made for another model, or has a config that its operator can't have; the message names the
+                first fault.
         """
         planned = {op.name: op for op in self.operators}
         actual = {op.name: op for op in graph.operators.values() if op.updates is None}
@@ -347,15 +366,15 @@ class Plan:
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the plan; a file that is there stays whole until the new one is."""
+        """Write the plan to a file; an existing file stays intact until the new one is complete."""
         write_json(file, self.to_json(), "plan")
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Plan:
-        """Read a plan.
+        """Read a plan from a file.
 
         Raises:
-            InputError: the file can't be read, is cut off, is not a plan, or of another version.
+            InputError: the file can't be read, is cut off or damaged, isn't a plan, or has another version.
         """
         value = read_json(file, "plan", FORMAT, VERSION)
         with reading_value("plan", file):
@@ -368,7 +387,13 @@ class Plan:
 
 
 def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
-    """Refuse a config that the operator can't have: a file may have been changed by hand."""
+    """Check that the operator can have its planned config, and that the planned results follow from it.
+
+    A plan's file may have been changed by hand.
+
+    Raises:
+        InputError: it can't, or they don't.
+    """
     why = why_invalid(rule, planned.config)
     if why:
         raise InputError(
@@ -390,7 +415,7 @@ def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
 
 
 def _shortened(name: str, width: int) -> str:
-    """A long name with its middle left out: both its scope and its end tell something."""
+    """Return a name in at most ``width`` characters; a longer one loses its middle, since both its ends are telling."""
     if len(name) <= width:
         return name
     kept = width - 2
@@ -398,15 +423,18 @@ def _shortened(name: str, width: int) -> str:
 
 
 def _counted(names: list[str]) -> str:
+    """Return names as text, equal ones once with their count."""
     counts = {name: names.count(name) for name in names}
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
 def _path_layouts(path: Path) -> list[str]:
+    """Return the layouts along a path as JSON."""
     return [str(path.source), *(str(step.target) for step in path.steps)]
 
 
 def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
+    """Return a path from its layouts, the inverse of :func:`_path_layouts`."""
     stops = [Layout.parse(mesh, text) for text in layouts]
     steps = []
     for before, after in itertools.pairwise(stops):
@@ -418,17 +446,20 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
 
 
 def _halo_json(step: HaloStep) -> dict[str, Any]:
+    """Return a halo exchange as JSON."""
     windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
     return {"windows": windows, "fill": step.fill}
 
 
 def _names(values: list[Any]) -> tuple[str, ...]:
+    """Return names from their JSON value; there must be at least one."""
     if not values:
         raise ValueError("expected at least one name, got none")
     return tuple(map(name_of, values))
 
 
 def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
+    """Return a resharding's row from its JSON value, the inverse of :meth:`PlannedResharding.to_json`."""
     demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
     if "halo" in d:
         windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
@@ -455,6 +486,7 @@ def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
 
 
 def _plan_from_json(value: dict[str, Any]) -> Plan:
+    """Return a plan from its JSON value; see :meth:`Plan.from_json`."""
     mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
     reshardings = tuple(_resharding(mesh, each) for each in value["reshardings"])
@@ -481,7 +513,11 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
 
 
 def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
-    """Return the mesh that a file describes."""
+    """Return the mesh that a file describes.
+
+    Raises:
+        ValueError: a level's number of units is out of range.
+    """
     for level in levels:
         if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
             raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")

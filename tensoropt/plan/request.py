@@ -1,4 +1,4 @@
-"""What is asked of a search, and the searches for it at one parallelism: with the batch in whole, and in micro-batches."""
+"""Answer a request at one parallelism: run its searches, without micro-batches and with various numbers of them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,34 @@ from ..sharding.model import Model
 from .find_frontier import ModelFrontier, Progress, find_frontier
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
-"""Where a search is one of several."""
+"""The default budget of a search that is one of several, such as one point of a curve."""
 ONCE = Budget(seconds=0.0)
-"""Where the answer is whether something fits at all."""
+"""The budget of a search that only says whether anything fits at all: no refinement."""
 MOST_MICRO_BATCHES = 1 << 20
 FEW = (64, 16, 4)
-"""Behind which parts of a frontier the points are that are looked at in any case: the least peaks are at the lower end."""
+"""Divisors of a frontier's length: the points at 1/64, 1/16 and 1/4 of it by memory are evaluated even when time is up.
+
+The least peaks are at the end of least memory.
+"""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a search.
+    """The arguments of a search, whatever the parallelism.
 
     Attributes:
-        limit_bytes: per device; None without a limit.
-        force: degrees of factors, by operator.
-        assumed: what a plan records of its assumptions.
-        algorithm: of the search.
-        space: that is searched; None to go by the size of the full one.
+        limit_bytes: the memory limit per device; None without a limit.
+        force: degrees by factor by operator that every strategy must have.
+        assumed: the assumptions that plans record.
+        algorithm: the name of the search algorithm or baseline.
+        progress: called with (phase, done, total) now and then.
+        space: the space to search; None chooses by the size of the full one.
         objectives: the two costs to search.
-        budget: how hard to search; None for the default, which is less for each point of a curve.
-        progress: is told (stage, done, total).
-        known: of operators, by measuring.
-        without: choices that strategies don't have, see :mod:`..search.problem.choices`.
-        micro_batches: in how many slices a step takes its batch; None to choose, where the memory limit asks for it.
+        budget: how much effort to spend on a search; None for the default, which is smaller for each point of a curve.
+        known: the times of operators that were measured.
+        without: the choices that strategies must not use, see :mod:`..search.problem.choices`.
+        micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
+            if the memory limit requires it.
     """
 
     model: Model
@@ -63,11 +67,11 @@ class Request:
 
 
 def searched(request: Request, parallelism: int) -> ModelFrontier:
-    """The frontier that is asked for.
+    """Return the frontier of a request, without micro-batches if it leaves their number open.
 
     Raises:
-        InputError: as :func:`.find_frontier.find_frontier`; or no strategy is possible, as where ``force`` asks for too
-            much.
+        InputError: as :func:`.find_frontier.find_frontier`; or no strategy is possible, for example because ``force`` asks
+            for too much.
     """
     try:
         return find_frontier(
@@ -91,12 +95,12 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
 
 
 def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
-    """The frontier with the batch in whole; then, where that is left open, those that need the least in micro-batches.
+    """Yield the frontier without micro-batches; then those that need the least memory with micro-batches, if these are open.
 
-    Each is searched when it is asked for.
+    Each is searched when the iterator reaches it.
 
     Raises:
-        InputError: as :func:`searched`, of the first.
+        InputError: the first search fails; see :func:`searched`.
     """
     yield searched(request, parallelism)
     if may_slice(request):
@@ -104,16 +108,17 @@ def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
 
 
 def may_slice(request: Request) -> bool:
-    """Return whether it is left open in how many micro-batches a step takes its batch."""
+    """Return whether the request leaves the number of micro-batches open."""
     is_asked = request.micro_batches is not None or ACCUMULATE in request.without
     return not (is_asked or request.algorithm in BASELINES)
 
 
 def least_in_slices(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
-    """The frontiers with the smallest slices: with a sample for each device, and with a single sample.
+    """Yield the frontiers with the smallest micro-batches: of at least one sample per device, and of the fewest samples.
 
-    What more slices take of a step's memory is never more, but for what can't be split otherwise than by samples. These say
-    whether micro-batches would do at all; searched once, so that the answer doesn't depend on the machine.
+    The numbers of micro-batches are powers of two. More micro-batches never need more memory, except for operators that can
+    be split only along samples. So these two frontiers say whether micro-batches help at all. They are searched without
+    refinement, so that the answer doesn't depend on the speed of the machine.
     """
     try:
         slicing = request.model.in_slices(2).graph.slicing
@@ -130,18 +135,22 @@ def least_in_slices(request: Request, parallelism: int) -> Iterator[ModelFrontie
 
 
 def _powers_of_two(most: int) -> Iterator[int]:
-    """2, 4, 8, ..."""
+    """Return the powers of two up to ``most``: 2, 4, 8, ..."""
     return (1 << i for i in range(1, most.bit_length()))
 
 
 def fastest_that_fits(
     request: Request, parallelism: int
 ) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:
-    """A frontier and its point of least time within the limit, None if nothing fits; and all frontiers that were looked at.
+    """Find the fastest point within the memory limit, over all numbers of micro-batches that the request allows.
 
-    More micro-batches take no less time than fewer, as far as memory allows both: more are looked at only where the limit
-    keeps out what would be faster, and for as long as they are faster. Where nothing fits in whole, 2, 4, 8, ... are
-    searched only if the smallest slices would fit.
+    If memory allows both, more micro-batches are never faster than fewer. So more are searched only if the limit excludes a
+    frontier's fastest point, and only as long as they need less memory and become faster. If nothing fits without
+    micro-batches, 2, 4, 8, ... are searched only if something fits with the smallest micro-batches.
+
+    Returns:
+        A frontier and the number of its fastest point within the limit, or None if nothing fits; and all frontiers that were
+        searched.
     """
     frontier = searched(request, parallelism)
     tried, limit = [frontier], request.limit_bytes
@@ -180,6 +189,7 @@ def fastest_that_fits(
 def _first_that_fits(
     request: Request, found: Iterable[ModelFrontier], tried: list[ModelFrontier]
 ) -> tuple[ModelFrontier, int] | None:
+    """Return the first frontier on which something fits, and its fastest such point; append all searched to ``tried``."""
     for frontier in found:
         tried.append(frontier)
         point = frontier.fastest_within(request.limit_bytes, request.progress)
@@ -189,22 +199,25 @@ def _first_that_fits(
 
 
 def _time_ns(frontier: ModelFrontier, point: int) -> int:
+    """Return the time per step of a point."""
     return int(frontier.costs.time_ns[point])
 
 
 def _least_bytes(frontier: ModelFrontier) -> int:
+    """Return the least memory of a frontier's points, as the frontier counts it."""
     return int(frontier.costs.mem_bytes.min())
 
 
 class TimeIsUpError(Exception):
-    """Something has taken as long as it may."""
+    """A deadline has passed."""
 
 
 def in_time(deadline: float, progress: Progress | None) -> Progress:
-    """A progress that passes on what it is told until a time of ``time.monotonic``.
+    """Return a progress callback that forwards its calls until a deadline, and raises TimeIsUpError after it.
 
-    Raises:
-        TimeIsUpError: when it is told something after that.
+    Args:
+        deadline: by ``time.monotonic``.
+        progress: the callback to forward to; None if there is none.
     """
 
     def told(stage: str, done: int, total: int) -> None:
@@ -218,10 +231,11 @@ def in_time(deadline: float, progress: Progress | None) -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The point of a frontier that needs the least.
+    """The point of a frontier that needs the least memory.
 
     Attributes:
-        is_sure: whether there was the time to look at all that were to be looked at.
+        point: its number.
+        is_sure: whether there was the time to evaluate all points that the search for it needs.
     """
 
     frontier: ModelFrontier
@@ -230,7 +244,11 @@ class Least:
 
     @classmethod
     def of(cls, frontier: ModelFrontier, progress: Progress | None) -> Least:
-        """Find it; where the progress says that time is up, among the points that were looked at by then."""
+        """Find the point of a frontier that needs the least memory.
+
+        If ``progress`` raises TimeIsUpError, choose among the points whose peak was computed by then, and the points of
+        ``FEW``.
+        """
         try:
             return cls(frontier, frontier.least_point(progress))
         except TimeIsUpError:

@@ -1,4 +1,4 @@
-"""The profiling curve: the least time per step for each parallelism, which a scheduler or a buyer reads."""
+"""The profiling curve: the least time per step for each parallelism, as a cluster scheduler or a buyer reads it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ FORMAT, VERSION = "tensoropt/curve", 1
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One parallelism; ``memory_bytes`` is what a device needs, the peak of a step, by which limits go.
+    """The answer for one parallelism.
 
-    Where nothing fits it is the least that would be needed, and there is no time.
+    Attributes:
+        parallelism: the number of devices.
+        fits: whether any plan fits within the memory limit.
+        memory_bytes: the memory that a device needs: the peak of a step, to which limits apply. If nothing fits, the least
+            that would be needed.
+        time_us: the least time per step; None if nothing fits.
+        samples_per_s: samples per second at that time; None if nothing fits or the batch isn't known.
+        exact: whether the frontier that was searched is exact.
     """
 
     parallelism: int
@@ -33,11 +40,14 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """Least time against parallelism.
+    """The least time per step against the number of devices.
 
     Attributes:
-        batch: samples per step, None where the model has no placeholder to tell.
-        memory_limit_bytes: per device; None without a limit.
+        points: one per parallelism.
+        cluster: the name of the hardware.
+        batch: samples per step; None if no placeholder of the model tells it.
+        memory_limit_bytes: the memory limit per device; None without a limit.
+        assumed: the hardware, the provenance of costs, the TensorFlow version.
     """
 
     points: tuple[CurvePoint, ...]
@@ -47,6 +57,7 @@ class Curve:
     assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def table(self) -> str:
+        """Return the curve as a table of text."""
         rows = [
             [
                 point.parallelism,
@@ -61,12 +72,14 @@ class Curve:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=("right",) * 5)
 
     def _speedup(self, point: CurvePoint) -> str:
+        """Return the speedup over the first parallelism on which something fits, as text."""
         first = next((p for p in self.points if p.time_us is not None), None)
         if first is None or first.time_us is None or point.time_us is None:
             return ""
         return f"{first.time_us / point.time_us:.2f}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the curve as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
         return {
             "format": FORMAT,
             "version": VERSION,

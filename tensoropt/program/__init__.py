@@ -1,1 +1,1 @@
-"""The training step as a program of buffers, and the most memory that is alive in it at once."""
+"""The training step as a program of instructions on buffers, and the peak memory of that program."""

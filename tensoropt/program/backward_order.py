@@ -1,8 +1,9 @@
-"""The order in which TensorFlow's ``tf.gradients`` comes to what it differentiates.
+"""Predict the order in which TensorFlow's ``tf.gradients`` visits the nodes that it differentiates.
 
-It keeps a queue, first in first out, and comes to a node when it has come to everything that the node feeds. Callbacks of
-collectives are chained, each with a number from the one before (:mod:`..lowering.resharding.reshard`): to TensorFlow that is
-something the one before feeds, so it comes to collectives in the reverse of the order in which they were made.
+``tf.gradients`` keeps a first-in, first-out queue and visits a node once it has visited every node that this one feeds. The
+callbacks of collectives are chained: each reads a number that the callback before it wrote
+(:mod:`..lowering.resharding.reshard`). To TensorFlow the earlier callback therefore feeds the later one, so the backward
+pass visits collectives in the reverse of the order in which they were created.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ Node = TypeVar("Node", bound=Hashable)
 def reverse_order(
     starts: Iterable[Node], sources: Callable[[Node], Sequence[Node]], chained: Sequence[Node | None] = ()
 ) -> Iterator[Node]:
-    """All nodes from which a start follows, each after everything that it feeds.
+    """Yield every node that a start depends on, and the starts, each after all nodes that it feeds.
 
     Args:
-        sources: what feeds a node, in the order of its inputs; as often as it does.
-        chained: nodes each of which feeds the next one, before its other sources; those that no start follows from don't
-            count, and break the chain, as None does.
+        starts: the nodes at which the backward pass begins.
+        sources: returns the nodes that feed a node, in the order of its inputs; one that feeds it twice is named twice.
+        chained: nodes of which each feeds the next one, ahead of the next one's other sources. A node that no start depends
+            on is ignored and breaks the chain, as None does.
     """
     fed: dict[Node, Sequence[Node]] = {}
     pending = [*dict.fromkeys(starts)]

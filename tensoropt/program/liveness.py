@@ -1,10 +1,10 @@
-"""The peak of memory of a program without branches: what is alive at once, instruction by instruction.
+"""Compute the peak memory of a program without branches: the bytes alive at once, instruction by instruction.
 
-A *buffer* is memory that some instruction writes and others read; it lives from the first to the last of them. An
-instruction may write its result over an operand that nobody reads afterwards, as TensorFlow's elementwise operators do. A
-buffer that Python made, as collectives do, is written over only by way of a view of a part of it, and lives on until
-TensorFlow has called Python the next time: it can't be given back without the interpreter's lock. What follows a call and
-doesn't wait for it runs meanwhile.
+A *buffer* is memory that one instruction writes and others read; it lives from the first to the last of them. An
+instruction may write its result over an operand that nothing reads afterwards, as TensorFlow's elementwise operators do. A
+buffer that Python allocated, as collectives do, is overwritten only through a view of a part of it. It also outlives its
+last reader: it can't be freed without the interpreter's lock, so it stays until TensorFlow has called Python the next time.
+Instructions that follow such a call and don't read its result run while the call is still under way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """Memory of so many bytes; ``use`` says what for, ``of`` names the tensor that it holds, its gradient or slots."""
+    """A block of memory.
+
+    Attributes:
+        n_bytes: its size.
+        use: what it is used for, as tables name it.
+        is_python_s: whether Python allocated it.
+        of: the name of the tensor of which it holds the value, the gradient or the slots; empty if there is none.
+    """
 
     n_bytes: int
     use: str
@@ -26,11 +33,16 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Attributes:
-    scratch_bytes: that it takes while it runs, beside what it writes.
-    overwrites: buffers whose memory a result may take if they die here, with the bytes that are read: a result of as many
-        takes it. Of a view of a part of a buffer these are fewer than the buffer's, all of which the result keeps.
-    calls_python: whether what Python made, and died before, is given back after it.
+    """One step of a program: the buffers it reads and writes.
+
+    Attributes:
+        reads: the buffers it reads.
+        writes: the buffers it writes.
+        scratch_bytes: workspace that it uses while it runs, beside what it writes.
+        overwrites: (buffer, bytes read of it). A result of just so many bytes takes over the buffer's memory if the buffer
+            dies at this instruction. Through a view, fewer bytes are read than the buffer has; the result then keeps the
+            whole buffer alive.
+        calls_python: whether it calls Python, after which Python's buffers that died before it are freed.
     """
 
     reads: tuple[Buffer, ...]
@@ -42,11 +54,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Peak:
-    """Attributes:
-    n_bytes: the most that is alive at once.
-    by_use: what it is made of.
-    instruction: at which.
-    by_tensor: whose it is, as far as buffers say.
+    """The peak memory of a program.
+
+    Attributes:
+        n_bytes: the most bytes that are alive at once.
+        by_use: these bytes by the ``use`` of their buffers.
+        instruction: the index of the instruction at which the peak occurs.
+        by_tensor: these bytes by the tensor that their buffers name, for buffers that name one.
     """
 
     n_bytes: int
@@ -59,7 +73,11 @@ SCRATCH = "workspace of operators"
 
 
 def peak_of_program(program: Sequence[Instruction]) -> Peak:
-    """What is read before it was written is alive from the start; what is never read dies with its instruction."""
+    """Return the peak memory of a program.
+
+    A buffer that no instruction writes is alive from the start. A buffer that is never read dies with the instruction that
+    writes it.
+    """
     last = {id(buffer): i for i, each in enumerate(program) for buffer in (*each.writes, *each.reads)}
     dying: list[list[Buffer]] = [[] for _ in program]
     for i, each in enumerate(program):
@@ -73,8 +91,8 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
         alive[buffer.use] += buffer.n_bytes
         there[id(buffer)] = buffer
     peak, at_peak = Peak(alive.total(), Counter(alive)), dict(there)
-    held: list[Buffer] = []  # died since the last call
-    leaving: list[Buffer] = []  # died before it
+    held: list[Buffer] = []  # Python's buffers that died since the last call of Python
+    leaving: list[Buffer] = []  # Python's buffers that died before that call: it frees them
 
     def give_back(buffers: Iterable[Buffer]) -> None:
         for buffer in buffers:
@@ -85,7 +103,7 @@ def peak_of_program(program: Sequence[Instruction]) -> Peak:
         if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
             give_back(leaving)
             leaving = []
-        # Python's memory isn't written over by itself, but by way of a view of a part.
+        # Python's memory is overwritten only through a view of a part of it.
         free = [
             (b, seen)
             for b, seen in dict.fromkeys(each.overwrites)

@@ -1,6 +1,6 @@
-"""Complex numbers: their parts, and Fourier transforms.
+"""Rules of operators on complex numbers: their parts, and Fourier transforms.
 
-A transform needs the dimensions that it transforms whole, and is linear; what it is taken of independently is split.
+A Fourier transform is linear. Its transformed dimensions can't be split; all others can.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from .rule import Dims, Rule, make_rule
 
 OF_COMPLEX = ("FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D")
 OF_REAL = ("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
-"""Half of the result, or of the operand, is left out; the second input is the extents of the transform."""
+"""Transforms in which half of the result (or of the operand, for the inverse ones) is left out, since the other half follows
+from it. Their second input is the extents of the transform."""
 
 
 @op_rule("Real", "Imag", "Conj")
 def part(op: Operator) -> Rule:
-    """A part of complex numbers, which is a sum's if it is taken of all summands."""
+    """Return the rule of a part of complex numbers; it is linear: the part of a sum is the sum of the parts."""
     return broadcast_rule(op, FIRST)
 
 
@@ -42,6 +43,7 @@ def transform_of_real(op: Operator) -> Rule:
 
 
 def _transform(op: Operator, lengths: tuple[None, ...]) -> Rule:
+    """Return the rule of a Fourier transform; ``lengths`` has a None for each static input."""
     n_transformed = int(op.type[-2]) if op.type.endswith("D") else 1
     operand = op.inputs[0]
     assert operand is not None
@@ -50,6 +52,6 @@ def _transform(op: Operator, lengths: tuple[None, ...]) -> Rule:
 
 
 def _dims(tensor: Tensor, n_transformed: int) -> Dims:
-    """Return the factors of a tensor's dimensions, none of the last ones."""
+    """Return the factors of a tensor's dimensions; the last ones, which are transformed, have none."""
     n_others = len(tensor.shape) - n_transformed
     return (*((f"d{i}",) for i in range(n_others)), *((),) * n_transformed)

@@ -1,18 +1,20 @@
-"""From the rules of the operators in a body to the rule of the whole.
+"""Derive the sharding rule of a composite operator (a loop, a custom gradient) from the rules of the operators in its body.
 
-Two dimensions belong together if some operator's rule gives them one factor, or if they are the same dimension of a state
-before and after a trip of a loop. These *classes* are found by union-find. A class is a factor of the whole if the body, run
-on blocks of it without any collective, gives blocks of the results, or summands of them. Whether it does is worked out for
-each class by itself, tensor by tensor (:data:`SPLIT`, :data:`WHOLE`, :data:`PARTIAL`), by what the rules say:
+Two dimensions belong to one *class* if some operator's rule gives them the same factor, or if they are the same dimension of
+a loop's state before and after a trip. Classes are found by union-find. A class is a factor of the composite if the body,
+run on blocks of it without any collective, gives blocks of the composite's results, or summands of them. This is determined
+for each class by itself: from the rules it follows for each tensor of the body whether it is then a block (:data:`SPLIT`),
+replicated (:data:`WHOLE`) or a summand (:data:`PARTIAL`):
 
-- an operator that has the class as a factor takes blocks of what has it and whole tensors otherwise; its results are blocks,
-  or summands where the factor is summed. It must be free to split the factor, without collectives inside;
-- an operator without the class gives whole results from whole operands, and summands from summands in which it is linear.
+- an operator that has the class as a factor uses blocks of operands that have it, and other operands replicated. Its results
+  are blocks, or summands if the factor is reduced. It must be able to split the factor without collectives inside;
+- an operator without the class gives replicated results from replicated operands, and summands from summands in which it is
+  linear.
 
-A state must be after a trip what it was before. A result of the whole may not be whole: the gradient that comes back to what
-it was made from would be counted once on each device. The gradients of operands that lack the class come out as summands,
-which is what a rule promises. Where a custom gradient computes a whole one all the same, one device of each group keeps it
-and the others give zeros.
+A state must be after a trip what it was before. A result of the composite must not be replicated: the gradient that comes
+back through it would be counted once on each device. The gradients of operands that lack the class come out as summands, as
+a rule promises. If a custom gradient computes a replicated one nevertheless, one device of each group keeps it and the
+others give zeros.
 """
 
 from __future__ import annotations
@@ -31,13 +33,20 @@ from .rule import NONE, Config, Dims, Interface, Rule, interface
 
 SPLIT, WHOLE, PARTIAL = "split", "whole", "partial"
 Node = tuple[str, Any, Any]
-"""``("tensor", name, dimension)`` and ``("factor", operator, name)`` of the body; ``("operand", position, dimension)`` and
-``("result", position, dimension)`` of the whole."""
+"""A member of a class: ``("tensor", name, dimension)`` or ``("factor", operator, name)`` of the body, or
+``("operand", position, dimension)`` or ``("result", position, dimension)`` of the composite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A tensor of the whole and one of the body that have the same dimensions, but for the first ``offset`` of the whole."""
+    """A tensor of the composite and a tensor of the body that have the same dimensions.
+
+    Attributes:
+        side: ``operand`` or ``result``: the composite's tensor is one of these.
+        position: its position among them.
+        inner: the body's tensor.
+        offset: the number of leading dimensions that only the composite's tensor has.
+    """
 
     side: str
     position: int
@@ -46,7 +55,7 @@ class Border:
 
 
 class _Unions:
-    """Disjoint sets; a set is known by one of its members."""
+    """Disjoint sets of nodes; a set is identified by one of its members."""
 
     def __init__(self) -> None:
         self._parents: dict[Node, Node] = {}
@@ -66,7 +75,7 @@ class _Unions:
 
 @dataclass(frozen=True)
 class Composition:
-    """A composite operator, seen as its parts."""
+    """A composite operator with its body, and the rule that follows from the body's operators."""
 
     op: Operator
 
@@ -80,7 +89,7 @@ class Composition:
 
     @cached_property
     def borders(self) -> tuple[Border, ...]:
-        """How the tensors of the whole and those of the body belong together."""
+        """The pairs of a tensor of the composite and the tensor of the body that corresponds to it."""
         form, body = self.op.attrs[FORM], self.body
         if self.op.type == LOOP:
             return tuple(self._loop_borders(form))
@@ -102,7 +111,7 @@ class Composition:
 
     @property
     def carried(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The states of a loop, before and after a trip."""
+        """The states of a loop: pairs of the body's tensors before and after a trip; empty for other composites."""
         form = self.op.attrs[FORM]
         if not isinstance(form, LoopForm):
             return ()
@@ -129,7 +138,7 @@ class Composition:
 
     @cached_property
     def _candidates(self) -> dict[Node, str]:
-        """The classes that dimensions of operands belong to, with a name for each, in the order of the operands."""
+        """The name of each class that a dimension of an operand belongs to, in the order of the operands."""
         found: dict[Node, str] = {}
         for i, tensor in self.op.operands:
             for d in range(len(tensor.shape)):
@@ -138,7 +147,7 @@ class Composition:
 
     @cached_property
     def _extents(self) -> dict[str, list[int]]:
-        """Per class the extents of all that belongs to it."""
+        """The extents of all dimensions and factors of the body in a class, by class."""
         tensors = {tensor.name: tensor for op in self.body.graph.operators.values() for tensor in op.outputs}
         extents: dict[str, list[int]] = {}
         for node in self._unions.nodes():
@@ -153,12 +162,12 @@ class Composition:
 
     @cached_property
     def trials(self) -> dict[str, Trial]:
-        """Per class what comes of splitting it."""
+        """The outcome of splitting a class, by class."""
         return {name: try_class(self, root) for root, name in self._candidates.items()}
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """The factors of the whole."""
+        """The factors of the composite with their extents."""
         return {
             name: math.gcd(*extents)
             for name, extents in self._extents.items()
@@ -167,56 +176,67 @@ class Composition:
 
     @property
     def even(self) -> frozenset[str]:
-        """Factors whose number of blocks must divide them."""
+        """The factors whose number of blocks must divide their extent."""
         return frozenset(name for name in self.extents if len(set(self._extents[name])) > 1)
 
     @property
     def without(self) -> str:
-        """Why nothing can be split, if so."""
+        """The reason why nothing can be split; empty if something can."""
         if self.extents:
             return ""
         reasons = [trial.why_not for trial in self.trials.values() if trial.why_not]
         return f"in its body {next(iter(reasons), 'no dimension has more than one element')}"
 
     def dims(self, side: str, position: int, rank: int) -> Dims:
-        """The factors of an operand or a result of the whole."""
+        """Return the factors of each dimension of an operand or a result of the composite.
+
+        Args:
+            side: ``operand`` or ``result``.
+            position: its position among these.
+            rank: its number of dimensions.
+        """
         names = (self._candidates.get(self.find((side, position, d))) for d in range(rank))
         return tuple((name,) if name in self.extents else () for name in names)
 
     def inner(self, op: Operator, config: Config) -> tuple[Config, Interface]:
-        """The config and the interface of an operator of the body under a config of the whole."""
+        """Return the config and the interface of an operator of the body under a config of the composite."""
         given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
         inner = Config(config.mesh, tuple(given))
         return inner, interface(self.rules[op.name], inner)
 
     def input_layout(self, tensor: Tensor, config: Config) -> Layout:
-        """The layout in which the body takes an input."""
+        """Return the layout in which the body expects an input under a config of the composite."""
         names = (self._candidates.get(self.find(("tensor", tensor.name, d)), NONE) for d in range(len(tensor.shape)))
         return Layout(config.mesh, tuple(config.axes_of(name) if name in self.extents else () for name in names))
 
     def alike(self, output: int, config: Config) -> Axes:
-        """The axes along which all devices compute all of a gradient of an operand, where each should have a share."""
+        """Return the axes along which all devices compute the same gradient of an operand, instead of summands of it.
+
+        Args:
+            output: the gradient's position among the body's outputs.
+        """
         name = self.body.outputs[output].name
         factors = (factor for factor in self.extents if self.trials[factor].states[name] == WHOLE)
         return tuple(axis for factor in factors for axis in config.axes_of(factor))
 
     def dimensions(self, tensor: Tensor, root: Node) -> list[int]:
-        """The dimensions of a tensor of the body that belong to a class."""
+        """Return the dimensions of a tensor of the body that belong to a class."""
         return [d for d in range(len(tensor.shape)) if self.find(("tensor", tensor.name, d)) == root]
 
     def find(self, node: Node) -> Node:
-        """The class of a dimension or factor."""
+        """Return the class of a dimension or factor, as the node that identifies it."""
         return self._unions.find(node)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What comes of splitting a class.
+    """The outcome of splitting a class.
 
     Attributes:
-        why_not: why that can't be, or an empty text.
-        states: by tensor of the body.
-        given: by operator of the body, what an axis of the class is given to in it.
+        why_not: the reason why the class can't be split; empty if it can.
+        states: whether a tensor of the body is SPLIT, WHOLE or PARTIAL then, by tensor name.
+        given: the factor or linear group to which an axis of the class is assigned in an operator of the body, by operator
+            name.
     """
 
     why_not: str
@@ -225,13 +245,13 @@ class Trial:
 
 
 def try_class(composition: Composition, root: Node) -> Trial:
-    """Split one class, and see what becomes of the tensors of the body."""
+    """Return the outcome of splitting one class."""
     course = _Course(composition, root)
     return Trial(course.run(), course.states, course.given)
 
 
 class _Course:
-    """A trial under way. Each step returns why it fails, or an empty text."""
+    """A trial under way. Each method returns the reason why the class can't be split, or an empty text."""
 
     def __init__(self, composition: Composition, root: Node) -> None:
         self.composition = composition
@@ -240,6 +260,7 @@ class _Course:
         self.given: dict[str, str] = {}
 
     def run(self) -> str:
+        """Split the class in all inputs of the body that have it, and follow it through the body."""
         composition = self.composition
         for tensor in composition.body.inputs:
             self.states[tensor.name] = SPLIT if composition.dimensions(tensor, self.root) else WHOLE
@@ -250,12 +271,14 @@ class _Course:
         return next(filter(None, reasons), "") or self._at_borders()
 
     def _apply(self, op: Operator, rule: Rule) -> str:
+        """Apply an operator of the body, with the factor that belongs to the class if it has one."""
         own = [name for name in rule.extents if self.composition.find(("factor", op.name, name)) == self.root]
         if len(own) > 1:
             return f"{op.where()} has two factors that would be split together"
         return self._with_factor(op, rule, own[0]) if own else self._without_factor(op, rule)
 
     def _with_factor(self, op: Operator, rule: Rule, name: str) -> str:
+        """Apply an operator that has the class as a factor."""
         if name not in rule.splittable:
             return f"{op.where()} can't split factor '{name}' of {rule}"
         if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
@@ -270,6 +293,7 @@ class _Course:
         return ""
 
     def _without_factor(self, op: Operator, rule: Rule) -> str:
+        """Apply an operator that doesn't have the class as a factor."""
         split = [tensor for _, tensor in op.operands if self.states[tensor.name] == SPLIT]
         if split:
             return f"{op.where()} needs {split[0]} whole"
@@ -283,6 +307,7 @@ class _Course:
         return ""
 
     def _at_borders(self) -> str:
+        """Check the states of a loop, the results, and the gradients of a custom gradient."""
         composition = self.composition
         form = composition.op.attrs[FORM]
         for before, after in composition.carried:
@@ -302,10 +327,12 @@ class _Course:
         return ""
 
     def _splits_operand(self, position: int) -> bool:
+        """Return whether splitting the class splits an operand of the composite."""
         tensor = self.composition.op.inputs[position]
         assert tensor is not None
         return any(self.composition.find(("operand", position, d)) == self.root for d in range(len(tensor.shape)))
 
 
 def _has(dims: Dims | None, name: str) -> bool:
+    """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)

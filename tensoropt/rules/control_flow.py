@@ -1,4 +1,4 @@
-"""Composite operators, whose rules follow from those of the operators in their bodies."""
+"""Rules of composite operators (loops, custom gradients), which follow from the rules of the operators in their bodies."""
 
 from __future__ import annotations
 

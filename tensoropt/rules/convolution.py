@@ -1,7 +1,7 @@
-"""Convolutions, pooling, and batch normalisation.
+"""Rules of convolutions, pooling and batch normalisation.
 
-Windows slide along height and width (and depth): each is a factor with a halo, see :mod:`..reschedule.halo`. The factor's
-extent is the result's, so that what a split convolution computes is counted by its rows of results.
+Windows slide along height and width (and depth). Each of these is a factor with a halo; see :mod:`..reschedule.halo`. The
+factor's extent is that of the result, so that the work of a split convolution is counted by its rows of results.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ FORMATS = {4: ("NHWC", "NCHW"), 5: ("NDHWC", "NCDHW")}
 
 
 def _image(data_format: str, channel: str) -> Dims:
-    """The factors of an image tensor."""
+    """Return the factors of an image tensor's dimensions; ``channel`` is the factor of its channels."""
     return tuple((channel,) if role == "c" else (role,) for role in data_format.lower())
 
 
 def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
-    """How windows of these sizes slide along the spatial dimensions of the first operand."""
+    """Return the windows along the spatial dimensions of the first operand, by dimension (``h``, ``w``, ``d``).
+
+    Args:
+        sizes: the windows' size along each dimension.
+    """
     image, attrs = op.inputs[0], op.attrs
     assert image is not None
     found = {}
@@ -40,7 +44,7 @@ def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
 
 
 def _extents(op: Operator, sizes: dict[str, int]) -> dict[str, int]:
-    """Of the batch, the results' rows and columns, and the windows."""
+    """Return the extents of the factors: batch, spatial dimensions of the result, and windows (``kh``, ``kw``, ...)."""
     of_result = dict(zip(op.attrs["data_format"].lower(), op.result.shape, strict=True))
     return {"n": of_result["n"]} | {role: of_result[role] for role in sizes} | {f"k{role}": sizes[role] for role in sizes}
 
@@ -55,7 +59,7 @@ def convolution(op: Operator) -> Rule | str:
     extents = _extents(op, sizes)
     per_group = kernel.shape[-2]
     groups = image.shape[data_format.index("C")] // per_group
-    # Groups stand before the channels of a group on both sides; within a group channels stay together.
+    # In both images channels are ordered by group first, so groups can be split; the channels of a group stay together.
     in_factor, out_factor = ("g", "g") if groups > 1 else ("i", "o")
     if groups > 1:
         extents |= {"g": groups, "io": per_group * kernel.shape[-1] // groups}
@@ -91,7 +95,7 @@ def depthwise(op: Operator) -> Rule:
 
 @op_rule("Conv2DBackpropInput", static=(0,))
 def transposed(op: Operator) -> Rule | str:
-    """A transposed convolution: the kernel's last channels are those of the operand."""
+    """Return the rule of a transposed convolution; the kernel's last dimension is the channels of the operand."""
     _, kernel, image = op.inputs
     assert kernel is not None and image is not None
     data_format = op.attrs["data_format"]
@@ -114,6 +118,7 @@ def transposed(op: Operator) -> Rule | str:
 
 
 def _pooling(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule | str:
+    """Return the rule of pooling, or why it runs replicated."""
     data_format = op.attrs["data_format"]
     image = op.inputs[0]
     assert image is not None
@@ -146,7 +151,10 @@ def avg_pool(op: Operator) -> Rule | str:
 
 @op_rule("FusedBatchNormV3", "FusedBatchNormV2", "FusedBatchNorm")
 def fused_batch_norm(op: Operator) -> Rule | str:
-    """In training the statistics are those of the global batch: sums that are completed inside of the operator."""
+    """Return the rule of batch normalisation.
+
+    In training the statistics are those of the global batch: sums that collectives inside the operator complete.
+    """
     image = op.inputs[0]
     assert image is not None
     data_format = op.attrs["data_format"]
@@ -159,7 +167,7 @@ def fused_batch_norm(op: Operator) -> Rule | str:
     per_channel = tuple(
         channel if tensor.shape == scale.shape else ((),) * len(tensor.shape) for tensor in op.outputs[1:]
     )
-    # In inference mode the operands for mean and variance have the channels; in training they are empty.
+    # In inference the operands for mean and variance have one element per channel; in training they are empty.
     statistics = tuple(channel if tensor is not None and tensor.shape != (0,) else ((),) for tensor in op.inputs[3:])
     batch = frozenset("nhw")
     return make_rule(

@@ -1,4 +1,4 @@
-"""Elementwise operators, with TensorFlow's broadcasting."""
+"""Rules of elementwise operators, with TensorFlow's broadcasting."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TOGETHER, ONE_OF_TWO, FIRST = ((0, 1),), ((0,), (1,)), ((0,),)
 
 
 def broadcast_dims(tensor: Tensor, rank: int) -> Dims:
-    """A tensor's factors where it is broadcast to ``rank`` dimensions named d0, d1, ...: extents of 1 have none."""
+    """Return the factors of a tensor that is broadcast to ``rank`` dimensions named d0, d1, ...; extents of 1 have none."""
     offset = rank - len(tensor.shape)
     return tuple((f"d{i + offset}",) if extent > 1 else () for i, extent in enumerate(tensor.shape))
 
 
 def broadcast_rule(op: Operator, linear: tuple[tuple[int, ...], ...] = (), flops_per_point: float = 1.0) -> Rule:
-    """The rule of an operator that broadcasts its operands and works on each element."""
+    """Return the rule of an operator that broadcasts its operands and works element by element."""
     rank = len(op.result.shape)
     operands = tuple(None if tensor is None else broadcast_dims(tensor, rank) for tensor in op.inputs)
     results = tuple(broadcast_dims(tensor, rank) for tensor in op.outputs)
@@ -41,7 +41,11 @@ def nonlinear(op: Operator) -> Rule:
 
 @op_rule("Bitcast")
 def bitcast(op: Operator) -> Rule:
-    """Where numbers of another size come out, the smaller ones have one more dimension: those that make up a larger one."""
+    """Return the rule of a bitcast.
+
+    If the size of elements changes, the tensor of smaller elements has one more dimension, for the elements that make up a
+    larger one.
+    """
     operand = op.inputs[0]
     assert operand is not None
     dims = tuple((f"d{i}",) for i in range(min(len(operand.shape), len(op.result.shape))))
@@ -52,7 +56,7 @@ def bitcast(op: Operator) -> Rule:
 
 @op_rule(*LINEAR_UNARY)
 def linear_unary(op: Operator) -> Rule:
-    # A partial integer would be a sum that no step can make; a cast from one is linear in nothing.
+    # No resharding step can sum a partial tensor of integers, so a cast from integers is not declared linear.
     operand = op.inputs[0]
     return broadcast_rule(op, FIRST if operand is not None and operand.is_float else ())
 
@@ -72,7 +76,7 @@ def mul(op: Operator) -> Rule:
     return broadcast_rule(op, ONE_OF_TWO)
 
 
-# MulNoNan is 0 where its second operand is: with summands of that one it would not be.
+# MulNoNan is 0 where its second operand is 0, which is not so for the summands of that operand: it isn't linear in it.
 @op_rule("RealDiv", "Div", "DivNoNan", "MulNoNan")
 def div(op: Operator) -> Rule:
     return broadcast_rule(op, FIRST)
@@ -85,7 +89,7 @@ def select(op: Operator) -> Rule:
 
 @op_rule("Select")
 def select_by_row(op: Operator) -> Rule:
-    """The older Select, whose condition has either the shape of its branches or their first dimension alone."""
+    """Return the rule of the older Select, whose condition has the shape of its branches or only their first dimension."""
     rank = len(op.result.shape)
     dims = broadcast_dims(op.result, rank)
     condition = op.inputs[0]

@@ -1,4 +1,4 @@
-"""Operators of TensorFlow's gradients, which stand in bodies of custom gradients; linear in the gradient."""
+"""Rules of the operators of TensorFlow's gradients, found in bodies of custom gradients; they are linear in the gradient."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OF_OPERAND = "EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SoftplusGrad Sof
 
 @op_rule(*OF_RESULT)
 def of_result(op: Operator) -> Rule:
-    """From the function's result and the gradient."""
+    """Return the rule of a gradient whose operands are the function's result and the incoming gradient."""
     return broadcast_rule(op, ((1,),), flops_per_point=3.0)
 
 
 @op_rule(*OF_OPERAND)
 def of_operand(op: Operator) -> Rule:
-    """From the gradient, and the function's operand or result."""
+    """Return the rule of a gradient whose operands are the incoming gradient and the function's operand or result."""
     return broadcast_rule(op, FIRST)

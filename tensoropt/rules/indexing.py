@@ -1,4 +1,4 @@
-"""Looking up rows, and one-hot vectors."""
+"""Rules of lookups by index, and of one-hot vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .rule import Rule, make_rule
 
 @op_rule("GatherV2", static=(2,))
 def gather(op: Operator) -> Rule:
-    """A lookup in split rows finds some of them on each device: a partial result."""
+    """Return the rule of a lookup; if the rows are split, each device finds some of them, so the result is partial."""
     params, indices = op.inputs[0], op.inputs[1]
     assert params is not None and indices is not None
     axis = int(op.statics[2]) % len(params.shape)
@@ -25,7 +25,10 @@ def gather(op: Operator) -> Rule:
 
 @op_rule("GatherNd")
 def gather_nd(op: Operator) -> Rule:
-    """The last dimension of the indices says where along the leading dimensions of the first operand."""
+    """Return the rule of a lookup in several dimensions.
+
+    The last dimension of the indices holds one position for each of the leading dimensions of the first operand.
+    """
     params, indices = op.inputs[0], op.inputs[1]
     assert params is not None and indices is not None
     depth = indices.shape[-1]

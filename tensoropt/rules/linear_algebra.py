@@ -1,4 +1,4 @@
-"""Contractions: products of matrices, batches of them, and Einstein sums."""
+"""Rules of contractions: products of matrices, of batches of matrices, and Einstein sums."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def batch_matmul(op: Operator) -> Rule:
 
 @op_rule("Einsum")
 def einsum(op: Operator) -> Rule | str:
-    """An ellipsis stands for dimensions e0, e1, ... that are broadcast, counted so that the last ones match."""
+    """Return the rule of an Einstein sum.
+
+    An ellipsis stands for broadcast dimensions e0, e1, ..., which are numbered so that the last ones match.
+    """
     equation = op.attrs["equation"].replace(" ", "")
     left, right = equation.split("->")
     terms = left.split(",")
@@ -59,7 +62,7 @@ def einsum(op: Operator) -> Rule | str:
 
 
 def _n_broadcast(term: str, tensor: Tensor) -> int:
-    """How many dimensions an ellipsis stands for."""
+    """Return how many dimensions of a tensor the ellipsis in its term stands for."""
     return len(tensor.shape) - len(term.replace("...", ""))
 
 

@@ -1,4 +1,8 @@
-"""Operators on batches of matrices. Batch dimensions are split; rows and columns only of a band."""
+"""Rules of operators on batches of matrices.
+
+Batch dimensions can be split. Of other dimensions only the rows and columns of MatrixBandPart can be, and the columns of the
+right sides of equations.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from .rule import Dims, Rule, make_rule
 
 
 def _batched(tensor: Tensor | None, n_batch: int) -> Dims | None:
-    """Leading dimensions d0, d1, ...; the rest whole."""
+    """Return a tensor's factors: d0, d1, ... for the batch dimensions, none for the others; None for a static input."""
     return None if tensor is None else tuple((f"d{i}",) if i < n_batch else () for i in range(len(tensor.shape)))
 
 
 def _batches(op: Operator, n_batch: int, linear: tuple[tuple[int, ...], ...] = (), flops_per_point: float = 1.0) -> Rule:
+    """Return the rule of an operator of which only the batch dimensions can be split."""
     operands = tuple(_batched(tensor, n_batch) for tensor in op.inputs)
     results = tuple(_batched(tensor, n_batch) or () for tensor in op.outputs)
     return make_rule(op, operands, results, linear=linear, flops_per_point=flops_per_point)
@@ -52,7 +57,7 @@ def of_matrices(op: Operator) -> Rule:
 
 @op_rule("MatrixSolve", "MatrixTriangularSolve")
 def solve(op: Operator) -> Rule:
-    """Right sides are solved for one by one: their columns are split as well."""
+    """Return the rule of solving equations; right sides are solved independently, so their columns can be split as well."""
     matrix, sides = (tensor for _, tensor in op.operands)
     rank = len(op.result.shape)
     batch_of_matrix, batch_of_sides, batch = (broadcast_dims(t, rank)[:-2] for t in (matrix, sides, op.result))

@@ -1,4 +1,4 @@
-"""Random operators. Where a result is split each rank draws its own block: see :mod:`..lowering.ops.random`."""
+"""Rules of random operators. If a result is split, each rank draws its own block; see :mod:`..lowering.ops.random`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from ..ir.graph import Operator
 from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
-# These draw each element by itself, from a key or from a seed attribute.
+# These draw each element independently, from a key or from a seed attribute.
 FROM_KEY = (
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
     "StatelessRandomUniformFullIntV2"
 ).split()
 FROM_SEED = "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt".split()
-# About what one element costs: a tenth of Philox's ten rounds of two products and six other steps for four numbers.
+# The approximate cost of an element: Philox takes ten rounds of two products and six other operations for four numbers,
+# which is 20 operations for each.
 _FLOPS = 20.0
 
 
 def _whole(op: Operator) -> tuple[Dims | None, ...]:
+    """Return the operands' dimensions, none of which is split."""
     return tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
 
 
 def _by_element(op: Operator) -> Rule:
+    """Return the rule of an operator that draws each element of its result independently."""
     dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
     return make_rule(op, _whole(op), (dims,), flops_per_point=_FLOPS)
 
@@ -37,13 +40,16 @@ def from_seed(op: Operator) -> Rule:
 
 @op_rule("StatelessRandomGetKeyCounter")
 def key_and_counter(op: Operator) -> Rule:
-    """Three numbers from two: the same on every rank, without anything to split."""
+    """Return the rule of key and counter: three numbers from two, equal on every rank, with nothing to split."""
     return make_rule(op, _whole(op), tuple(((),) * len(tensor.shape) for tensor in op.outputs))
 
 
 @op_rule("RandomShuffle")
 def shuffle(op: Operator) -> Rule:
-    """The first dimension is shuffled, all others go along: with equal seeds they do so alike on every rank."""
+    """Return the rule of a shuffle along the first dimension.
+
+    All other dimensions can be split: with equal seeds every rank shuffles in the same way.
+    """
     dims: Dims = ((), *((f"d{i}",) for i in range(1, len(op.result.shape))))
     return make_rule(op, (dims,), (dims,))
 

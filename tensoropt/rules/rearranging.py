@@ -1,4 +1,4 @@
-"""Operators that move elements within some dimensions and leave the others alone, or that fill tensors."""
+"""Rules of operators that move elements within some dimensions and leave the others alone, or that fill tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from .rule import Dims, Rule, make_rule
 
 
 def _all_but(op: Operator, moved: set[int]) -> Rule:
+    """Return the rule of an operator that moves elements within some dimensions; all others can be split."""
     rank = len(op.result.shape)
     dims = tuple(() if i in moved else (f"d{i}",) for i in range(rank))
     return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=FIRST)
 
 
 def _dimensions(given: np.ndarray, rank: int) -> set[int]:
+    """Return dimensions that may be given as negative numbers as numbers from 0."""
     return {int(axis) % rank for axis in np.atleast_1d(given)}
 
 
@@ -38,7 +40,10 @@ def fill(op: Operator) -> Rule:
 
 @op_rule("SpaceToDepth", "DepthToSpace")
 def between_space_and_depth(op: Operator) -> Rule | str:
-    """Channels are numbered by their place in a square first: only whole squares can be split."""
+    """Return the rule of moving squares of pixels to channels or back.
+
+    Channels are ordered by their place in a square first. So channels can't be split, and pixels only between squares.
+    """
     operand = op.inputs[0]
     assert operand is not None
     data_format = op.attrs["data_format"]
@@ -52,7 +57,10 @@ def between_space_and_depth(op: Operator) -> Rule | str:
 
 @op_rule("SpaceToBatchND", "BatchToSpaceND", static=(1, 2))
 def between_space_and_batch(op: Operator) -> Rule:
-    """The batch of the small images is numbered by their place in a block first, by the image last: it stays whole."""
+    """Return the rule of moving blocks of pixels to the batch or back.
+
+    The batch of the small images is ordered by their place in a block first and by image last, so it can't be split.
+    """
     blocks, rests = op.statics[1], op.statics[2]
     moved = {i + 1 for i in range(len(blocks)) if blocks[i] > 1 or np.any(rests[i])}
     return _all_but(op, moved | ({0} if np.prod(blocks) > 1 else set()))

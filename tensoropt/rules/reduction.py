@@ -1,4 +1,4 @@
-"""Reductions. Over a split dimension a sum is partial; a maximum needs collectives inside."""
+"""Rules of reductions. A sum over a split dimension is partial; a maximum over one needs collectives inside the operator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .rule import Dims, Rule, make_rule
 
 
 def reduced_dimensions(op: Operator) -> tuple[int, ...]:
-    """The dimensions that a reduction takes away, from its static second input."""
+    """Return the dimensions that a reduction reduces, as its static second input names them, in ascending order."""
     operand = op.inputs[0]
     assert operand is not None
     return tuple(sorted({int(axis) % len(operand.shape) for axis in np.atleast_1d(op.statics[1])}))
 
 
 def _dims(op: Operator) -> tuple[Dims, Dims]:
+    """Return the factors of a reduction's operand and of its result."""
     operand = op.inputs[0]
     assert operand is not None
     dims = tuple((f"d{i}",) for i in range(len(operand.shape)))
@@ -30,7 +31,7 @@ def _dims(op: Operator) -> tuple[Dims, Dims]:
 @op_rule("Sum", "Mean", static=(1,))
 def summing(op: Operator) -> Rule:
     dims, kept = _dims(op)
-    # A mean of whole numbers is rounded once, at the end.
+    # A mean of integers must be rounded only once, at the end, so its reduced dimensions can't be split.
     rounds = op.type == "Mean" and not op.result.is_float
     fixed = {f"d{i}" for i in reduced_dimensions(op)} if rounds else ()
     return make_rule(op, (dims, None), (kept,), fixed=fixed, linear=FIRST)
@@ -40,7 +41,7 @@ def summing(op: Operator) -> Rule:
 def extremal(op: Operator) -> Rule:
     dims, kept = _dims(op)
     reduced = {f"d{i}" for i in reduced_dimensions(op)}
-    # The special lowering hands the result on as a sum, which integers can't be.
+    # The special lowering of a split maximum returns it as a partial sum, which integers can't be.
     if not op.result.is_float:
         return make_rule(op, (dims, None), (kept,), fixed=reduced)
     return make_rule(op, (dims, None), (kept,), inner=reduced, flops_per_point=3.0)
@@ -48,6 +49,7 @@ def extremal(op: Operator) -> Rule:
 
 @op_rule("Prod", "All", "Any", "EuclideanNorm", static=(1,))
 def whole(op: Operator) -> Rule:
+    """Return the rule of a reduction whose reduced dimensions can't be split."""
     dims, kept = _dims(op)
     return make_rule(op, (dims, None), (kept,), fixed={f"d{i}" for i in reduced_dimensions(op)})
 

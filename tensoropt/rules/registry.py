@@ -1,4 +1,4 @@
-"""The registry: operator type to rule, one entry a type."""
+"""Register and find sharding rules: one entry per operator type."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _KNOWN: WeakKeyDictionary[Operator, Rule] = WeakKeyDictionary()
 def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction], RuleFunction]:
     """Register a rule for operator types.
 
-    The decorated function takes an operator and returns its rule, or a text that says why it must run replicated.
+    The decorated function takes an operator and returns its rule, or the reason why the operator must run replicated.
 
     Args:
         types: TensorFlow's names of the operator types.
-        static: the inputs that must be constants and steer the operator, by position; -1 is the last.
+        static: the positions of inputs that steer the operator and must be constants, such as shapes; -1 is the last.
+
+    Raises:
+        ValueError: an operator type has a rule already.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -44,19 +47,22 @@ def has_rule(op_type: str) -> bool:
 
 
 def rule_types() -> tuple[str, ...]:
-    """All operator types with a rule."""
+    """Return all operator types that have a rule, sorted."""
     _load()
     return tuple(sorted(_RULES))
 
 
 def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
-    """Which inputs of an operator of this type are static."""
+    """Return the positions of the static inputs of an operator of this type."""
     _load()
     return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))
 
 
 def rule_of(op: Operator) -> Rule:
-    """The rule of an operator, found once; without one, it runs replicated, and ``rule.without`` says why."""
+    """Return the rule of an operator; it is computed once.
+
+    If there is none, return the rule of a replicated operator, whose ``without`` says why.
+    """
     known = _KNOWN.get(op)
     if known is None:
         known = _KNOWN[op] = _found(op)
@@ -64,9 +70,13 @@ def rule_of(op: Operator) -> Rule:
 
 
 def rule_in_slices(op: Operator, n_slices: int, n_devices: int) -> Rule:
-    """Return the rule of an operator whose training step takes its batch in slices, at the whole batch.
+    """Return the rule of an operator on the whole batch, for a training step with micro-batches.
 
-    A loaded batch needn't lie spread where each rank's share of it can't be sliced: it is gathered first.
+    A batch of which each rank loads its share needn't be spread over all ranks if these shares can't be divided into
+    micro-batches: it is then gathered first.
+
+    Args:
+        n_slices: the number of micro-batches.
     """
     rule = rule_of(op)
     if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices):
@@ -92,7 +102,7 @@ def _found(op: Operator) -> Rule:
 
 @cache
 def _load() -> None:
-    """Import the modules that register rules; not at import time, since they import this one."""
+    """Import the modules that register rules, on first use, since they import this one."""
     from . import (  # noqa: F401
         complex_numbers,
         control_flow,

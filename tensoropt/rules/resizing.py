@@ -1,4 +1,8 @@
-"""Resizing and warping of images: batch and channels are split, pixels reach over blocks."""
+"""Rules of resizing, warping and cropping images, and of local response normalisation.
+
+Resized, warped and cropped images can be split along channels, and along images or boxes, but not along pixels: a pixel of
+the result depends on pixels in other blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def scale_and_translate(op: Operator) -> Rule:
 
 @op_rule("ImageProjectiveTransformV3", static=(2, 3))
 def projective_transform(op: Operator) -> Rule:
-    """One transformation for each image, or one for all."""
+    """Return the rule of projective transforms, of which there is one for each image, or one for all."""
     transforms = op.inputs[1]
     assert transforms is not None
     of_image: Dims = (("n",) if transforms.shape[0] > 1 else (), ())
@@ -32,7 +36,7 @@ def projective_transform(op: Operator) -> Rule:
 
 @op_rule("CropAndResize", static=(3,))
 def crop_and_resize(op: Operator) -> Rule:
-    """Each box names its image, so the batch stays whole while boxes are split."""
+    """Return the rule of cropping boxes; boxes can be split but the batch can't, since each box names its image."""
     linear = FIRST if op.attrs["extrapolation_value"] == 0 else ()
     return pattern_rule(op, "1 1 1 c, boxes 1, boxes -> boxes 1 1 c", linear=linear, flops_per_point=4.0)
 

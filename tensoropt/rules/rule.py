@@ -1,14 +1,15 @@
-"""Rules, configs and what a config makes of an operator.
+"""Sharding rules, configs, and the layouts that a config gives to an operator's operands and results.
 
-A rule describes an operator by named *factors* in an einsum-like pattern: ``m k, k n -> m n``. One mesh axis at a time may
-be given to a factor; the infrastructure derives everything else:
+A rule describes an operator by named *factors* in an einsum-like pattern: ``m k, k n -> m n``. A config assigns each mesh
+axis to one factor or to none. Everything else follows for each axis by itself:
 
-- an operand or result dimension that has the factor is split by the axis; one that lacks it has replicas along the axis;
-- a result that lacks a factor which an operand has is a sum, *partial* along the axis;
-- an axis may also be given to a group of operands in which the operator is linear: those are partial then, and so is the
-  result (``+0`` is the first such group).
+- an operand or result that has the factor in a dimension is split by the axis along that dimension;
+- an operand that lacks the factor is replicated along the axis;
+- a result that lacks the factor although an operand has it is a sum: it is *partial* along the axis;
+- an axis may also be assigned to a group of operands in which the operator is linear (``+0`` is the first such group). These
+  operands are then partial along the axis, and so are the results.
 
-In a pattern, ``1`` is a dimension that isn't split, ``(a b)`` one in which two factors are merged, a before b.
+In a pattern, ``1`` is a dimension that isn't split, and ``(a b)`` is one in which two factors are merged, a before b.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ EXHAUSTIVE_AXES = 4
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What an operator is.
+    """The sharding rule of one operator.
 
     Attributes:
-        operands: per input the factors of each dimension, or None where the input is static.
+        operands: per input the factors of each dimension; None for a static input, a constant that steers the operator.
         results: per result the factors of each dimension.
-        extents: each factor's extent, in the factor order that decides which axis is major.
+        extents: the extent of each factor. Their order decides which axis is major.
         fixed: factors that can't be split.
         even: factors whose number of blocks must divide their extent.
-        inner: factors that, when split, need collectives inside of the operator.
-        completed: factors whose sum those collectives complete, so that a result without them isn't partial.
-        linear: groups of operand positions that may be partial together.
-        halos: factors that windows slide along: in the first operand a dimension of its own extent, in the result that of
-            the windows. Where such a factor is split, what the windows of a block cover is exchanged first.
-        spread: the factor to which every axis is given, as far as it has elements: the batch of an input of which each rank
-            loads its share.
-        flops_per_point: floating-point operations of the forward pass per point of the factors' product.
-        without: why there is no better rule, for an operator that runs replicated.
+        inner: factors that need collectives inside the operator when they are split.
+        completed: factors over which these collectives complete the sum, so that a result without them isn't partial.
+        linear: groups of operand positions that may be partial together, as the operator is linear in them.
+        halos: factors that windows slide along. The first operand's dimension has an extent of its own, the result's has the
+            number of windows. When such a factor is split, the elements under the windows of each block are exchanged first.
+        spread: the factor that every axis must be assigned to, if it has enough elements: the batch of an input of which
+            each rank loads its share. Empty if there is none.
+        flops_per_point: floating-point operations of the forward pass per point of the product of all factors.
+        without: the reason why the operator has no better rule, if it runs replicated; else empty.
     """
 
     operands: tuple[Dims | None, ...]
@@ -68,19 +69,22 @@ class Rule:
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
-        """The factors that an axis may be given to, in factor order."""
+        """The factors that an axis may be assigned to, in factor order."""
         return tuple(name for name in self.extents if self.most_blocks(name) > 1 and name not in self.fixed)
 
     def most_blocks(self, name: str) -> int:
-        """Into how many blocks a factor can be split, so that no block of any tensor is empty."""
+        """Return the most blocks into which a factor can be split so that no block of any tensor is empty."""
         return self.halos[name].most_blocks if name in self.halos else self.extents[name]
 
     def divides(self, name: str, degree: int) -> bool:
-        """Whether a factor can be split into so many blocks."""
+        """Return whether a factor can be split into ``degree`` blocks."""
         return degree <= self.most_blocks(name) and not (name in self.even and self.extents[name] % degree)
 
     def exchanged(self, config: Config) -> Windows:
-        """The windows along the first operand's dimensions, where a config makes a halo necessary; else none."""
+        """Return the windows along the first operand's dimensions if a config needs a halo exchange, else an empty tuple.
+
+        The entry of a dimension without windows is None.
+        """
         if all(window.tiles(config.degree(name)) for name, window in self.halos.items() if config.degree(name) > 1):
             return ()
         assert self.operands[0] is not None
@@ -88,7 +92,7 @@ class Rule:
 
     @cached_property
     def summed(self) -> tuple[frozenset[str], ...]:
-        """Per result, the factors whose split makes it partial."""
+        """The factors whose split makes a result partial, per result."""
         in_operands = {name for dims in self.operands if dims for names in dims for name in names}
         return tuple(
             frozenset(in_operands - {name for names in dims for name in names} - self.completed)
@@ -97,7 +101,10 @@ class Rule:
 
     @cached_property
     def minor_to(self) -> dict[str, set[str]]:
-        """Per factor, those that stand before it in a merged dimension: they must be split down to single elements."""
+        """The factors before a factor in a merged dimension, by factor.
+
+        The factor can be split only if these are split into single elements.
+        """
         majors: dict[str, set[str]] = {}
         for dims in [*(d for d in self.operands if d is not None), *self.results]:
             for names in dims:
@@ -113,11 +120,12 @@ class Rule:
 
 
 def _dims_text(dims: Dims) -> str:
+    """Return the dimensions of one tensor as a pattern's text."""
     return " ".join("1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})" for names in dims)
 
 
 def parse_dims(text: str) -> Dims:
-    """``n (h p) 1`` to ``(("n",), ("h", "p"), ())``."""
+    """Return the factors of each dimension in a pattern: ``n (h p) 1`` gives ``(("n",), ("h", "p"), ())``."""
     return tuple(
         () if token == "1" else tuple(token[1:-1].split()) if token.startswith("(") else (token,)
         for token in _TOKEN.findall(text)
@@ -125,9 +133,13 @@ def parse_dims(text: str) -> Dims:
 
 
 def pattern_rule(op: Operator, pattern: str, **options: Any) -> Rule:
-    """A rule from a pattern such as ``m k, k n -> m n``; operands stand for the inputs that aren't static, in order.
+    """Return the rule of an operator from a pattern such as ``m k, k n -> m n``.
 
-    Extents are read off the operator's tensors; ``extents=`` gives those of factors in merged dimensions.
+    The pattern's operands are the inputs that aren't static, in order. The operator's tensors give the extents, except those
+    of factors in merged dimensions, which ``extents=`` must give.
+
+    Args:
+        options: passed on to :func:`make_rule`.
     """
     left, right = pattern.split("->")
     operand_dims = [parse_dims(text) for text in left.split(",")] if left.strip() else []
@@ -150,7 +162,10 @@ def make_rule(
     spread: str = "",
     flops_per_point: float = 1.0,
 ) -> Rule:
-    """Build a rule, with the extents read off the tensors and uneven splits ruled out where they can't be.
+    """Build a rule: take extents from the operator's tensors, and rule out uneven splits where blocks wouldn't match.
+
+    A factor without a halo is ``even`` if a dimension that it is in has another extent, as a merged dimension has.
+    ``linear`` is ignored unless all results are floating-point. For the arguments see :class:`Rule`.
 
     Raises:
         ValueError: the pattern doesn't fit the operator's tensors.
@@ -190,24 +205,28 @@ def make_rule(
 
 
 def replicated_rule(op: Operator, why: str) -> Rule:
-    """The rule of an operator that runs whole on every device."""
+    """Return the rule of an operator that runs replicated on every device; ``why`` is the reason."""
     operands = tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
     return Rule(operands, tuple(((),) * len(tensor.shape) for tensor in op.outputs), {}, without=why)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A rule with each mesh axis assigned to one factor, to a linear group (``+0``), or to none (``""``)."""
+    """A rule's factors assigned to the axes of a mesh.
+
+    Attributes:
+        assignment: per mesh axis a factor, a linear group (``+0``), or none (``""``).
+    """
 
     mesh: Mesh
     assignment: tuple[str, ...]
 
     def axes_of(self, name: str) -> Axes:
-        """The axes that are given to a factor or linear group, outermost first."""
+        """Return the axes that are assigned to a factor or a linear group, outermost first."""
         return tuple(axis for axis, given in enumerate(self.assignment) if given == name)
 
     def degree(self, name: str) -> int:
-        """Into how many blocks a factor is split."""
+        """Return the number of blocks into which a factor is split."""
         return self.mesh.size_of(self.axes_of(name))
 
     @property
@@ -216,12 +235,12 @@ class Config:
 
     @classmethod
     def whole(cls, mesh: Mesh) -> Config:
-        """The config that splits nothing."""
+        """Return the config that splits nothing."""
         return cls(mesh, (NONE,) * len(mesh.sizes))
 
     @classmethod
     def parse(cls, mesh: Mesh, text: str) -> Config:
-        """Read what ``str(config)`` wrote: ``n:a o:bc``, or ``-`` where no axis is used."""
+        """Parse the text of ``str(config)``: ``n:a o:bc``, or ``-`` if no axis is used."""
         assignment = [NONE] * len(mesh.sizes)
         for part in text.split() if text != "-" else ():
             name, _, axes = part.partition(":")
@@ -236,9 +255,13 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a consumer asks of a tensor: the operand layout, and the axes over which its gradient comes partial.
+    """An operand sharding: the layout that a consumer asks of a tensor, and the layout of the gradient that it sends back.
 
-    ``varying`` is None where no gradient comes back. The text is ``[a, -] ~b``; ``!`` stands for no gradient.
+    The text is ``[a, -] ~b``, where b is ``varying``; ``[a, -] !`` has no gradient.
+
+    Attributes:
+        layout: the layout of the operand.
+        varying: the axes over which the gradient comes back partial; None if no gradient comes back.
     """
 
     layout: Layout
@@ -251,7 +274,7 @@ class Demand:
 
     @classmethod
     def parse(cls, mesh: Mesh, text: str) -> Demand:
-        """Read what ``str(demand)`` wrote."""
+        """Parse the text of ``str(demand)``."""
         if text.endswith(" !"):
             return cls(Layout.parse(mesh, text[:-2]), None)
         layout, _, varying = text.partition(" ~")
@@ -260,14 +283,19 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a config means to the operator's context: a demand per operand, a layout per result."""
+    """The operand shardings (Demand) and produced layouts that an operator has under a config.
+
+    Attributes:
+        operands: per input its operand sharding; None for a static input.
+        results: per result its produced layout.
+    """
 
     operands: tuple[Demand | None, ...]
     results: tuple[Layout, ...]
 
 
 def interface(rule: Rule, config: Config) -> Interface:
-    """The layouts that a config determines; see the module docstring for how."""
+    """Return the operand shardings and produced layouts that a config gives an operator; the module docstring says how."""
     mesh, used = config.mesh, config.used_axes
     axes = {name: config.axes_of(name) for name in rule.extents}
     groups = [config.axes_of(f"+{i}") for i in range(len(rule.linear))]
@@ -292,7 +320,7 @@ def interface(rule: Rule, config: Config) -> Interface:
 
 
 def why_invalid(rule: Rule, config: Config) -> str:
-    """Why a config can't be had under a rule, or an empty string if it can."""
+    """Return the reason why a config is invalid under a rule, or an empty string if it is valid."""
     n_devices = config.mesh.n_devices
     if rule.spread and config.degree(rule.spread) < n_devices <= rule.extents[rule.spread]:
         return f"every rank loads its share of factor '{rule.spread}', so all axes must be given to it"
@@ -315,7 +343,10 @@ def why_invalid(rule: Rule, config: Config) -> str:
 
 
 def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
-    """All configs of a rule on a mesh; beyond 16 devices those that give each factor a contiguous group of axes."""
+    """Return all valid configs of a rule on a mesh.
+
+    On more than ``EXHAUSTIVE_AXES`` axes, only those that assign a contiguous group of axes to each factor.
+    """
     names = (NONE, *rule.splittable, *(f"+{i}" for i in range(len(rule.linear))))
     n_axes = len(mesh.sizes)
     assignments = product(names, repeat=n_axes) if n_axes <= EXHAUSTIVE_AXES else _contiguous(names, n_axes)
@@ -324,7 +355,7 @@ def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
 
 
 def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The assignments that give each name one contiguous group of axes, in the order of ``product``."""
+    """Yield the assignments that give each name one contiguous group of axes, in the order of ``itertools.product``."""
     if n_axes == len(before):
         yield before
         return
@@ -334,7 +365,7 @@ def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = (
 
 
 def local_points(rule: Rule, config: Config) -> int:
-    """How many points of the factors' product the busiest device computes."""
+    """Return how many points of the product of all factors the device with the largest blocks computes."""
     return math.prod(-(-extent // config.degree(name)) for name, extent in rule.extents.items())
 
 

@@ -1,4 +1,4 @@
-"""Adding rows up by index: the result's places may be split, each rank then takes the rows that are its own."""
+"""Rules of adding rows up by index. If the result is split along indices, each rank uses the rows of its own indices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .rule import Dims, Rule, make_rule
 
 
 def _index_dims(op: Operator, position: int) -> tuple[Dims, int]:
-    """The factors of the dimensions before the last one of the indices, and the extent of the last."""
+    """Return the factors of all dimensions of the indices but the last, and the extent of the last."""
     indices = op.inputs[position]
     assert indices is not None
     return tuple((f"i{k}",) for k in range(len(indices.shape) - 1)), indices.shape[-1]
 
 
 def _result_dims(op: Operator, depth: int) -> tuple[Dims, Dims]:
-    """The factors of places and of the rest of a row."""
+    """Return the factors of the result: of the ``depth`` leading dimensions, which are indexed, and of the others."""
     places = tuple((f"p{k}",) for k in range(depth))
     return places, tuple((f"d{k}",) for k in range(depth, len(op.result.shape)))
 
@@ -30,9 +30,10 @@ def scatter_nd(op: Operator) -> Rule:
 
 
 def _onto_tensor(op: Operator, split_places: bool, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    """Return the rule of combining rows with a tensor; ``split_places`` says whether the indexed dimensions can be split."""
     rows, depth = _index_dims(op, 1)
     places, rest = _result_dims(op, depth)
-    # Summands of the rows would have to be added to one summand of the tensor.
+    # If rows were split, each device's sum of them would have to be added to just one summand of the tensor.
     fixed = {name for (name,) in rows} | (set() if split_places else {name for (name,) in places})
     result = (*places, *rest)
     return make_rule(op, (result, (*rows, ()), (*rows, *rest)), (result,), fixed=fixed, linear=linear)
@@ -68,12 +69,15 @@ def unsorted_segments(op: Operator) -> Rule:
 
 @op_rule("DenseBincount", "Bincount", static=(1,))
 def bincount(op: Operator) -> Rule:
-    """Counts of whole numbers, per row where there are rows; weights have the operand's shape, or no elements."""
+    """Return the rule of counting integers, per row if there are rows.
+
+    Weights have the operand's shape, or no elements.
+    """
     operand, weights = op.inputs[0], op.inputs[2]
     assert operand is not None and weights is not None
     has_rows = len(operand.shape) == 2
     dims: Dims = (*((("d0",),) if has_rows else ()), *((("counted",),) if operand.shape else ()))
-    # Whether something is there at all isn't a sum, and whole numbers have no summands.
+    # A binary output (whether a number occurs at all) isn't a sum, and integers can't be partial.
     fixed = {"counted"} if op.attrs.get("binary_output") or not op.result.is_float else ()
     weight_dims = dims if weights.shape == operand.shape else ((),) * len(weights.shape)
     linear = ((2,),) if weights.shape == operand.shape and not op.attrs.get("binary_output") else ()

@@ -1,4 +1,4 @@
-"""Searching and sorting along one dimension, which stays whole; all others are split."""
+"""Rules of searching and sorting along one dimension, which can't be split; all others can."""
 
 from __future__ import annotations
 

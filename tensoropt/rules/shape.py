@@ -1,4 +1,4 @@
-"""Operators that move elements and compute nothing."""
+"""Rules of operators that move elements and compute nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from .rule import Dims, Rule, make_rule
 
 
 def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
-    """The factors that two shapes of the same elements share.
+    """Return the factors that two shapes of the same elements share.
 
-    Dimensions are taken in the shortest groups of equal products; of each group the greatest common divisor of the two
-    leading dimensions is a factor of both, in front, where blocks stay blocks.
+    The dimensions of both shapes are divided into the shortest groups with equal products. In each group, the greatest
+    common divisor of the two leading dimensions is a factor of both: along leading dimensions, blocks stay blocks.
+
+    Returns:
+        The factors of each dimension of ``source`` and of ``target``, and the factors' extents.
     """
     source_dims: list[tuple[str, ...]] = [()] * len(source)
     target_dims: list[tuple[str, ...]] = [()] * len(target)
@@ -45,6 +48,7 @@ def reshape_dims(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, in
 
 
 def _reshape(op: Operator) -> Rule:
+    """Return the rule of a reshape."""
     operand = op.inputs[0]
     assert operand is not None
     source, target, extents = reshape_dims(operand.shape, op.result.shape)
@@ -86,7 +90,7 @@ def tile(op: Operator) -> Rule:
 
 
 def _along(op: Operator, axis: int, rank: int) -> Dims:
-    """All dimensions but one, which stays whole."""
+    """Return one factor for each of ``rank`` dimensions, but none for ``axis``, which can't be split."""
     return tuple(() if i == axis % rank else (f"d{i}",) for i in range(rank))
 
 
@@ -141,6 +145,7 @@ def mirror_pad(op: Operator) -> Rule:
 
 
 def _padded(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule:
+    """Return the rule of padding; padded dimensions can't be split."""
     dims = tuple(() if amounts.any() else (f"d{i}",) for i, amounts in enumerate(np.asarray(op.statics[1])))
     return make_rule(op, (dims, *(None,) * (len(op.inputs) - 1)), (dims,), linear=linear)
 
@@ -155,7 +160,7 @@ def slice_(op: Operator) -> Rule:
 
 
 def strided_dimensions(op: Operator, operand: Tensor) -> list[tuple[int | None, int | None]]:
-    """How StridedSlice maps dimensions: pairs (operand's, result's); None where one has no counterpart."""
+    """Return how a StridedSlice maps dimensions: pairs (operand's, result's); None where one has no counterpart."""
     begin, masks = op.statics[1], op.attrs
     n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)
     has_ellipsis = bool(masks["ellipsis_mask"])
@@ -192,14 +197,14 @@ def strided_slice(op: Operator) -> Rule:
     source: list[tuple[str, ...]] = [()] * len(operand.shape)
     target: list[tuple[str, ...]] = [()] * len(op.result.shape)
     for number, (i, j) in enumerate(strided_dimensions(op, operand)):
-        # A whole dimension that is read backwards isn't block by block the same.
+        # A dimension that is kept whole but read backwards has other blocks in the result, so it can't be split.
         if i is not None and j is not None and operand.shape[i] == op.result.shape[j] and not _reverses(op, operand, i):
             source[i] = target[j] = (f"d{number}",)
     return make_rule(op, (tuple(source), None, None, None), (tuple(target),), linear=FIRST)
 
 
 def _reverses(op: Operator, operand: Tensor, dimension: int) -> bool:
-    """Whether a dimension is read with a negative stride."""
+    """Return whether a dimension of the operand is read with a negative stride."""
     begin, strides, masks = op.statics[1], op.statics[3], op.attrs
     source = 0
     n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)

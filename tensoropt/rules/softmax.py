@@ -1,4 +1,4 @@
-"""Softmax and the cross-entropies; over split classes the maximum and the sum are collectives inside."""
+"""Rules of softmax and the cross-entropies; over split classes, maximum and sum take collectives inside the operator."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ranks, collectives, execution, checkpoints, and what happens when a rank fails."""
+"""Ranks, collectives, execution, checkpoints and the handling of failures."""

@@ -1,4 +1,4 @@
-"""Single collectives as operators of a graph, for measuring what they cost."""
+"""Add single collectives to a graph as operators, to measure what they cost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Emitted = Callable[[str, Axes, int], Call]
 
 
 def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
-    """By Horovod's operators, over groups of all ranks of a run; every rank must call it.
+    """Return a function that adds Horovod's collectives to a graph, over groups of all ranks. Every rank must call it.
 
     Raises:
-        InputError: Horovod can't be used here, or not the same one on all ranks.
+        InputError: Horovod can't be used here, or differs between ranks.
     """
     from .collectives.horovod import HorovodCollectives
 
@@ -34,7 +34,7 @@ def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
 
 
 def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
-    """What adds one collective to a graph, as lowering does: see :class:`..profiling.ranks.Place`."""
+    """Return a function that adds one collective to a graph, as lowering does: see :class:`..profiling.ranks.Place`."""
     in_graph = InGraph(collectives, rank)
 
     def of(kind: str, axes: Axes, n_bytes: int) -> Call:
@@ -44,7 +44,7 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
             counts = [end - start for start, end in bounds]
 
             def exchange(whole: tf.Tensor) -> tf.Tensor:
-                # There is none without copies, which are charged by themselves.
+                # Lowering's all-to-all includes copies, whose cost is counted separately, so only the exchange is emitted.
                 return collectives.all_to_all(axes, whole, opaque(counts, tf.int32), "measured_all_to_all")
 
             return count, exchange

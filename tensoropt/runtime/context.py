@@ -1,4 +1,4 @@
-"""Where a run takes place: its ranks, and the hardware that plans are made for."""
+"""The context of a run: its ranks, and the hardware for which plans are made."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from .local_hardware import hardware_here, prepared_processes, warning_of
 
 
 class Context:
-    """Attributes:
-    processes: the ranks of this run.
-    hardware: what they run on, measured or given.
-    seed: of random numbers, the same on every rank; drawn by rank 0 if none was given.
+    """The context of a run.
+
+    Attributes:
+        processes: the ranks of this run.
+        hardware: the hardware for which plans are made, measured or given.
+        seed: the seed of random numbers, the same on every rank; drawn by rank 0 if none was given.
     """
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
@@ -40,7 +42,10 @@ class Context:
         return hardware
 
     def on_first_rank(self, compute: Callable[[], Any]) -> Any:
-        """Compute on rank 0 and give the result, or the error, to all: one plan, whatever sets and clocks do."""
+        """Compute on rank 0 and return the result, or raise the error, on all ranks.
+
+        So there is one plan, even if the order of sets or clocks would make the ranks' own results differ.
+        """
         answer: Any = None
         mine: Any = None
         if self.processes.rank == 0:
@@ -59,10 +64,10 @@ class Context:
         return mine if mine is not None else Plan.from_json(answer) if isinstance(answer, dict) else answer
 
     def check_same(self, digest: str) -> None:
-        """Hold the ranks' models against each other.
+        """Check that all ranks recorded the same model.
 
         Raises:
-            InputError: they differ.
+            InputError: the digests differ.
         """
         other = self.processes.first_that_differs(digest)
         if other is not None:
@@ -73,10 +78,10 @@ class Context:
 
 
 def resolve_cluster(cluster: Hardware | str) -> Hardware:
-    """Hardware by name or file.
+    """Return the hardware with a name or of a file.
 
     Raises:
-        InputError: there is no such, or its description is wrong.
+        InputError: there is no such hardware, or its description is wrong.
     """
     if isinstance(cluster, Hardware):
         return cluster
@@ -90,5 +95,5 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
 
 @cache
 def _say_alone() -> None:
-    """Once a process: a forgotten mpirun is easily missed."""
+    """Print, once per process, that it was started alone: a forgotten mpirun is easily missed."""
     print("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N", file=sys.stderr, flush=True)

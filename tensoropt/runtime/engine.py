@@ -1,6 +1,6 @@
-"""Running a model by a strategy: local variables, feeding, fetching, training steps.
+"""Run a model under a strategy: local variables, feeds, fetches and training steps.
 
-For each set of fetches and feeds the engine builds one TensorFlow function with just what these need, once; every rank
+For each set of fetches and feeds the engine builds, once, one TensorFlow function with just what these need. Every rank
 builds the same functions in the same order. Variables are read when a function starts and updated when it ends.
 """
 
@@ -47,7 +47,13 @@ UPDATE_OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What one function computes: tensors (each whole, or this rank's piece), training steps, other operators."""
+    """The results of one function: tensors, training steps and other operators.
+
+    Attributes:
+        tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
+        train_steps: the names of the training steps to run.
+        operators: the names of other operators to run.
+    """
 
     tensors: tuple[tuple[Tensor, bool], ...] = ()
     train_steps: tuple[str, ...] = ()
@@ -56,7 +62,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A tensor that is given; ``is_local`` where each rank has only its share of the batch."""
+    """A tensor that is fed. ``is_local`` says whether each rank feeds only its share of the batch."""
 
     tensor: Tensor
     is_local: bool
@@ -64,9 +70,13 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class BuiltFunction:
-    """Attributes:
-    layouts: per feed, where its pieces are.
-    slices: per feed, the slices in which it is taken; none where it is taken in whole.
+    """A TensorFlow function for one set of fetches and feeds.
+
+    Attributes:
+        call: the function; it takes each feed's shards on the ranks that are built here.
+        log: the collectives that the function runs.
+        layouts: for each feed, the layout in which it is fed.
+        slices: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
     """
 
     call: Callable[..., Any]
@@ -77,16 +87,21 @@ class BuiltFunction:
 
 @dataclass
 class Engine:
-    """Attributes:
-    view: the strategy on its graph.
-    router: finds the path of each resharding.
-    backend: carries out the paths.
-    initial_value: the whole first value of a variable, by its operator's name.
-    agree: called with a digest of each function and its log of collectives, before its first run; raises where ranks
-        differ, and readies the collectives.
-    first: another engine, on whose variables and optimizers this one works where it has the same.
-    sliced: the strategy on the graph of one slice, where training steps take their batch in several.
-    in_order, lag: whether the backward pass has an order, and how far updates may be behind; see :mod:`..lowering.schedule`.
+    """The execution of a model under a strategy, on the ranks that this process builds.
+
+    Attributes:
+        view: the strategy on its graph.
+        router: finds the path of each resharding.
+        backend: carries out the paths.
+        initial_value: returns the global initial value of a variable, given by its operator's name.
+        agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
+            and prepares the collectives.
+        first: another engine, whose variables and optimizers this one shares where it has the same; None without.
+        sliced: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else None.
+        in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
+        lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
+        variables: by operator name, a variable's shards on the ranks that are built here.
+        optimizers: the optimizer of each training step, by the step's name.
     """
 
     view: StrategyView
@@ -116,6 +131,7 @@ class Engine:
 
     @property
     def graph(self) -> Graph:
+        """The graph of the strategy."""
         return self.view.graph
 
     def _shards(self, step: TrainStep) -> Shards:
@@ -129,7 +145,7 @@ class Engine:
         return local_variables(whole, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
 
     def initialize(self) -> None:
-        """Give all variables their first values again, and the optimizers theirs."""
+        """Reset all variables, the optimizers' too, to their initial values."""
         for op in self.graph.variables:
             for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
                 variable.assign(value)
@@ -137,7 +153,7 @@ class Engine:
             optimizer.reset()
 
     def state(self) -> tuple[StateEntry, ...]:
-        """All variables in a fixed order: the model's, then those of each training step's optimizer."""
+        """Return all variables in a fixed order: the model's, then those of each training step's optimizer."""
         entries = [
             StateEntry(
                 op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name])
@@ -148,7 +164,7 @@ class Engine:
 
     @property
     def local_parameter_bytes(self) -> list[int]:
-        """Per rank that is built here, the bytes of the pieces of trained variables that it holds."""
+        """Return, for each rank that is built here, the bytes of its shards of the trainable variables."""
         totals = [0] * len(self.backend.ranks)
         for op in self.graph.variables:
             if op.is_trainable:
@@ -159,14 +175,18 @@ class Engine:
 
     @property
     def collectives_per_step(self) -> int:
-        """The collectives of the function with a training step that was built last; 0 before there is one."""
+        """The number of collectives in the training function that was built last; 0 if none was built."""
         logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
         return len(logs[-1]) if logs else 0
 
     def run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
-        """Run once; per fetched tensor its value on each rank that is built here.
+        """Run the function for these fetches and feeds once.
 
-        What is fed whole, as an array, is cut; a tensor that needs no cut is taken as it is, without a copy.
+        A global value that is fed as an array is cut into shards. A tensor that needs no cut is taken as it is, without a
+        copy.
+
+        Returns:
+            For each fetched tensor, its value on each rank that is built here.
 
         Raises:
             InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
@@ -190,7 +210,7 @@ class Engine:
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 
     def _fed_layout(self, feed: Feed) -> Layout:
-        """Where the fed pieces are: as the tensor's producer leaves them, or the batch over all ranks in order."""
+        """Return a feed's layout: the tensor's produced layout, or the batch split over all ranks in order."""
         if not feed.is_local:
             return self.view.layout(feed.tensor)
         mesh = self.view.strategy.mesh
@@ -198,7 +218,7 @@ class Engine:
         return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
 
     def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
-        """The function for these fetches and feeds, built where it is new.
+        """Return the function for these fetches and feeds, which is built the first time.
 
         Raises:
             InputError: a placeholder that is needed isn't fed.
@@ -210,7 +230,7 @@ class Engine:
 
     def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
         needed = self._needed(fetch, {feed.tensor.name for feed in feeds})
-        # In program order, so that all ranks name the same one.
+        # In program order, so that all ranks name the same placeholder.
         for op in self.graph.operators.values():
             if op.name in needed and op.type == PLACEHOLDER:
                 raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
@@ -236,7 +256,7 @@ class Engine:
         return BuiltFunction(function, tuple(resharder.log), tuple(map(self._fed_layout, feeds)), of_feeds)
 
     def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
-        """The slices of the batch in which a function runs; none where it runs in whole."""
+        """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""
         slicing = self.sliced.graph.slicing if self.sliced is not None else None
         if not fetch.train_steps or slicing is None:
             return ()
@@ -260,7 +280,7 @@ class Engine:
             self.view, self.router, resharder, sources, self._update, training=bool(fetch.train_steps)
         )
         model.emit(needed)
-        # Losses first: a fetched loss is then there already.
+        # Losses first: a fetched loss is then available already.
         losses = {
             name: model.replicated(self.graph.train_steps[name].loss, name, with_gradient=True)
             for name in fetch.train_steps
@@ -291,7 +311,7 @@ class Engine:
     def _as_left(
         self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder
     ) -> Values:
-        """What is fed in a layout, or a slice of it, as the strategy has it lie."""
+        """Reshard a fed tensor, or its part of a micro-batch, to the produced layout of the strategy."""
         if layout == view.layout(tensor):
             return values
         resharding = resharding_of(tensor, layout, Demand(view.layout(tensor), None))
@@ -300,7 +320,11 @@ class Engine:
     def _emit_slices(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
     ) -> list[tf.Tensor]:
-        """A training step in slices: what is made once, all slices, what comes after them, and the update."""
+        """Emit a training step in micro-batches.
+
+        The operators that run once come first, then those of all micro-batches, then the operators after them, then the
+        update.
+        """
         (name,), slicing, resharder, view = fetch.train_steps, slices[0].slicing, model.resharder, model.view
         step = self.graph.train_steps[name]
         in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
@@ -349,7 +373,10 @@ class Engine:
     def _sliceable(
         self, feed: Feed, values: Values, which: Slice, resharder: Resharder
     ) -> tuple[Layout, Values]:
-        """What is fed in a layout of which each slice takes some rows; ranks' shares are gathered where they have none."""
+        """Return a fed tensor's layout and shards such that each rank can cut its rows of each micro-batch from its shard.
+
+        If the micro-batches don't divide each rank's share evenly, the shares are gathered.
+        """
         layout = self._fed_layout(feed)
         if not feed.is_local or which.n_shares == which.n_devices:
             return layout, values
@@ -360,7 +387,10 @@ class Engine:
     def _from_slices(
         self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str
     ) -> Values | None:
-        """A tensor that all slices made, whole on every rank, for an operator that comes after them."""
+        """Return the operand of an operator that runs after all micro-batches, from a tensor that they all computed.
+
+        Such a tensor is replicated on every rank. Return None if the tensor isn't among them.
+        """
         if tensor.name not in made:
             return None
         whole = Layout.replicated(self.backend.mesh, len(tensor.shape))
@@ -368,7 +398,7 @@ class Engine:
         return model.resharder.reshard(resharding, self.router.route(resharding), made[tensor.name], operator)
 
     def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
-        """Per variable of a training step the lookups in it, where it is updated by rows."""
+        """Return, for each variable of a training step, the lookups in it if it is updated by rows; else none."""
         found = self.graph.train_steps[step]
         return [
             [self._lookup(lookup, self.view, found, model) for lookup in self.graph.lookups.get(name, ())]
@@ -401,7 +431,7 @@ class Engine:
                 variable.assign_add(tf.ones([], variable.dtype))
 
     def _needed(self, fetch: Fetch, given: set[str]) -> set[str]:
-        """The operators that a function runs: all that its targets need and that isn't given."""
+        """Return the names of the operators that a function runs: all that its targets need and that aren't fed."""
         tensors = [tensor for tensor, _ in fetch.tensors]
         operators = list(fetch.operators)
         for name in fetch.train_steps:
@@ -414,7 +444,10 @@ class Engine:
 def _cut(
     value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
 ) -> np.ndarray:
-    """A rank's piece of a whole value, or those of slices; where the layout holds a sum, all of it is at coordinate 0."""
+    """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
+
+    In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
+    """
     if slices:
         of_slices = (each.of(value, 0) for each in slices)
         return np.concatenate([_cut(each, layout, each.shape, rank) for each in of_slices])
@@ -425,7 +458,7 @@ def _cut(
 
 
 def is_of_slices(op: Operator, slicing: Slicing) -> bool:
-    """Whether each slice runs an operator."""
+    """Return whether each micro-batch runs an operator."""
     return any(tensor.name in slicing.forms for tensor in op.outputs)
 
 
@@ -434,7 +467,10 @@ def _is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
 
 
 def _rows(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
-    """A rank's piece of one slice, of ``shape`` in whole; the pieces of all slices stand one behind the other."""
+    """Return a rank's shard of one micro-batch's tensor, whose global shape is ``shape``.
+
+    ``value`` holds the rank's shards of all micro-batches, one after the other.
+    """
     extents = layout.local_shape(shape, rank)
     begin = [index * extents[0], *(0 for _ in extents[1:])]
     rows = tf.slice(value, opaque(begin, tf.int32), opaque(list(extents), tf.int32))
@@ -443,15 +479,11 @@ def _rows(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int)
 
 
 def _fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
-    """Of the argument for a feed: the pieces of slices stand one behind the other."""
+    """Return the shape of a feed's argument. The shards of micro-batches are concatenated along the first dimension."""
     if not slices:
         return uniform_shape(layout, shape)
     n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
     return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
-
-
-def _numpy_dtype(tensor: Tensor) -> Any:
-    return tf.as_dtype(tensor.dtype).as_numpy_dtype
 
 
 def _names(fetch: Fetch) -> str:
@@ -459,16 +491,16 @@ def _names(fetch: Fetch) -> str:
 
 
 def _add_in_one_order() -> None:
-    """Keep TensorFlow from merging additions: AddN starts with whatever operand's memory is free first.
+    """Keep TensorFlow from merging additions: AddN starts with whichever operand's memory becomes free first.
 
-    Replicas that are computed on each rank would differ by a last bit from run to run, and drift apart.
+    Replicas that are computed on each rank would differ in the last bit from run to run, and drift apart.
     """
     if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
 def structure_digest(graph: Any, log: Sequence[Collective]) -> str:
-    """Equal for graphs of equal structure; values of constants, and sizes, may differ between ranks."""
+    """Return a digest that is equal for graphs of equal structure. Constants' values and sizes may differ between ranks."""
     text = hashlib.sha256()
     for node in graph.as_graph_def().node:
         text.update(f"{node.op} {node.name} {list(node.input)}\n".encode())

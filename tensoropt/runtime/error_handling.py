@@ -1,18 +1,18 @@
-"""How a run ends: together, with the right exit code, an error said once, and never a hang.
+"""End all ranks of a run together: with the right exit code, one error message, and never a hang.
 
-Every rank ends by posting one non-blocking all-gather of (kind, exit code, digest of its error) on a communicator of
-its own, the *ending*:
+Every rank ends by posting one non-blocking all-gather of (kind, exit code, digest of its error) on a communicator of its
+own, the *ending*:
 
 - A rank that ends normally, or has no work left to do, waits in it without a limit, asleep.
 - A rank that fails waits ``AGREEMENT_S``. If all ranks have ended by then, the lowest rank of those with the same error
-  prints it, and all exit with its code. If not, the others still work or wait in a collective: the rank prints its
-  error and aborts the job, which ends them.
+  prints it, and all exit with its code. If not, the others still work or wait in a collective: the rank prints its error and
+  aborts the job, which ends them.
 
-So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two things remain. ``sys.exit(3)`` never
-reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. And a rank may
-end (``raise SystemExit``, or a script that simply stops) while another waits for it in a collective: each rank tells
-the others as it ends how many collectives of each chain it began, and a thread of each looks once a second whether this
-rank has begun one more than a rank that ended. The same thread sees to waits that last too long, see
+So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two cases remain. First, ``sys.exit(3)`` never
+reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. Second, a rank may end
+(``raise SystemExit``, or a script that simply stops) while another waits for it in a collective. Therefore each rank tells
+the others, as it ends, how many collectives of each chain it began. A thread of each rank checks once a second whether this
+rank has begun more collectives than a rank that ended. The same thread ends waits that last too long, see
 :mod:`..common.watchdog`.
 """
 
@@ -44,20 +44,20 @@ AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
 LONGEST_NAP_S = 0.05
 SPEAKING_S = 2.0
-"""How long a rank leaves it to another one to say why all end."""
+"""Seconds that a rank waits for another one to print why all ranks end."""
 
 LEAVING_S = 0.3
-"""How long ranks take to leave mpirun once all have ended MPI, with room."""
+"""Seconds that ranks take to leave mpirun once all have ended MPI, with a margin."""
 
 FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
-"""Of messages on the ending's communicator, with those of :mod:`.watching`."""
+"""The tags of messages on the ending's communicator; :mod:`.watching` has more."""
 
-# What a rank posts: its kind, its exit code, and the digest of its error.
+# A rank posts a record: its kind, its exit code, and the digest of its error.
 KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
 DIGEST_BYTES = 16
 RECORD_BYTES = 2 + DIGEST_BYTES
 
-# By name: TensorFlow's is one of them, and isn't imported here.
+# The names of errors, since TensorFlow, which has one of them, isn't imported here.
 OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
 
 _FAREWELL = struct.Struct(f"<{len(CHAINS)}Q")
@@ -66,19 +66,19 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def debugging() -> bool:
-    """Whether the user wants traces (TENSOROPT_DEBUG=1)."""
+    """Return whether the user wants traces (TENSOROPT_DEBUG=1)."""
     return os.environ.get("TENSOROPT_DEBUG", "0") not in ("", "0")
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a process that ends with this error."""
+    """Return the exit code of a process that ends with this error."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     return error.exit_code if isinstance(error, TensorOptError) else 1
 
 
 class Ending:
-    """The last collective of a run. Created by all ranks together; ``comm`` (mpi4py) is used for nothing else."""
+    """The last collective of a run. All ranks create it together; ``comm`` (mpi4py) is used for nothing else."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
@@ -89,7 +89,7 @@ class Ending:
         self._is_complete = False
 
     def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
-        """Post this rank's record (once) and wait for the other ranks'; False if they didn't come within the limit."""
+        """Post this rank's record (once) and wait for the other ranks'; return whether they came within the limit."""
         if self._posted is None:
             record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
             self._posted = self.comm.Iallgather(bytearray(record), self._records)
@@ -105,32 +105,32 @@ class Ending:
         return True
 
     def failures(self) -> list[tuple[int, bytes]]:
-        """(rank, digest) of the ranks that failed; only after :meth:`join` returned True."""
+        """Return (rank, digest) of each rank that failed; only after :meth:`join` returned True."""
         records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
         return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
 
     @property
     def has_failures(self) -> bool:
-        """Whether all ranks have ended, and some have failed."""
+        """Return whether all ranks have ended, and some have failed."""
         return self._is_complete and bool(self.failures())
 
     def n_working(self) -> int:
-        """The ranks that had work; only after :meth:`join` returned True."""
+        """Return the number of ranks that had work; only after :meth:`join` returned True."""
         return sum(kind != KIND_LEFTOVER for kind in self._records[::RECORD_BYTES])
 
     def wait_as_leftover(self) -> None:
-        """Wait until all other ranks have ended; SystemExit(1) if one failed."""
+        """Wait until all other ranks have ended; raise SystemExit(1) if one failed."""
         self.join(KIND_LEFTOVER)
         if self.failures():
             raise SystemExit(1)
 
     @property
     def joined(self) -> bool:
-        """Whether this rank has posted its record."""
+        """Return whether this rank has posted its record."""
         return self._posted is not None
 
     def say_farewell(self, collectives_begun: Sequence[int]) -> None:
-        """Tell the other ranks, without waiting, how many collectives of each chain this one has begun in its life."""
+        """Tell the other ranks, without waiting, how many collectives of each chain this rank has begun."""
         self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
 
     def _tell(self, message: bytes, tag: int) -> None:
@@ -138,23 +138,23 @@ class Ending:
         self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
 
     def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(rank, collectives of each chain that it began) of the ranks that ended since the last call."""
+        """Return (rank, collectives that it began, by chain) of each rank that ended since the last call."""
         return [(rank, _FAREWELL.unpack(message)) for rank, message in self._received(FAREWELL_TAG, _FAREWELL.size)]
 
     def speak(self) -> None:
-        """Tell the other ranks, without waiting, that this one says why all end."""
+        """Tell the other ranks, without waiting, that this rank prints why all ranks end."""
         self._tell(b"", SPEAKING_TAG)
 
     def others_speak(self) -> bool:
-        """Whether another rank says why all end."""
+        """Return whether another rank prints why all ranks end."""
         return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
 
     def tell_terminated(self) -> None:
-        """Tell the other ranks, without waiting, that this one got SIGTERM."""
+        """Tell the other ranks, without waiting, that this rank got SIGTERM."""
         self._tell(b"", TERMINATED_TAG)
 
     def receive_terminated(self) -> set[int]:
-        """The ranks that got SIGTERM, of those that have said so since the last call."""
+        """Return the ranks that got SIGTERM and said so since the last call."""
         return {rank for rank, _ in self._received(TERMINATED_TAG, 0)}
 
     def _received(self, tag: int, n_bytes: int) -> Iterator[tuple[int, bytearray]]:
@@ -167,7 +167,7 @@ class Ending:
             yield status.Get_source(), message
 
     def abort(self, exit_code: int) -> NoReturn:
-        """End all ranks at once."""
+        """End all ranks at once with this exit code."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -176,7 +176,7 @@ class Ending:
 
 
 class ErrorHandling:
-    """What this process does when it fails or ends; one a process."""
+    """This process's handling of errors and of its end; there is one object per process."""
 
     def __init__(self, processes: Processes, previous_hook: Hook) -> None:
         self.processes = processes
@@ -190,7 +190,7 @@ class ErrorHandling:
         self.last: list[Callable[[], object]] = []
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-        """Replaces ``sys.excepthook``."""
+        """Report an uncaught exception and end all ranks. Replaces ``sys.excepthook``."""
         ending = self.processes.ending
         error = _explained(error)
         kind = type(error)
@@ -200,7 +200,7 @@ class ErrorHandling:
         if issubclass(kind, KeyboardInterrupt):
             self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
         code = exit_code_of(error)
-        # Types are compared by name: what is agreed on is what would be printed.
+        # Types are compared by name, since the ranks agree on the text that would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
         self._stop()
         if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
@@ -215,7 +215,7 @@ class ErrorHandling:
         raise SystemExit(code)
 
     def on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
-        """Replaces ``threading.excepthook``: an error of ours in a thread ends all ranks as in the main thread."""
+        """End all ranks for a TensorOptError in a thread, as in the main thread. Replaces ``threading.excepthook``."""
         error = arguments.exc_value
         if not isinstance(error, TensorOptError):
             self.previous_thread_hook(arguments)
@@ -226,7 +226,7 @@ class ErrorHandling:
         except SystemExit:
             if self.processes.ending is None:
                 os._exit(code)
-            time.sleep(0.1 * self.processes.rank)  # the first to speak ends the others: one message
+            time.sleep(0.1 * self.processes.rank)  # the first rank to print ends the others, so that there is one message
             self.processes.ending.abort(code)
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
@@ -241,12 +241,12 @@ class ErrorHandling:
             sys.stderr.flush()
 
     def note_exit(self, code: object) -> None:
-        """``sys.exit(code)`` was called; someone may still catch it."""
+        """Note a call of ``sys.exit(code)``, which may still be caught."""
         number = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
         self._requested_exit = (number, self.processes.collectives_begun)
 
     def on_exit(self) -> None:
-        """The interpreter ends: so does this rank, with the others or, after a failure, before them."""
+        """End this rank as the interpreter ends: together with the others or, after a failure, before them."""
         ending = self.processes.ending
         if ending is None:
             return
@@ -269,22 +269,22 @@ class ErrorHandling:
         self._stop()
 
     def after_all(self) -> None:
-        """What ends with this process, once the other ranks have come to their end too."""
+        """Run the last actions of this process, after the other ranks have ended too."""
         for action in self.last:
             action()
         ending = self.processes.ending
         if ending is not None and ending.has_failures:
             from mpi4py import MPI
 
-            # The first to exit with a code has mpirun end the others, which complains if they haven't left it yet.
+            # When the first rank exits with a code, mpirun ends the others, and complains if they haven't left it yet.
             MPI.Finalize()
             time.sleep(LEAVING_S)
 
     def start_watching(self) -> None:
-        """Look, from a thread, for ranks that ended while this one waits for them, and for waits that last too long.
+        """Start the thread that looks for waits on ranks that have ended, and for waits that last too long.
 
         Raises:
-            InputError: ``TENSOROPT_TIMEOUT`` is no number of seconds.
+            InputError: ``TENSOROPT_TIMEOUT`` isn't a number of seconds.
         """
         assert self.processes.ending is not None
         self.watch = Watch(self.processes, self.processes.ending.comm, timeout_s())
@@ -310,7 +310,7 @@ class ErrorHandling:
                 )
 
     def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
-        """Say why, unless another rank is about to, and end all ranks."""
+        """Print why the ranks end, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
         time.sleep(0.1 * self.processes.rank)
@@ -330,13 +330,13 @@ class ErrorHandling:
 
 
 def _named(error: BaseException) -> str:
-    """An error's type, message, and the user's line."""
+    """Return an error's type, its message and the user's line."""
     message, line = str(error), users_line_of(error)
     return f"{type(error).__name__}{f': {message}' if message else ''}{f' (at {line})' if line else ''}"
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """What Python or TensorFlow couldn't get, without the trace."""
+    """Return a message that says which allocation of Python or TensorFlow failed, without the trace."""
     lines = (line.strip() for line in str(error).splitlines())
     wanted = next((line for line in lines if "OOM" in line or "allocate" in line), "")
     return (
@@ -350,17 +350,17 @@ _explanations: list[Callable[[BaseException], str | None]] = []
 
 
 def explain_errors(explanation: Callable[[BaseException], str | None]) -> None:
-    """Have errors of other libraries said in a sentence where they come of wrong use.
+    """Register an explanation of other libraries' errors that are caused by wrong use.
 
     Args:
-        explanation: gives the sentence, or None where it knows of none.
+        explanation: returns the sentence to print for an error, or None if it doesn't know the error.
     """
     if explanation not in _explanations:
         _explanations.append(explanation)
 
 
 def _explained(error: BaseException) -> BaseException:
-    """Return the error to say for one that nobody caught."""
+    """Return the error to print for an uncaught one: the first explanation as InputError, or else the error itself."""
     sentence = next((said for said in (explain(error) for explain in _explanations) if said is not None), None)
     if sentence is None:
         return error
@@ -372,8 +372,8 @@ def _explained(error: BaseException) -> BaseException:
 def install_error_handling(processes: Processes) -> None:
     """Make an error on any rank end all ranks: with a sentence, a non-zero exit code, and within 30 seconds.
 
-    Installs ``sys.excepthook`` (not in an interactive Python), and under MPI wraps ``sys.exit`` and registers the
-    ending with ``atexit``. Does nothing the second time.
+    Installs ``sys.excepthook`` and ``threading.excepthook`` (not in an interactive Python), and under MPI wraps ``sys.exit``
+    and registers the ending with ``atexit``. Does nothing the second time.
     """
     global _installed
     if _installed is not None:
@@ -386,7 +386,7 @@ def install_error_handling(processes: Processes) -> None:
     if processes.ending is None:
         return
     sys.exit = _noting_exit(handling, sys.exit)
-    atexit.register(handling.after_all)  # after what is registered next
+    atexit.register(handling.after_all)  # runs after the function that is registered next
     atexit.register(handling.on_exit)
     from mpi4py import MPI
 
@@ -397,7 +397,7 @@ def install_error_handling(processes: Processes) -> None:
 
 
 def at_the_very_end(action: Callable[[], object]) -> bool:
-    """Have something done when this rank ends, after the others have come to their end; False where nobody sees to that."""
+    """Run an action when this rank ends, after the others have ended; return False if error handling isn't installed."""
     if _installed is None:
         return False
     _installed.last.append(action)
@@ -413,7 +413,7 @@ def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> 
 
 
 def install_lone_error_handling(rank: int) -> None:
-    """For errors before ranks can talk to each other, which all of them meet: rank 0 alone says them."""
+    """Install a hook for errors before ranks can talk to each other, which all meet: only rank 0 prints them."""
     plain = _plain_hook()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -430,7 +430,7 @@ def install_lone_error_handling(rank: int) -> None:
 
 
 def _plain_hook() -> Hook:
-    """The hook that prints a traceback: the user's own if there is one, beneath ours."""
+    """Return the hook that prints a traceback: the one installed before ours, such as the user's own."""
     hook: Hook = sys.excepthook
     plain: Hook = getattr(hook, "plain", hook)
     return plain

@@ -1,4 +1,4 @@
-"""From a plan to an engine that runs it on this process's ranks, once all ranks agree on what they are about to run."""
+"""Build the engine that runs a plan on this process's ranks, and check that all ranks run the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Prepare = Callable[[Sequence[Axes]], None]
 
 @dataclass(frozen=True)
 class Execution:
-    """A plan that runs.
+    """A plan with the engine that runs it.
 
     Attributes:
         processes: the ranks that take part.
@@ -50,12 +50,13 @@ class Execution:
 
     @property
     def is_emulated(self) -> bool:
+        """Return whether all ranks run in this process."""
         return isinstance(self.engine.backend, EmulatedBackend)
 
     def statistics(self, parameter_bytes: int) -> dict[str, Any]:
-        """What the plan comes to, for a training log; every rank must call it.
+        """Return figures of the plan for a training log. Every rank must call it.
 
-        ``collectives_per_step`` counts those of the training step as it was last built with its fetches.
+        ``collectives_per_step`` counts the collectives of the training step as it was last built with its fetches.
         """
         local = self.engine.local_parameter_bytes
         if not self.is_emulated:
@@ -69,10 +70,10 @@ class Execution:
 
 
 def checked_collectives(given: str | None) -> str:
-    """Which collectives to use: as given, as ``TENSOROPT_COLLECTIVES`` says, or MPI's.
+    """Return the collectives to use: the given ones, those of ``TENSOROPT_COLLECTIVES``, or ``mpi``.
 
     Raises:
-        InputError: there are no such.
+        InputError: the name is unknown.
     """
     collectives = given or os.environ.get("TENSOROPT_COLLECTIVES", MPI)
     if collectives not in COLLECTIVES:
@@ -82,7 +83,7 @@ def checked_collectives(given: str | None) -> str:
 
 
 def loaded_plan(plan: object) -> Plan:
-    """A plan, or the plan in a file.
+    """Return a plan, which is given itself or as a file's path.
 
     Raises:
         InputError: it is neither.
@@ -99,14 +100,14 @@ def loaded_plan(plan: object) -> Plan:
 def execute(
     plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, collectives: str
 ) -> Execution:
-    """Build the engine of a plan, with the variables at their first values. A rank without work ends here.
+    """Build the engine of a plan, with the variables at their initial values. A rank without work ends here.
 
     Args:
-        initial_value: the whole first value of a variable, by its operator's name.
+        initial_value: returns the global initial value of a variable, given by its operator's name.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.
-        OutOfMemoryError: there isn't the memory for the plan.
+        OutOfMemoryError: the plan needs more memory than is available.
     """
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
@@ -120,7 +121,7 @@ def execute(
     else:
         check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
-        # Where a rank has more cores TensorFlow computes several operators at once, which takes less time.
+        # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
@@ -134,12 +135,12 @@ def execute(
 def execute_beside(
     execution: Execution, model: Model, initial_value: Callable[[str], np.ndarray]
 ) -> Execution:
-    """Build an engine for another program of the same model, which works on the variables of the first one.
+    """Build an engine for another program of the same model, which shares the variables of the first engine.
 
-    Its configs are inherited from the plan; tensors are resharded to each consumer by itself.
+    Its configs are inherited from the plan. A tensor is resharded separately for each of its consumers.
 
     Args:
-        initial_value: of a variable that the first engine doesn't have.
+        initial_value: returns the global initial value of a variable that the first engine doesn't have.
     """
     plan, first = execution.plan, execution.engine
     strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
@@ -218,14 +219,17 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
 
 
 def _allows_two_chains() -> bool:
-    """Whether MPI lets two threads in at once, and TensorFlow has a thread for what is computed beside two collectives."""
+    """Return whether two chains of collectives can run at once.
+
+    MPI must let two threads in at once, and TensorFlow must have a thread to compute beside two collectives.
+    """
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE and runs_at_once(len(CHAINS) + 1)
 
 
 def same_on_all(processes: Processes) -> Callable[[str], None]:
-    """A function that every rank must call with the same text."""
+    """Return a function that every rank must call with the same text; it raises InputError if the texts differ."""
 
     def agree(text: str) -> None:
         other = processes.first_that_differs(text)
@@ -240,7 +244,7 @@ def same_on_all(processes: Processes) -> Callable[[str], None]:
 
 @dataclass
 class Agreement:
-    """Compares what the ranks are about to run, and readies the groups that its collectives need."""
+    """A check that the ranks are about to run the same, which also prepares the groups that the collectives need."""
 
     processes: Processes
     prepare: Prepare | None

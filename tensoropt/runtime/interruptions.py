@@ -1,11 +1,10 @@
-"""A line for a rank that ends past all that would say why: by a signal, by ``os._exit``, or because mpirun ends all.
+"""Print why a rank ends by a signal, by ``os._exit``, or because mpirun ends all ranks, where nothing else would say so.
 
-A signal's own handler runs in the main thread, which may be in a collective for long; so the interpreter also writes signals
-into a pipe, which a thread reads. SIGTERM comes from mpirun, too, as it ends ranks: after SIGCONT, and to all that it still
-has. Then the lowest of them says so, unless a rank has said already why all end.
+A signal's own handler runs in the main thread, which may be in a collective for long. So the interpreter also writes signals
+into a pipe, which a thread reads. SIGTERM comes also from mpirun when it ends ranks: after SIGCONT, and to all ranks that
+still run. Then the lowest of them prints the line, unless a rank has said already why all end.
 
-An mpirun that was interrupted shows nothing any more of what ranks write; the line goes to the terminal then, if there is
-one.
+An mpirun that was interrupted no longer shows what ranks write. Then the line goes to the terminal, if there is one.
 """
 
 from __future__ import annotations
@@ -26,18 +25,21 @@ if TYPE_CHECKING:
 
 TERMINATED = 128 + signal.SIGTERM
 GATHERING_S = 0.05
-"""How long a rank looks who else is terminated: mpirun kills them a quarter of a second after SIGTERM."""
+"""Seconds for which a rank checks which others are terminated: mpirun kills them a quarter of a second after SIGTERM."""
 RECENT_S, PAUSE_OF_INTERRUPTED_S = 1.0, 0.1
-"""From SIGCONT to SIGTERM mpirun takes a quarter of a second if it is interrupted, else a millisecond."""
+"""Bounds on the seconds from SIGCONT to SIGTERM.
+
+mpirun takes a quarter of a second between them if it is interrupted, else a millisecond.
+"""
 MOST_STAGGER_S = 0.5
 
 
 class Interruptions:
-    """What a rank says when it is ended.
+    """A rank's handling of signals and of ``os._exit``, which end it.
 
     Args:
-        ending: that of the run.
-        rank: this one.
+        ending: the ending of the run.
+        rank: this rank.
     """
 
     def __init__(self, ending: Ending, rank: int) -> None:
@@ -48,7 +50,7 @@ class Interruptions:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Take SIGTERM, unless the user's code has; notice ``os._exit``."""
+        """Handle SIGTERM, unless the user's code does; notice ``os._exit``."""
         os._exit = self._on_exit
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -59,16 +61,16 @@ class Interruptions:
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if before != -1:
-            signal.set_wakeup_fd(before)  # someone else's, such as asyncio's
+            signal.set_wakeup_fd(before)  # it belongs to other code, such as asyncio
             return
         threading.Thread(target=self._read, args=[reading], name="tensoropt-signals", daemon=True).start()
 
     def remove(self) -> None:
-        """Leave signals to the system again, where they are still taken here."""
+        """Restore the default handling of signals that are still handled here, and the original ``os._exit``."""
         os._exit = self._original_exit
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGCONT):
-                # Compared, not identified: each access makes a method of its own.
+                # Compared with ==, not with is: each access makes a new bound method.
                 if signal.getsignal(number) == self._on_signal:
                     signal.signal(number, signal.SIG_DFL)
 
@@ -80,7 +82,7 @@ class Interruptions:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGCONT:
-            # Twice, by the pipe and by the interpreter, which may be late.
+            # The signal comes twice, by the pipe and by the interpreter, which may be late.
             if time.monotonic() - self._continued_s > RECENT_S:
                 self._continued_s = time.monotonic()
         elif os.getpid() == self._pid and self._is_over.acquire(blocking=False):
@@ -113,10 +115,13 @@ class Interruptions:
         self._original_exit(TERMINATED)
 
     def _on_exit(self, status: int) -> Any:
-        """Stands for ``os._exit``, in this process and not in those that it forks."""
+        """Print that ``os._exit`` was called, and exit.
+
+        It replaces ``os._exit`` in this process, but not in processes that it forks.
+        """
         if os.getpid() == self._pid and not self.ending.joined and self._is_over.acquire(blocking=False):
             line = whereabouts(sys._getframe(1)).line
-            time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all do so, one says it
+            time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all ranks exit so, only one prints it
             if not self.ending.others_speak():
                 self.ending.speak()
                 at = f" at {line}" if line else ""
@@ -125,7 +130,7 @@ class Interruptions:
 
 
 def say(text: str, has_pause: bool = False) -> None:
-    """Print a line of this program's own; to the terminal as well where mpirun doesn't forward it."""
+    """Print a line of TensorOpt's; also to the terminal, if mpirun doesn't forward it."""
     with contextlib.suppress(OSError, ValueError):
         print(f"tensoropt: {text}", file=sys.stderr, flush=True)
     if has_pause and not os.environ.get(STARTED_BY_RUN) and not os.isatty(2):
@@ -134,4 +139,4 @@ def say(text: str, has_pause: bool = False) -> None:
 
 
 STARTED_BY_RUN = "TENSOROPT_RUN"
-"""Set for ranks that ``tensoropt run`` started, which has the last word itself."""
+"""An environment variable set for ranks that ``tensoropt run`` started, which prints the last message itself."""

@@ -1,4 +1,4 @@
-"""The hardware at hand: measured now, or by ``tensoropt calibrate`` before, if that still holds."""
+"""Find the hardware of this run: calibrated by ``tensoropt calibrate`` before, if that still holds, else measured now."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
 COLLECTIVES = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 MOST_DAYS = 7
-"""A calibration that is older isn't used by itself: drivers, neighbours and links change."""
+"""A calibration older than this many days isn't used automatically: drivers, neighbours and links change."""
 
 
 def prepared_processes() -> Processes:
-    """The ranks of this run, with errors handled together and each on its share of the cores."""
+    """Return the ranks of this run, with errors handled together and each rank limited to its share of the cores."""
     processes = current_processes()
     install_error_handling(processes)
     _limit_threads(processes)
@@ -40,7 +40,7 @@ def prepared_processes() -> Processes:
 
 
 def _limit_threads(processes: Processes) -> None:
-    """Ranks of one machine share its cores; a number that the user has set stays."""
+    """Limit TensorFlow's threads, since ranks of one machine share its cores. A number that the user has set stays."""
     if processes.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return
     if tf.config.threading.get_intra_op_parallelism_threads() == 0:
@@ -51,10 +51,10 @@ def _limit_threads(processes: Processes) -> None:
 
 
 def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
-    """What the ranks run on: as it was calibrated, where that is fresh, else measured quickly; every rank must call it.
+    """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:
-        collectives: ``mpi`` or ``horovod``; the emulated ones take no time of their own, and are taken for MPI's.
+        collectives: ``mpi`` or ``horovod``. Emulated collectives take no time of their own, and are treated like MPI's.
     """
     return _calibrated(processes, collectives) or measure_here(processes, MEASUREMENT_BUDGET_S, collectives=collectives)
 
@@ -62,10 +62,10 @@ def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
 def measure_here(
     processes: Processes, budget_s: float, watching: Watching | None = None, collectives: str = MPI
 ) -> Hardware:
-    """Measure the devices and links of all ranks; every rank must call it.
+    """Measure the devices and links of all ranks. Every rank must call it.
 
     Raises:
-        InputError: Horovod's collectives are asked for and can't be had.
+        InputError: Horovod's collectives are asked for but unavailable.
     """
     levels = _levels(processes)
     if processes.alone:
@@ -91,7 +91,7 @@ def _levels(processes: Processes) -> tuple[Level, Level]:
 
 
 def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None:
-    """Where these ranks' calibration is kept and looked for, by collectives; None where nothing is kept."""
+    """Return the file of these ranks' calibration by these collectives; None if there is no cache."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -115,14 +115,14 @@ def _calibrated(processes: Processes, collectives: str) -> Hardware | None:
     if found is None:
         return None
     own = TensorFlowEngine().device_memory_bytes()
-    # What was free then says nothing about now.
+    # The memory that was free at calibration says nothing about now.
     free = available_memory_bytes(processes.local_size) if own is None else own
     least = -processes.gather_max(-free)
     return replace(found, device=replace(found.device, memory_bytes=int(least)))
 
 
 def why_stale(hardware: Hardware, today: datetime.date) -> str:
-    """Why a calibration doesn't stand for this machine now; empty where it does."""
+    """Return why a calibration doesn't hold for this machine now; empty if it does."""
     origin = hardware.measured
     if origin is None or not origin.is_complete:
         return "it is not complete"
@@ -132,11 +132,11 @@ def why_stale(hardware: Hardware, today: datetime.date) -> str:
 
 
 def differences(hardware: Hardware, is_run_here: bool, collectives: str | None = None) -> str:
-    """What a measured hardware was measured under that is otherwise now; empty where nothing is, or it wasn't measured.
+    """Return what has changed since a hardware was measured; empty if nothing has, or if it wasn't measured.
 
     Args:
         is_run_here: whether a plan for it will run on this machine, so that the device matters too.
-        collectives: by which it will, where that matters as well.
+        collectives: the collectives of that run, if they matter as well; else None.
     """
     origin = hardware.measured
     if origin is None:
@@ -157,10 +157,10 @@ def differences(hardware: Hardware, is_run_here: bool, collectives: str | None =
 
 
 def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> str:
-    """A sentence on what is otherwise than when a hardware was measured; empty where nothing is.
+    """Return a sentence on what has changed since a hardware was measured; empty if nothing has.
 
     Raises:
-        InputError: something is, and ``is_strict``.
+        InputError: something has, and ``is_strict``.
     """
     told = differences(hardware, is_run_here, checked_collectives(None))
     if not told:

@@ -1,6 +1,6 @@
-"""What every plan of a model needs at least, and whether a process has the memory that one plan needs.
+"""Compute the bytes of a model's state, and check that a process can get the memory that a plan needs.
 
-The latter is asked before TensorFlow asks, which may crash where it isn't there.
+The check comes before TensorFlow allocates the memory, since it may crash if there is too little.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..sharding.strategy import StrategyView
 
 
 def check_room(n_bytes: int, local_ranks: int) -> None:
-    """Hold what a plan needs of this process against what it can get, before anything of it is taken.
+    """Check that this process can get the memory that a plan needs, before any of it is allocated.
 
-    It is taken for a moment, without being written to: limits of the process then say no. What the container and the machine
-    have free is read.
+    The bytes are allocated briefly, without being written to, which fails at a limit of the process. The free memory of the
+    container and the machine is read.
 
     Args:
-        local_ranks: that share this machine's memory.
+        local_ranks: the number of ranks that share this machine's memory.
 
     Raises:
-        OutOfMemoryError: it isn't there; the message is the same on every rank.
+        OutOfMemoryError: there is too little; the message is the same on every rank.
     """
     try:
         np.empty(n_bytes, np.uint8)
@@ -39,7 +39,7 @@ def check_room(n_bytes: int, local_ranks: int) -> None:
 
 
 def state_bytes(view: StrategyView) -> int:
-    """The variables and their slots on the device with the largest pieces."""
+    """Return the bytes of the variables and their slots on the device with the largest shards."""
     total = 0
     for op in view.graph.variables:
         piece = piece_bytes(op.result, view.layout(op.result))

@@ -1,4 +1,7 @@
-"""``python -m tensoropt.runtime.mpi_config``: bare ``mpirun`` of this environment starts more ranks than cores."""
+"""Configure this environment so that bare ``mpirun`` starts more ranks than cores.
+
+Run it as ``python -m tensoropt.runtime.mpi_config``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MAPPING_POLICY = ("rmaps_default_mapping_policy", ":oversubscribe")
 def configure_environment(prefix: Path) -> Path | None:
     """Let the Open MPI that is installed in ``prefix`` start more ranks than cores.
 
-    Returns the file that says so, None where no Open MPI lives in ``prefix``. A setting that is there stays.
+    Returns the file with the setting, or None if there is no Open MPI in ``prefix``. An existing setting stays.
     """
     settings = prefix / "etc" / "prte-mca-params.conf"
     if not settings.is_file():

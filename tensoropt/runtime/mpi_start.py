@@ -1,8 +1,8 @@
-"""MPI's start, in which each rank waits until all have come, by the one timeout of all waits.
+"""Start MPI, in which each rank waits until all have come, under the same timeout as all waits.
 
-mpi4py starts MPI when it is imported, and lets no other thread of Python run meanwhile. So MPI is started here, ahead of
-that, by a call that does. Who hasn't come can't be asked yet: ranks of one machine see by empty files in a folder of the job
-who has.
+mpi4py starts MPI when it is imported, and lets no other thread of Python run meanwhile. So MPI is started here before that,
+by a call that lets threads run. Ranks that haven't come can't be asked yet: the ranks of one machine see who has come by
+empty files in a folder of the job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..common.watchdog import TIMEOUT
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 JOB_VARIABLE, LOCAL_SIZE_VARIABLE = "PMIX_NAMESPACE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 STAGGER_S = 0.3
-"""By how much each rank speaks later than the one before; the first to end ends the others."""
+"""Seconds by which each rank prints later than the one before; the first to end ends the others."""
 
 
 def started_mpi() -> ModuleType:
@@ -45,7 +45,7 @@ def started_mpi() -> ModuleType:
 
 
 def _start() -> None:
-    """Start MPI as mpi4py would; where that can't be done from outside, or isn't wanted, mpi4py does."""
+    """Start MPI as mpi4py would. If that can't be done from outside, or isn't wanted, mpi4py does it later."""
     import mpi4py
 
     spec = importlib.util.find_spec("mpi4py.MPI")
@@ -72,7 +72,7 @@ def _finalize() -> None:
 
 @contextlib.contextmanager
 def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
-    """End this rank, and so all, with a sentence on who hasn't come if what is done here takes longer than the timeout."""
+    """End this rank, and so all, if this context lasts longer than the timeout; say which ranks haven't come."""
     if math.isinf(timeout_s):
         yield
         return
@@ -106,7 +106,7 @@ def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit
 
 
 def _came(rank: int) -> Path | None:
-    """Note that this rank has come; the folder of all that have, on this machine."""
+    """Note that this rank has come; return the folder of all that have on this machine, or None if there can't be one."""
     job = os.environ.get(JOB_VARIABLE)
     if job is None:
         return None
@@ -120,7 +120,7 @@ def _came(rank: int) -> Path | None:
 
 
 def _missing(came: Path | None) -> str:
-    """Who hasn't come, as far as this machine knows."""
+    """Return text on which ranks haven't come, as far as this machine knows."""
     size, local_size = (int(os.environ.get(name, 0)) for name in ("OMPI_COMM_WORLD_SIZE", LOCAL_SIZE_VARIABLE))
     try:
         there = sorted(int(file.name) for file in came.iterdir()) if came is not None else []

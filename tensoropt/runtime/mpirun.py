@@ -1,8 +1,8 @@
-"""Starting a script on several ranks: ``tensoropt run -n 4 train.py`` is ``mpirun`` with what this machine needs.
+"""Start a script on several ranks: ``tensoropt run -n 4 train.py`` is ``mpirun`` with the options that this machine needs.
 
-That is: the mpirun of this Python's environment; permission where the user is root; more ranks than cores allowed;
-each rank bound to its share of the cores where there is one for each, and waiting ranks that yield where there isn't.
-``python -m tensoropt.runtime.mpi_config`` writes what it can of that into the environment, for bare ``mpirun``.
+These are: the mpirun of this Python's environment; permission to run as root; more ranks than cores allowed; each rank bound
+to its share of the cores if there is one for each, else waiting ranks that yield. ``python -m tensoropt.runtime.mpi_config``
+writes what it can of that into the environment, for bare ``mpirun``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _FROM_KERNEL, _SIGNAL_WHEN_PARENT_DIES = 0x80, 1  # Linux: SI_KERNEL, PR_SET_PDE
 
 
 def find_mpirun() -> Path:
-    """The mpirun beside this Python, else the first on the PATH; TensorOptError where there is none."""
+    """Return the path of the mpirun beside this Python, else of the first on the PATH.
+
+    Raises:
+        TensorOptError: there is none.
+    """
     beside = Path(sys.executable).parent / "mpirun"
     if os.access(beside, os.X_OK):
         return beside
@@ -45,13 +49,13 @@ def find_mpirun() -> Path:
 
 
 def is_open_mpi(mpirun: Path) -> bool:
-    """Whether this mpirun takes Open MPI's options."""
+    """Return whether this mpirun takes Open MPI's options."""
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
     return "Open MPI" in version.stdout
 
 
 def usable_cores() -> list[frozenset[int]]:
-    """The cores that this process may use, each as the CPU numbers of its hardware threads."""
+    """Return the cores that this process may use, each as the CPU numbers of its hardware threads."""
     allowed = os.sched_getaffinity(0)
     cores: dict[str, set[int]] = {}
     for cpu in sorted(allowed):
@@ -64,13 +68,13 @@ def usable_cores() -> list[frozenset[int]]:
 
 
 def share_of_cores(cores: Sequence[frozenset[int]], rank: int, size: int) -> frozenset[int]:
-    """The CPU numbers of one of ``size`` ranks: as many consecutive cores for each; none where they don't suffice."""
+    """Return one rank's CPU numbers: equally many consecutive cores for each rank, none if there are too few."""
     each = len(cores) // size
     return frozenset().union(*cores[rank * each : (rank + 1) * each])
 
 
 def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
-    """Open MPI's options for this many ranks on one machine of this many cores."""
+    """Return Open MPI's options for this many ranks on one machine of this many cores."""
     if n_ranks > n_cores:
         return ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
     if n_ranks == 1:
@@ -79,7 +83,7 @@ def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
 
 
 def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool = False) -> dict[str, str]:
-    """The environment of mpirun and its ranks."""
+    """Return the environment of mpirun and its ranks."""
     changes = {"PYTHONUNBUFFERED": "1"}
     if as_root:
         changes |= dict.fromkeys(ROOT_VARIABLES, "1")
@@ -89,14 +93,14 @@ def rank_environment(environ: Mapping[str, str], *, as_root: bool, debug: bool =
 
 
 def mpirun_command(n_ranks: int, program: Sequence[str]) -> list[str]:
-    """The command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
+    """Return the command line that runs ``program`` (a script and its arguments) with this Python on ``n_ranks`` ranks."""
     mpirun = find_mpirun()
     options = mpirun_options(n_ranks, len(usable_cores())) if is_open_mpi(mpirun) else []
     return [str(mpirun), "-n", str(n_ranks), *options, sys.executable, *program]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt run``."""
+    """Add the arguments of ``tensoropt run`` to a parser."""
     parser.usage = "tensoropt run -n N [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
     parser.add_argument("-n", type=int, required=True, metavar="N", dest="n_ranks", help="number of ranks (devices)")
     parser.add_argument(
@@ -106,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt run``: start mpirun, hand signals on to it, and return its exit code."""
+    """Start mpirun, pass signals on to it, and return its exit code (``tensoropt run``)."""
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
@@ -126,7 +130,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command, hand signals on to it, and return its exit code; for a signal 128 and its number, said in a line."""
+    """Run a command, pass signals on to it, and return its exit code.
+
+    If a signal ends it, print a line and return 128 plus the signal's number.
+    """
     taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     library, ended_by = ctypes.CDLL(None), None
@@ -140,7 +147,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
         seen = signal.sigwaitinfo(taken)
         if seen.si_signo != signal.SIGCHLD:
             ended_by = signal.Signals(seen.si_signo)
-            # What comes from the terminal has come to mpirun too.
+            # A signal from the terminal has reached mpirun too.
             if seen.si_code != _FROM_KERNEL:
                 process.send_signal(seen.si_signo)
     if ended_by is not None:
@@ -150,7 +157,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _is_module(name: str) -> bool:
-    """Whether Python would find a module to run, from the folder that it is started in."""
+    """Return whether Python would find a module to run, from the current folder."""
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.util.find_spec(name) is not None

@@ -1,6 +1,6 @@
-"""Collectives of picklable values that leave the core to others while they wait, and the main thread to signals.
+"""Exchange picklable values between ranks, while waiting ranks leave the core to others and the main thread to signals.
 
-Ranks may wait for minutes here, while one of them searches. MPI's own waits take a core, which the search has use for.
+Ranks may wait for minutes here, while one of them searches. MPI's own waits take a core, which the search needs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 AWAKE_S, SHORTEST_NAP_S, LONGEST_NAP_S = 2e-4, 5e-5, 5e-3
 NAP_SHARE = 0.05
-"""Of the time waited, how much a nap may add."""
+"""The length of a nap, as a share of the time waited so far."""
 ROUND_BYTES = 1 << 30
-"""MPI counts to 2^31; what is longer goes in rounds."""
+"""The bytes that one message moves at most: MPI counts to 2^31, so longer values go in rounds."""
 
 
 def complete(*requests: Any) -> None:
-    """Return when all requests are complete: without a nap if that is soon."""
+    """Wait until all requests are complete, without a nap if that is soon."""
     from mpi4py import MPI
 
     pending = list(requests)
@@ -29,12 +29,12 @@ def complete(*requests: Any) -> None:
 
 
 def receive_object(comm: Any, rank: int, tag: int) -> Any:
-    """Return what another rank sends by ``comm.isend``."""
+    """Return the object that another rank sends by ``comm.isend``."""
     return _until(lambda: comm.improbe(source=rank, tag=tag)).recv()
 
 
 def _until(look: Callable[[], Any]) -> Any:
-    """Look until something is there, and return it."""
+    """Call ``look`` until it returns something true, and return that."""
     started_s = time.perf_counter()
     while not (found := look()):
         waited_s = time.perf_counter() - started_s
@@ -82,7 +82,7 @@ def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
 
 
 def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
-    """This rank's value as bytes, and how many bytes each rank has."""
+    """Return this rank's value as bytes, and the number of bytes of each rank's value."""
     sent = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     complete(comm.Iallgather(np.array([len(sent)], np.int64), sizes))
@@ -90,7 +90,7 @@ def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
 
 
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """By round, what of each rank's bytes goes in it, as (start, end)."""
+    """Return, for each round, the range (start, end) of each rank's bytes that the round moves."""
     each = max(1, ROUND_BYTES // len(sizes))
     return [
         [(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)

@@ -1,9 +1,10 @@
-"""Timing single operators as a plan would run them: the same graph that lowering emits, forward and backward, by itself.
+"""Time single operators as a plan would run them: each in the graph that lowering emits, forward and backward, by itself.
 
 A function runs some copies of the operator, each on arguments of its own (TensorFlow merges equal operators on equal
-operands) and each after the one before; TensorFlow's graph optimizer is off meanwhile, since it removes what nobody reads.
-What calling a function takes is measured once and taken off. Backward is what the function with gradients takes longer. Of
-the repeats the lower quartile counts, as everywhere: what else runs on a machine only ever adds time.
+operands) and each after the one before. TensorFlow's graph optimizer is off meanwhile, since it removes operators whose
+results nobody reads. The time of calling a function is measured once and subtracted. The backward time is the additional
+time of the function with gradients. Of the repeats the lower quartile counts, as everywhere: other work on a machine only
+ever adds time.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ from ..rules.rule import Config, Interface, Rule, interface
 
 logger = logging.getLogger("tensoropt")
 AIMED_S = 2e-3
-"""A function runs so many copies that it takes about so long."""
+"""A function runs as many copies as take about this long."""
 MOST_COPIES = 32
 REPEATS = (5, 12)
-"""Fewest and most."""
+"""The fewest and the most repeats."""
 SHARE_S = 0.1
-"""What the repeats of one function may take, beyond the fewest."""
+"""The seconds that the repeats of one function may take, beyond the fewest."""
 _PREPARING = 2
 PAUSE_S = 0.008
-"""Before each repeat. VGG16's convolutions and products came out at 105.6 ms without one, 115.4 after 10 ms, 121.5 after 30;
-in a step, which finds activations in the caches and weights not, they took 114."""
+"""The pause before each repeat.
+
+VGG16's convolutions and products took 105.6 ms without a pause, 115.4 after 10 ms and 121.5 after 30. In a step, which finds
+activations in the caches but not weights, they took 114.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,10 @@ class Trial:
     """An operator in a config, to be timed.
 
     Attributes:
-        places: among its operands, those to which a gradient comes back.
-        given: among its results, those that get one. What nobody differentiates gets none: a loss by labels has a second
-            result, of which TensorFlow would derive a second derivative.
-        predicted_us: about what it takes.
+        places: the indices of the operands that get a gradient.
+        given: the indices of the results whose gradient is given. A result that nobody differentiates gets none: a loss by
+            labels has a second result, of which TensorFlow would derive a second derivative.
+        predicted_us: the predicted time, roughly.
     """
 
     op: Operator
@@ -61,7 +65,7 @@ class Trial:
 
     @classmethod
     def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> Trial:
-        """As a graph's training steps run it."""
+        """Return the trial of an operator as a graph's training steps run it."""
         rule = rule_of(op)
         places = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
         reached = backward.reached(graph)
@@ -71,7 +75,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Lower quartiles; ``spread`` is the wider of both ways' distances between quartiles, over the lower one."""
+    """The times of an operator, as lower quartiles.
+
+    ``spread`` is the distance between the quartiles relative to the lower one; the larger of both functions' spreads.
+    """
 
     forward_us: float
     backward_us: float
@@ -80,14 +87,14 @@ class Timed:
 
 @dataclass
 class OperatorTimer:
-    """Times operators on this process's device. TensorFlow must be in eager mode."""
+    """A timer of operators on this process's device. TensorFlow must be in eager mode."""
 
     device: str = field(default_factory=lambda: "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0")
     clock: Callable[[], float] = time.perf_counter
     _call_s: float | None = None
 
     def time(self, trial: Trial) -> Timed | None:
-        """How long an operator takes; None where it can't run by itself on synthetic operands."""
+        """Return the times of an operator, or None if it can't run by itself on synthetic operands."""
         copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
         try:
             with unoptimized(), tf.device(self.device), warnings.catch_warnings():
@@ -102,20 +109,20 @@ class OperatorTimer:
                 arguments = [v for _ in range(copies) for v in (*_operands(trial), *_gradients(trial))]
                 both = self._per_copy(_function(trial, copies, True), arguments, copies)
         except (tf.errors.OpError, ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
-            # An operator that needs certain values, or what only a whole model has: it is predicted.
+            # The operator needs certain values, or something that only a complete model has: its time is predicted.
             logger.info("%s isn't timed by itself, but predicted: %s: %s", trial.op.where(), type(error).__name__, error)
             return None
         backward_us = max(0.0, float(both[0] - forward[0]))
         return Timed(float(forward[0]), backward_us, max(_spread(forward), _spread(both)))
 
     def _per_copy(self, function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], copies: int) -> np.ndarray:
-        """Quartiles in microseconds of one copy."""
+        """Return the quartiles of the time of one copy, in microseconds."""
         assert self._call_s is not None
         times = self._times(lambda: function(*arguments))
         return np.maximum((times - self._call_s) / copies, 0.0) * 1e6
 
     def _times(self, call: Callable[[], tf.Tensor]) -> np.ndarray:
-        """Quartiles in seconds."""
+        """Return the quartiles of the time of a call, in seconds."""
         for _ in range(_PREPARING):
             once_s = self._time(call)
         fewest, most = REPEATS
@@ -140,8 +147,8 @@ def _nothing() -> Callable[[], tf.Tensor]:
 
 
 def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., tf.Tensor]:
-    """Runs the copies one after the other and returns a number when all is done."""
-    rank = trial.config.mesh.n_devices - 1  # of uneven blocks the last is among the largest
+    """Return a function that runs the copies one after the other and returns a number when all are done."""
+    rank = trial.config.mesh.n_devices - 1  # among uneven blocks, the last is one of the largest
     job = Job(trial.op, trial.rule, trial.config, trial.interface, (rank,), _as_it_is)
     n_operands = len(trial.op.operands)
 
@@ -171,7 +178,10 @@ def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., 
 
 
 def _as_it_is(k: int, values: Values) -> Values:
-    """Stand for a resharding inside of an operator, whose time is charged by itself: nothing changes, or a halo is there."""
+    """Return the values unchanged, in place of a resharding inside of an operator.
+
+    Its time is counted separately. The values may also be those with a halo.
+    """
     return values
 
 
@@ -186,7 +196,10 @@ def _gradients(trial: Trial) -> list[tf.Tensor]:
 
 
 def _synthetic(tensor: Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Return numbers between 0.25 and 1, where no kernel meets what is slow or undefined; zeros are indices for certain."""
+    """Return numbers between 0.25 and 1, or zeros for a type without gradients.
+
+    These numbers are neither slow nor undefined in any kernel. Zeros are valid as indices.
+    """
     kind = tf.as_dtype(tensor.dtype)
     if not carries_gradient(kind):
         return tf.zeros(shape, kind)

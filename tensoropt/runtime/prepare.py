@@ -1,4 +1,4 @@
-"""An imported graph made ready to be planned: checked, the same on all ranks, its backward pass analysed."""
+"""Prepare an imported graph for planning: check it, compare it on all ranks, analyse its backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("tensoropt")
 
 
 def model_of(graph: Graph, context: Context) -> Model:
-    """Ready a graph for the search; every rank must call it.
+    """Return the model of a graph, ready for the search. Every rank must call it.
 
     Raises:
         InputError: the ranks recorded different models, or a training step has nothing to train.
@@ -31,7 +31,7 @@ def model_of(graph: Graph, context: Context) -> Model:
 
 
 def _report_replicated(graph: Graph, context: Context) -> None:
-    """Say once which types of operators have no rule and run whole on every device."""
+    """Report once which types of operators have no rule and run replicated on every device."""
     if context.processes.rank or max(context.processes.size, context.hardware.n_devices) == 1:
         return
     told: set[str] = set()

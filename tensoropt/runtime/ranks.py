@@ -1,8 +1,8 @@
-"""Which process this is: the ranks that mpirun started, their hosts, and the few collectives that set-up needs.
+"""Find this process's rank, the other ranks that mpirun started and their hosts, and run the collectives of set-up.
 
-MPI is imported only in a process that an MPI launcher started, which its environment tells; a process that was started
-alone is one device and never loads MPI. Ranks are ordered by host, and a parallelism is p devices of one machine or
-M machines times D devices: :func:`machine_shape` refuses the rest.
+MPI is imported only in a process that an MPI launcher started, as its environment shows. A process that was started alone is
+one device and never loads MPI. Ranks are ordered by host, and a parallelism is p devices of one machine or M machines times
+D devices: :func:`machine_shape` refuses the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Processes", "current_processes", "install_error_handling", "launched
 
 Value = TypeVar("Value")
 
-# (rank, size) as OpenMPI, MVAPICH, MPICH and Intel MPI (PMI), and PMIx launchers tell them.
+# The variables with (rank, size) of launchers: OpenMPI, MVAPICH, MPICH and Intel MPI (PMI), and PMIx.
 LAUNCHER_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -37,14 +37,14 @@ LAUNCHER_VARIABLES = (
     ("PMIX_RANK", "PMIX_SIZE"),
 )
 
-# How many ranks of the job are on this machine, by the same launchers.
+# The same launchers' variables with the number of the job's ranks on this machine.
 LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 OPERATORS_VARIABLE = "TF_NUM_INTEROP_THREADS"
 
 
 def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
-    """(rank, size) in the MPI job that this process was started in, size None where it isn't told; None alone."""
+    """Return (rank, size) in the MPI job of this process, or None if it was started alone; size is None if unknown."""
     for rank_name, size_name in LAUNCHER_VARIABLES:
         if rank_name in environ:
             size = environ.get(size_name)
@@ -53,13 +53,14 @@ def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | Non
 
 
 def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have TensorFlow take this rank's share of its machine's cores, where mpirun started several ranks there.
+    """Limit TensorFlow to this rank's share of its machine's cores, if mpirun started several ranks there.
 
-    A rank of several machines that has one core runs three operators at once: two may be collectives, one of each chain,
-    which wait for a link and let the third compute. By one at once a VGG16's data parallelism over 1 Gb/s took a fifth
-    longer than by two; over shared memory, where collectives compute themselves, it took no longer.
+    A rank that has one core, in a run on several machines, runs three operators at once: two may be collectives, one of each
+    chain, which wait for a link and let the third compute. With one operator at once a VGG16's data parallelism over 1 Gb/s
+    took a fifth longer than with two; over shared memory, where collectives compute themselves, it took no longer.
 
-    To be called before TensorFlow's runtime starts, as a model's first variable does. A number that the user has set stays.
+    Call this before TensorFlow's runtime starts, as it does with a model's first variable. A number that the user has set
+    stays.
     """
     launched = launched_as(environ)
     if launched is None:
@@ -75,15 +76,16 @@ def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def cores_of_a_rank(local_size: int) -> int:
-    """How many cores this rank has for itself, of a machine with so many ranks; at least 1."""
-    # A rank that is bound to its share of the cores sees only these.
+    """Return the number of cores that this rank has for itself, of a machine with ``local_size`` ranks; at least 1."""
+    # A rank that is bound to its share of the cores sees only those cores.
     return max(1, min((os.cpu_count() or 1) // local_size, len(usable_cores())))
 
 
 def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
-    """(machines, devices per machine) of ranks on these hosts.
+    """Return (machines, devices per machine) of ranks on these hosts.
 
-    Raises InputError where the ranks of a host aren't consecutive or hosts have different numbers of ranks.
+    Raises:
+        InputError: the ranks of a host aren't consecutive, or hosts have different numbers of ranks.
     """
     runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
     counts = [count for _, count in runs]
@@ -109,7 +111,7 @@ def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
 
 
 def _neighbouring_counts(counts: Sequence[int]) -> str:
-    """The nearest counts of ranks that would work, below (on the devices seen) and above."""
+    """Return text with the nearest counts of ranks that would work, below (on the devices seen) and above."""
     size, machines = sum(counts), len(counts)
     descending = sorted(counts, reverse=True)
     below = max(((used * count, used, count) for used, count in enumerate(descending, start=1)), key=lambda c: c[:2])
@@ -126,7 +128,7 @@ def _shape_text(machines: int, devices: int) -> str:
 
 
 class Call(NamedTuple):
-    """What a rank has come to: something that ranks exchange, in a call of TensorOpt's, by the user's line."""
+    """The exchange that a rank has reached: what is exchanged, in which call of TensorOpt's, at which user's line."""
 
     what: str
     name: str
@@ -137,7 +139,7 @@ class Call(NamedTuple):
 
 
 def _current_call(what: str) -> Call:
-    """The call that this thread is in."""
+    """Return the call of TensorOpt's that this thread is in."""
     name, _, line = whereabouts(sys._getframe(1)).call.partition(" at ")
     return Call(what, name, line)
 
@@ -146,10 +148,16 @@ def _current_call(what: str) -> Call:
 class Processes:
     """The ranks of this run, seen from one of them.
 
-    ``hosts`` holds each rank's host name; ``comm`` is a communicator of all ranks for collectives (mpi4py), None alone;
-    ``last_calls`` what call each rank was in when it was last heard of.
-    Whoever starts a collective, on ``comm`` or on a part of it, calls :meth:`begin_collective` first on all ranks that
-    are at work: a rank that waits for one which has already ended then says so instead of hanging.
+    Whoever starts a collective, on ``comm`` or on a part of it, first calls :meth:`begin_collective` on all ranks that are
+    at work: a rank that waits for one which has already ended then says so instead of hanging.
+
+    Attributes:
+        hosts: the host name of each rank.
+        comm: a communicator (mpi4py) of all ranks for collectives; None for a process that was started alone.
+        ending: the collective in which all ranks end; None alone.
+        whole: the ranks of which these are a part (:meth:`part`); None if they aren't a part.
+        waiting: for each chain of collectives, in which collective this rank waits.
+        last_calls: the call that each rank was in when it was last heard of.
     """
 
     rank: int
@@ -164,49 +172,55 @@ class Processes:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no MPI at all."""
+        """Return whether this process was started alone, without MPI."""
         return self.comm is None
 
     @property
     def machines(self) -> int:
-        """How many machines; raises InputError as :func:`machine_shape` does."""
+        """The number of machines; raises InputError like :func:`machine_shape`."""
         return machine_shape(self.hosts)[0]
 
     @property
     def devices_per_machine(self) -> int:
-        """How many ranks each machine has; raises InputError as :func:`machine_shape` does."""
+        """The number of ranks on each machine; raises InputError like :func:`machine_shape`."""
         return machine_shape(self.hosts)[1]
 
     @property
     def local_size(self) -> int:
-        """How many ranks share this rank's host."""
+        """The number of ranks on this rank's host."""
         return self.hosts.count(self.hosts[self.rank])
 
     @property
     def naps(self) -> bool:
-        """Whether a rank sleeps while it waits for others: over a link, where its only core had better compute meanwhile."""
+        """Return whether a rank sleeps while it waits for others.
+
+        It does so over a link, where a rank's only core had better compute meanwhile.
+        """
         return len(set(self.hosts)) > 1 and cores_of_a_rank(self.local_size) == 1
 
     def part(self, comm: Any) -> Processes:
-        """Those of the ranks that ``comm`` (mpi4py) joins, this one among them; their collectives count as these'."""
+        """Return the ranks that ``comm`` (mpi4py) joins, this one among them.
+
+        A collective that the returned object counts also counts as one of this object.
+        """
         with self.waiting_in("the choice of ranks"):
             hosts = tuple(gather_objects(comm, self.hosts[self.rank]))
         return Processes(comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls)
 
     @property
     def collectives_begun(self) -> tuple[int, ...]:
-        """How many this rank has begun, by chain."""
+        """The number of collectives that this rank has begun, by chain."""
         return tuple(self._begun)
 
     def begin_collective(self, chain: int = URGENT) -> None:
-        """Count a collective that this rank is about to enter; two threads may do so at once for two chains."""
+        """Count a collective that this rank is about to enter. Two threads may do so at once, for two chains."""
         if self.whole is not None:
             self.whole.begin_collective(chain)
         self._begun[chain] += 1
 
     @contextmanager
     def waiting_in(self, what: str) -> Iterator[None]:
-        """Count a collective, and tell in which it is this rank is while this lasts."""
+        """Count a collective, and record within this context that this rank waits in it."""
         self.begin_collective()
         waiting = self.waiting[URGENT]
         waiting.begin(what)
@@ -216,13 +230,13 @@ class Processes:
             waiting.end()
 
     def broadcast(self, value: Value, what: str = "broadcast") -> Value:
-        """Rank 0's value (picklable), on every rank.
+        """Return rank 0's value (picklable) on every rank.
 
         Args:
-            what: says what it is, where ranks wait for it in vain; the same on all of them.
+            what: describes the value, for the message if ranks wait for it in vain; the same on all ranks.
 
         Raises:
-            InputError: rank 0 is in another call than this one.
+            InputError: rank 0 is in another call than this rank.
         """
         if self.alone:
             return value
@@ -233,7 +247,7 @@ class Processes:
         return cast(Value, result)
 
     def gather(self, value: Value, what: str = "gather") -> list[Value]:
-        """Every rank's value (picklable) in rank order, on every rank.
+        """Return every rank's value (picklable) in rank order, on every rank.
 
         Raises:
             InputError: the ranks are in different calls.
@@ -247,37 +261,37 @@ class Processes:
         return [value for _, value in gathered]
 
     def first_that_differs(self, value: Value, what: str = "gather") -> int | None:
-        """The first rank whose value (picklable) isn't rank 0's, or None: the same answer on every rank."""
+        """Return the first rank whose value (picklable) differs from rank 0's, or None; the same on every rank."""
         values = self.gather(value, what)
         return next((rank for rank, other in enumerate(values) if other != values[0]), None)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
-        """Every rank's value (picklable) in rank order, on one rank; None on the others."""
+        """Return every rank's value (picklable) in rank order, on one rank; None on the others."""
         if self.alone:
             return [value]
         with self.waiting_in("gather"):
             return collect_objects(self.comm, value, rank)
 
     def gather_max(self, value: float) -> float:
-        """The largest of the ranks' numbers, on every rank."""
+        """Return the largest of the ranks' numbers, on every rank."""
         return max(self.gather(value))
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has come here."""
         if not self.alone:
             with self.waiting_in("barrier"):
                 complete(self.comm.Ibarrier())
 
     def complete(self, requests: Sequence[Any], what: str) -> None:
-        """Return when MPI's requests are complete, which takes what another rank does."""
+        """Wait until MPI's requests are complete, which depends on other ranks."""
         with self.waiting_in(what):
             complete(*requests)
 
     def _check_calls(self, calls: Sequence[Call], ranks: Sequence[int]) -> None:
-        """Hold the calls against each other in which ranks have come to what only ranks of one call exchange.
+        """Check that ranks which exchange something are in the same call.
 
         Raises:
-            InputError: they differ.
+            InputError: the calls differ.
         """
         first = calls[0]
         for rank, call in zip(ranks, calls, strict=True):
@@ -288,9 +302,9 @@ class Processes:
                 )
 
     def wait_for_others(self) -> None:
-        """Wait, on a rank that has no work, until the other ranks have ended; it costs next to no CPU.
+        """Wait, on a rank that has no work, until the other ranks have ended; this takes next to no CPU time.
 
-        The ranks at work join when they end. Raises SystemExit(1) if one of them failed, else returns.
+        The working ranks join when they end. Raises SystemExit(1) if one of them failed.
         """
         if self.ending is not None:
             self.ending.wait_as_leftover()
@@ -298,9 +312,10 @@ class Processes:
 
 @cache
 def current_processes() -> Processes:
-    """The ranks of this run; the first call connects, and all ranks must make it.
+    """Return the ranks of this run. The first call connects them, and all ranks must make it.
 
-    Raises TensorOptError where the launcher's MPI isn't mpi4py's, mpi4py is missing or MPI has too little threading.
+    Raises:
+        TensorOptError: the launcher's MPI isn't mpi4py's, mpi4py is missing, or MPI has too little thread support.
     """
     launched = launched_as()
     if launched is None:
@@ -310,11 +325,11 @@ def current_processes() -> Processes:
 
 
 def _bind_to_share() -> None:
-    """Keep this rank on its share of its host's cores, where mpirun left it free and there is a core for each rank.
+    """Bind this rank to its share of its host's cores, if mpirun left it unbound and there is a core for each rank.
 
-    Ranks spin while they wait. Two that meet on one core stop each other for milliseconds: on two cores with other
-    work a barrier took 1100 us unbound and 0.5 us bound. With more ranks than cores Open MPI yields by itself.
-    TENSOROPT_BIND=0 leaves ranks free.
+    Ranks spin while they wait. Two that meet on one core stop each other for milliseconds: on two cores with other work a
+    barrier took 1100 us unbound and 0.5 us bound. With more ranks than cores Open MPI yields by itself. TENSOROPT_BIND=0
+    leaves ranks unbound.
     """
     local_rank, local_size = (int(os.environ.get(f"OMPI_COMM_WORLD_LOCAL_{name}", 0)) for name in ("RANK", "SIZE"))
     free = os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())
@@ -327,13 +342,13 @@ def _bind_to_share() -> None:
 def _connect(launched_rank: int, launched_size: int | None) -> Processes:
     _bind_to_share()
     if os.environ.get("TENSOROPT_COLLECTIVES") == "horovod":
-        # Horovod's thread waits in MPI all the time. It must leave the core to the rank's others: a Keras model's step took
-        # 660 ms and not 60. MPI asks for this once, when it starts.
+        # Horovod's thread waits in MPI all the time. It must leave the core to the rank's other threads: a Keras model's
+        # step took 660 ms instead of 60. MPI reads this setting once, when it starts.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     try:
         timeout = timeout_s()
     except InputError:
-        timeout = DEFAULT_TIMEOUT_S  # refused once ranks can agree on who says it
+        timeout = DEFAULT_TIMEOUT_S  # refused later, when ranks can agree on which one reports it
     with in_time(launched_rank, timeout):
         MPI = _mpi(launched_rank)
     world = MPI.COMM_WORLD
@@ -346,7 +361,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 advice="start with tensoropt run, or with the mpirun beside this environment's python",
             )
         )
-    # Collectives are called from TensorFlow's threads, chained one after the other: serialised is enough for one chain.
+    # Collectives are called from TensorFlow's threads, one after the other in a chain. For one chain, serialised is enough.
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise TensorOptError(
             describe(
@@ -362,7 +377,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
 
 
 def _mpi(launched_rank: int) -> Any:
-    """``mpi4py.MPI``, started."""
+    """Return ``mpi4py.MPI``, with MPI started."""
     try:
         return started_mpi()
     except (ImportError, RuntimeError) as error:

@@ -1,8 +1,8 @@
-"""Whether all ranks are given the same data, as they must be where each gives a whole batch.
+"""Check that all ranks are given the same data, as they must be if each gives a global batch.
 
-Of every ``PERIOD``-th batch, the first among them, the ranks compare a digest of each tensor. What is drawn differently
-differs from some batch on in all that follow, so that some are enough. A digest is a CRC of the tensor's bytes; of a large
-tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes as long for whatever size.
+The ranks compare a digest of each tensor of every ``PERIOD``-th batch, beginning with the first. If random draws differ, all
+batches from some batch on differ, so that comparing some is enough. A digest is a CRC of the tensor's bytes. For a large
+tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes equally long for any size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGESTED_BYTES = N_BLOCKS * BLOCK_BYTES
 
 
 def digest(value: Any) -> int:
-    """Return a number that is equal for equal tensors, and hardly ever for others."""
+    """Return a number that is equal for equal tensors, and almost never for different ones."""
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS
@@ -33,17 +33,17 @@ def digest(value: Any) -> int:
 
 
 def is_compared(number: int) -> bool:
-    """Return whether the ranks compare the batch of this number, from 0."""
+    """Return whether the ranks compare the batch with this number, counted from 0."""
     return number % PERIOD == 0
 
 
 @dataclass
 class SameData:
-    """Compares what the ranks are given in the calls of one kind, which all ranks make and count alike.
+    """A check of the data that the ranks are given in one kind of call, which all ranks make and count alike.
 
     Attributes:
-        call: what is called, as the user writes it.
-        advice: what the user can do where the ranks are given different data.
+        call: the call, as the user writes it.
+        advice: what the user can do if the ranks are given different data.
     """
 
     processes: Processes
@@ -52,13 +52,13 @@ class SameData:
     _n_calls: int = field(default=0, init=False)
 
     def check(self, given: Callable[[], Iterable[tuple[str, Any]]]) -> None:
-        """Compare the tensors of one call, if it is its turn.
+        """Compare the tensors of one call, if it is one of the compared ones.
 
         Args:
-            given: gives them by name.
+            given: returns the tensors with their names.
 
         Raises:
-            InputError: they differ; the same sentence on all ranks.
+            InputError: the tensors differ between ranks. The message is the same on all ranks.
         """
         number = self._n_calls
         self._n_calls += 1

@@ -1,4 +1,4 @@
-"""What goes wrong while a step runs, in sentences: values that no operator takes, and steps in two threads at once."""
+"""Explain errors while a step runs: values that an operator doesn't take, and steps in two threads at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _runner = ""
 
 @contextmanager
 def only_step() -> Iterator[None]:
-    """Refuse a step while another thread runs one: ranks must run the same steps in one order, and threads have none.
+    """Refuse a step while another thread runs one: all ranks must run the same steps in one order, which threads don't keep.
 
     Raises:
         InputError: another thread runs a step.
@@ -41,10 +41,10 @@ def only_step() -> Iterator[None]:
 
 @contextmanager
 def refused_values(graph: Graph) -> Iterator[None]:
-    """Say which of the user's operators a value doesn't suit, where TensorFlow's kernels refuse one.
+    """Report which of the user's operators a value doesn't suit, if one of TensorFlow's kernels refuses it.
 
     Raises:
-        InputError: a kernel did, as for a label that is no class.
+        InputError: a kernel refused a value, such as a label that isn't a class.
     """
     try:
         yield
@@ -58,7 +58,10 @@ def refused_values(graph: Graph) -> Iterator[None]:
 
 
 def _operator(graph: Graph, message: str) -> Operator | None:
-    """The operator that failed; its node may have a number behind its name."""
+    """Return the operator that failed, or None if the message names none of the graph.
+
+    The node in the message may have a number appended to the operator's name.
+    """
     found = re.search(r"node (\S+?)(?:}}|\s|$)", message)
     name = found.group(1) if found else ""
     while name and name not in graph.operators:
@@ -68,7 +71,7 @@ def _operator(graph: Graph, message: str) -> Operator | None:
 
 
 def _reason(message: str) -> str:
-    """What TensorFlow says without its trace: the last line that isn't about where."""
+    """Return TensorFlow's message without its trace: the last line that isn't about a place in the code."""
     lines = [line.strip() for line in message.splitlines()]
     kept = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
     text = re.sub(r"\s*\[Op:\w*\]$", "", kept[-1] if kept else "it is refused").rstrip(".")

@@ -1,4 +1,4 @@
-"""Batches for models whose data isn't at hand: of the right shapes and types, with indices that are in range."""
+"""Make batches for models whose data isn't available: of the right shapes and types, with indices in range."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
 from .engine import Feed, Fetch
 
 WARM_STEPS = 3
-"""Before any counts: graphs are built and memory is first touched."""
+"""Steps that run before any is timed: in these, graphs are built and memory is first touched."""
 
-# By operator type: the position of an operand that holds indices, and which extent of which operand bounds them.
+# By operator type: the position of the operand with indices, and the operand and the dimension whose extent bounds them.
 _INDICES = {
     "SparseSoftmaxCrossEntropyWithLogits": (1, 0, -1),
     "GatherV2": (1, 0, 0),
@@ -21,13 +21,13 @@ _INDICES = {
 
 
 def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
-    """What a training step is run with: all that is trained, the losses, and a synthetic batch."""
+    """Return the fetches and feeds of a training step: all training steps, their losses, and a synthetic batch."""
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
     return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
 
 
 def synthetic_batch(graph: Graph, seed: int = 0) -> dict[Tensor, np.ndarray]:
-    """A value for each placeholder of the training steps, equal on all ranks."""
+    """Return a value for each placeholder of the training steps, equal on all ranks."""
     rng = np.random.default_rng(seed)
     consumers: dict[str, list[Operator]] = {}
     for op in graph.step_operators:
@@ -48,7 +48,10 @@ def _value(tensor: Tensor, bound: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
-    """What indices must stay below, wherever the tensor (or a view of it) goes; 1, so that all are 0, where none is told."""
+    """Return the bound below which a tensor's values must stay, as indices in all its consumers, also through views.
+
+    It is 1, so that all indices are 0, if no consumer gives a bound.
+    """
     bounds = []
     pending, seen = [tensor.name], {tensor.name}
     while pending:

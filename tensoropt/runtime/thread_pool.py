@@ -1,7 +1,7 @@
-"""Whether TensorFlow's pool of threads runs so many callbacks at once, tried out.
+"""Test whether TensorFlow's pool of threads runs a number of callbacks at once.
 
-What was asked for isn't what there is: the pool is made when TensorFlow's runtime starts, which may have been before this
-package was imported, and what the environment says afterwards changes nothing.
+The number of threads that was asked for may not be the number there is. The pool is made when TensorFlow's runtime starts,
+which may have been before this package was imported. Later changes of the environment have no effect.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 MEET_S = 2.0
-"""How long callbacks wait for each other. If one comes too late the answer is no, which is safe."""
+"""Seconds that callbacks wait for each other. If one comes too late the answer is no, which is safe."""
 
 
 @cache
 def runs_at_once(n_callbacks: int) -> bool:
-    """Whether so many callbacks that don't wait for each other are run at the same time."""
+    """Return whether ``n_callbacks`` callbacks that don't wait for each other run at the same time."""
     meeting = threading.Barrier(n_callbacks)
 
     def meet() -> np.bool_:

@@ -1,8 +1,8 @@
-"""The thread that looks after a rank: what the rank is in, whether it makes progress, and who keeps it waiting.
+"""Watch a rank from a thread: what the rank is in, whether it makes progress, and which ranks keep it waiting.
 
-It never waits for a message, so that a rank which is in a long computation still answers the others. Progress is seen from
-outside, and costs a step nothing: a rank has made some if it has begun a collective since the last look, or if it is in code
-of TensorOpt's and that has moved on to other lines, or has computed. In the user's code only a collective counts.
+The thread never waits for a message, so that a rank in a long computation still answers the others. Progress is seen from
+outside, and costs a step nothing. A rank has made progress if it has begun a collective since the last look, or if it is in
+TensorOpt's code and that has moved on to other lines or has computed. In the user's code only a collective counts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..common.watchdog import ANSWER_S, CHAINS, Answer, Report, Waited, Waiting,
 
 QUESTION_TAG, ANSWER_TAG = 2, 3
 LEAST_CPU = 0.01
-"""The share of a core that a process takes which computes, reads or writes; one that stands still takes none."""
+"""The least share of a core that a process takes which computes, reads or writes; one that stands still takes none."""
 _FRAMES = 30
 ASKED_AFTER = 0.25
-"""After which part of the timeout a rank that waits begins to ask, and how often."""
+"""The share of the timeout after which a waiting rank begins to ask the others, and at which it repeats its questions."""
 
 
 class Watched(Protocol):
-    """A rank, as it is looked at (:class:`~tensoropt.runtime.ranks.Processes`)."""
+    """A rank as the watching thread sees it (:class:`~tensoropt.runtime.ranks.Processes`)."""
 
     rank: int
     size: int
@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 
 class Progress:
-    """For how long this process's main thread has made no progress; to be looked at by one other thread, again and again."""
+    """The time for which this process's main thread has made no progress. One other thread must look at it repeatedly."""
 
     def __init__(self, thread: threading.Thread | None = None) -> None:
         self._thread = (thread or threading.main_thread()).ident
@@ -49,7 +49,7 @@ class Progress:
         self.where = Whereabouts()
 
     def look(self, begun: tuple[int, ...], waits_since_s: float | None) -> float:
-        """Return for how many seconds there was no progress; of a rank that waits, since that began."""
+        """Return for how many seconds there was no progress; for a rank that waits, at most since its wait began."""
         now_s = time.monotonic()
         frame = sys._current_frames().get(self._thread or 0)
         self.where, at = whereabouts(frame), _instructions(frame)
@@ -64,7 +64,7 @@ class Progress:
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
-    """Which instructions a thread is at, of its innermost functions."""
+    """Return the instructions that a thread is at, in its innermost functions."""
     found: list[tuple[int, int]] = []
     while frame is not None and len(found) < _FRAMES:
         found.append((id(frame.f_code), frame.f_lasti))
@@ -73,13 +73,13 @@ def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
 
 
 class Questions:
-    """What this rank asks the others, and answers them; :meth:`look` is to be called again and again, by one thread.
+    """The questions between ranks: this rank asks the others and answers them. One thread calls :meth:`look` repeatedly.
 
     Args:
         comm: a communicator (mpi4py) whose messages with these tags are used for nothing else.
 
     Attributes:
-        up_since_s: since when this process has looked again and again.
+        up_since_s: since when this process has looked without a break.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -92,12 +92,12 @@ class Questions:
         self._looked_s = self.up_since_s = time.monotonic()
 
     def look(self, own: Answer) -> None:
-        """Answer what was asked since the last look, and take what was answered."""
+        """Answer the questions since the last look, and receive answers."""
         from mpi4py import MPI
 
         now_s = time.monotonic()
         if now_s - self._looked_s > ANSWER_S:
-            # This process itself was stopped: what it has missed says nothing about the others.
+            # This process itself was stopped: the answers that it has missed say nothing about the others.
             self.up_since_s = now_s
         self._looked_s = now_s
         self._sent = [request for request in self._sent if not request.Test()]
@@ -113,7 +113,7 @@ class Questions:
             self._asked_s.pop(rank, None)
 
     def ask(self, waits_since_s: float, timeout_s: float) -> None:
-        """Ask the others, once the wait has lasted for a while; those that haven't answered yet aren't asked again."""
+        """Ask the other ranks once the wait has lasted for a while. Ranks with an open question aren't asked again."""
         now_s = time.monotonic()
         waited_s, often_s = now_s - waits_since_s, ASKED_AFTER * timeout_s
         if waited_s < often_s:
@@ -125,7 +125,7 @@ class Questions:
                 self._asked_s[rank] = now_s
 
     def reports(self, waits_since_s: float, timeout_s: float, last_calls: Mapping[int, str]) -> dict[int, Report]:
-        """What is known of the others, by rank."""
+        """Return what is known of each other rank."""
         now_s, found = time.monotonic(), {}
         since_s = max(waits_since_s, self.up_since_s)
         for rank in self._others:
@@ -140,17 +140,20 @@ class Questions:
 
 
 class Watch:
-    """Looks after one rank."""
+    """The watch over one rank."""
 
     def __init__(self, processes: Watched, comm: Any, timeout_s: float) -> None:
         self.processes, self.timeout_s = processes, timeout_s
         self.questions, self.progress = Questions(comm), Progress()
 
     def look(self, ended_s: float | None) -> str | None:
-        """Answer the others, and ask them if this rank waits; the sentence that ends all if it does so in vain.
+        """Answer the other ranks, and ask them if this rank waits.
 
         Args:
-            ended_s: since when this rank, which has come to its end, waits for that of the others.
+            ended_s: since when this rank, if it has ended, waits for the end of the others; else None.
+
+        Returns:
+            The message that ends all ranks if this rank waits in vain; else None.
         """
         waits = [(each.what, each.since_s) for each in self.processes.waiting]
         started = [since_s for _, since_s in waits if since_s is not None]
@@ -185,7 +188,10 @@ class Watch:
         return self.questions.reports(waits_since_s, self.timeout_s, self.processes.last_calls)
 
     def _after_the_end(self, ended_s: float) -> str | None:
-        """Others may take their time until they end; but one that is stopped never does."""
+        """Return the message that ends all ranks if another one is stopped.
+
+        Running ranks may take any time until they end, but a stopped one never ends.
+        """
         self.questions.ask(ended_s, self.timeout_s)
         for rank, report in self._reports(ended_s).items():
             if report.silent_s is not None:

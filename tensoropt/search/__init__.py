@@ -1,1 +1,1 @@
-"""From a graph and its costs to a problem and its frontier; what other algorithms choose."""
+"""Build the search problem of a graph and find its frontier, or what baseline algorithms choose."""

@@ -1,4 +1,4 @@
-"""The frontier of a problem, and of one in which operators may be rematerialized as well."""
+"""Search a problem for its frontier, without rematerialization and with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from .problem.strategy_problem import StrategyProblem
 from .problem.warm_start import adopted
 
 GAP_AGAIN, MOST_POINTS_AGAIN = 0.02, 1000
-"""How near a search with operators that are computed again comes to its bound, which is that of a weighted sum anyway."""
+"""The least gap at which a search with rematerialization stops, and the most points to which it thins partial frontiers: its
+lower bound is that of a weighted sum anyway, so nearer to it isn't worth the time.
+"""
 
 
 def search_problem(
@@ -28,8 +30,13 @@ def search_problem(
     progress: Callable[[int, int], None] | None,
     budget: Budget,
 ) -> Frontier:
-    """The frontier of a problem in which nothing is computed again; and, where there is one in which operators may be, of
-    that one: no point is above one of the first."""
+    """Return the frontier of ``plain`` joined with that of ``recomputing``, where there is such a problem.
+
+    Args:
+        plain: the problem without rematerialization.
+        recomputing: the problem with it; None where there is none. The result is then in its states, and no point is above
+            one of ``plain``'s frontier.
+    """
 
     def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
         if overlap is None or objectives != MEMORY_TIME:

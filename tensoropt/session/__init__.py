@@ -1,1 +1,1 @@
-"""TensorFlow's own way of working: one run from ``init`` to the last ``run``."""
+"""Sessions, TensorFlow's own way of working: each is one run from ``init`` to the last ``run``."""

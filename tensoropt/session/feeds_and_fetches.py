@@ -1,4 +1,4 @@
-"""What users feed and fetch, in terms of the imported graph: names, structures, shapes and types as in TensorFlow."""
+"""Translate feeds and fetches to the imported graph: names, structures, shapes and types are as in TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..runtime.engine import Feed, Fetch
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """Marks a value as this rank's own share: :func:`tensoropt.local`."""
+    """A value that is marked as this rank's own share: :func:`tensoropt.local`."""
 
     value: Any
 
@@ -28,8 +28,8 @@ class FetchPlan:
 
     Attributes:
         structure: the fetches as the user gave them.
-        places: per leaf of the structure, the number of its tensor in the fetch, or None for an operation.
-        initializes: whether a leaf asks for the variables' first values.
+        places: for each leaf of the structure, the index of its tensor in the fetch, or None for an operation.
+        initializes: whether a leaf asks for the variables' initial values.
     """
 
     fetch: Fetch
@@ -43,10 +43,10 @@ class FetchPlan:
 
 
 def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
-    """Understand fetches as ``tf.compat.v1.Session.run`` does.
+    """Translate fetches, as ``tf.compat.v1.Session.run`` understands them.
 
     Raises:
-        InputError: a fetch isn't of the recorded model.
+        InputError: a fetch isn't part of the recorded model.
     """
     tensors: dict[tuple[Tensor, bool], int] = {}
     steps: list[str] = []
@@ -76,7 +76,10 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
 
 
 def recorded_name(value: Any, recorded: tf.Graph) -> str | None:
-    """The name of a tensor, variable or operation of the recorded graph; a text is a name; None for anything else."""
+    """Return the name of a tensor, variable or operation of the recorded graph.
+
+    A text is taken to be a name; for anything else the result is None.
+    """
     if isinstance(value, str):
         return value
     try:
@@ -86,7 +89,7 @@ def recorded_name(value: Any, recorded: tf.Graph) -> str | None:
 
 
 def _without_variables(fetches: Any) -> Any:
-    """Variables stand for the tensors that hold them; TensorFlow's nest would take some apart."""
+    """Return fetches with tensors in place of variables: TensorFlow's nest would take some variables apart."""
     if isinstance(fetches, tf.Variable):
         return fetches.handle
     if isinstance(fetches, dict):
@@ -101,7 +104,10 @@ def _without_variables(fetches: Any) -> Any:
 
 
 def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
-    """The operators behind an operation that only groups others (``tf.group``)."""
+    """Return the operators behind an operation that only groups others (``tf.group``).
+
+    Training steps among them are added to ``steps`` instead.
+    """
     try:
         element = recorded.as_graph_element(name) if name is not None else None
     except (KeyError, ValueError):
@@ -130,10 +136,10 @@ def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps
 def plan_feeds(
     graph: Graph, recorded: tf.Graph, feed_dict: Mapping[Any, Any] | None, rank: int, n_ranks: int
 ) -> dict[Feed, np.ndarray]:
-    """Check what is fed, and give it the type and shape of its tensor.
+    """Check the fed values, and convert each to the type and shape of its tensor.
 
     Raises:
-        InputError: a key isn't of the recorded model, or a value has the wrong shape or type.
+        InputError: a key isn't part of the recorded model, or a value has the wrong shape or type.
     """
     feeds: dict[Feed, np.ndarray] = {}
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
@@ -152,10 +158,10 @@ def plan_feeds(
 
 
 def local_share(tensor: Tensor, rank: int, n_ranks: int) -> Shape:
-    """The shape of a rank's share of the batch.
+    """Return the shape of a rank's share of the batch.
 
     Raises:
-        InputError: the tensor has no batch, or too few samples for so many ranks.
+        InputError: the tensor has no batch, or too few samples for this many ranks.
     """
     if not tensor.shape or tensor.shape[0] < n_ranks:
         raise InputError(

@@ -13,7 +13,7 @@ from ..frontend.recording import record_minimize
 
 
 class Optimizer:
-    """What the recording optimizers share; use :class:`GradientDescentOptimizer` and its siblings."""
+    """The base of the recording optimizers; use :class:`GradientDescentOptimizer` and its siblings."""
 
     kind = ""
     default_name = ""
@@ -48,7 +48,7 @@ class Optimizer:
 
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, as ``apply_gradients``: a step is recorded as a whole."""
+        """Refuse the call, as ``apply_gradients`` does: a training step is recorded as one."""
         raise InputError(
             f"{self._name}: a training step is recorded as a whole; call minimize(loss), and for gradients as tensors "
             "tensoropt.gradients(loss, variables)"
@@ -58,7 +58,7 @@ class Optimizer:
 
 
 class GradientDescentOptimizer(Optimizer):
-    """As ``tf.compat.v1.train.GradientDescentOptimizer``, with a default rate."""
+    """The counterpart of ``tf.compat.v1.train.GradientDescentOptimizer``, with a default learning rate."""
 
     kind, default_name = "sgd", "GradientDescent"
 
@@ -67,7 +67,7 @@ class GradientDescentOptimizer(Optimizer):
 
 
 class MomentumOptimizer(Optimizer):
-    """As ``tf.compat.v1.train.MomentumOptimizer``, with defaults."""
+    """The counterpart of ``tf.compat.v1.train.MomentumOptimizer``, with default hyperparameters."""
 
     default_name = "Momentum"
 
@@ -83,7 +83,7 @@ class MomentumOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """As ``tf.compat.v1.train.AdamOptimizer``."""
+    """The counterpart of ``tf.compat.v1.train.AdamOptimizer``."""
 
     kind, default_name, numbers = "adam", "Adam", ("beta1", "beta2", "epsilon")
 

@@ -1,6 +1,7 @@
-"""One run from ``init`` to the last ``run``: what the public functions of :mod:`tensoropt` work on.
+"""Record, plan, build and run one model: the public functions of :mod:`tensoropt` work on a session.
 
-Rank 0 plans, the others get the plan; then every rank builds its own graph and runs it.
+A session lasts from ``init`` to the last ``run``. Rank 0 plans, and the others get the plan; then every rank builds its own
+graph and runs it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ _SAME_FEEDS = (
 
 
 class Session:
-    """Attributes:
-    context: the ranks of this run and their hardware.
-    execution: the plan that runs, after :meth:`build`.
+    """One recorded model and, after :meth:`build`, its execution.
+
+    Attributes:
+        context: the ranks of this run and their hardware.
+        execution: the plan that runs, after :meth:`build`.
     """
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
@@ -64,18 +67,21 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """The one that is executed, after :meth:`build`."""
+        """The plan that is executed, after :meth:`build`."""
         return self.execution.plan if self.execution else None
 
     @property
     def engine(self) -> Engine | None:
-        """Runs the plan, after :meth:`build`."""
+        """The engine that runs the plan, after :meth:`build`."""
         return self.execution.engine if self.execution else None
 
     # Recording
 
     def recording_for(self, what: str) -> Recording:
-        """The recording, for something that belongs before ``build_execution_graph``.
+        """Return the recording, to a caller that must come before ``build_execution_graph``.
+
+        Args:
+            what: the caller's name, for the message.
 
         Raises:
             InputError: the model has been built already.
@@ -85,10 +91,10 @@ class Session:
         return self._recording
 
     def model(self) -> Model:
-        """The recorded model, imported.
+        """Return the recorded model, imported.
 
         Raises:
-            InputError: nothing to train was recorded, something can't be, or ranks recorded different models.
+            InputError: no training step was recorded, something can't be recorded, or ranks recorded different models.
         """
         recording = self._recording
         if self.execution is not None and self._model is not None:
@@ -117,7 +123,7 @@ class Session:
         without: Collection[str] = (),
         micro_batches: int | None = None,
     ) -> Plan | Curve:
-        """See :func:`tensoropt.find_strategy`."""
+        """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
         check_option(option)
         hardware = self.hardware if cluster is None else resolve_cluster(cluster)
         request = request_of(self.model(), hardware, memory, force, without, micro_batches)
@@ -140,7 +146,7 @@ class Session:
     # Building
 
     def build(self, engine: str, plan: Plan | str | None, collectives: str | None) -> None:
-        """See :func:`tensoropt.build_execution_graph`."""
+        """Build this rank's graph; see :func:`tensoropt.build_execution_graph`."""
         if self.execution is not None:
             raise InputError("the execution graph has been built already; call tensoropt.init() to record another model")
         if engine != "tensorflow":
@@ -162,7 +168,7 @@ class Session:
     # Running
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
-        """See :func:`tensoropt.run`."""
+        """Run the built model; see :func:`tensoropt.run`."""
         if self.execution is None or self._model is None:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
         graph, engine = self._model.graph, self.execution.engine
@@ -180,14 +186,17 @@ class Session:
         return planned.restore([ranks[0] for ranks in values])
 
     def statistics(self) -> dict[str, Any]:
-        """What the built plan comes to, for a training log; every rank must call it."""
+        """Return figures of the built plan, for a training log; every rank must call it."""
         if self.execution is None or self._model is None:
             raise InputError("statistics come after build_execution_graph")
         return self.execution.statistics(self._model.graph.parameter_bytes)
 
 
 def _recorded_too_late(error: BaseException) -> str | None:
-    """Return what to say of an error that TensorFlow raises for a recorded tensor that is computed with after the build."""
+    """Return the sentence for an error that TensorFlow raises when a recorded tensor is computed with after the build.
+
+    Return None for other errors.
+    """
     if not isinstance(error, TypeError) or _current is None or _current.execution is None:
         return None
     said = str(error)
@@ -207,7 +216,7 @@ _stand_in: Any = None
 
 @contextmanager
 def standing_in(recorder: Any) -> Iterator[None]:
-    """Have something else than a session record, as if ``init`` had been called; its ``recording_for`` is asked."""
+    """Have another object than a session record, as if ``init`` had been called; its ``recording_for`` is asked."""
     global _stand_in
     _stand_in = recorder
     try:
@@ -217,7 +226,7 @@ def standing_in(recorder: Any) -> Iterator[None]:
 
 
 def start(hardware: Hardware | str | None, seed: int | None) -> Session:
-    """Begin a session; one that is still recording ends.
+    """Begin a session; a session that is still recording ends.
 
     Raises:
         InputError: TensorFlow isn't in eager mode, in which the built model runs, or a model is recorded without a session.
@@ -242,7 +251,7 @@ def start(hardware: Hardware | str | None, seed: int | None) -> Session:
 
 
 def current_session() -> Session:
-    """The session that ``init`` began.
+    """Return the session that ``init`` began.
 
     Raises:
         InputError: there is none.

@@ -1,4 +1,4 @@
-"""TensorFlow's names under ``tensoropt``: whatever they make is recorded in the session's graph."""
+"""Offer TensorFlow's names under ``tensoropt``: the operators that they make are recorded in the session's graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFUSED = {
     "train.Saver": _CHECKPOINTS,
     "train.Checkpoint": _CHECKPOINTS,
 }
-# Modules whose functions make operators; others (keras, data, errors) are useful at any time.
+# Modules whose functions make operators; other modules (keras, data, errors) are useful at any time.
 _RECORDING_MODULES = frozenset("nn math linalg image losses layers signal random strings sparse bitwise ragged".split())
 
 
@@ -31,7 +31,7 @@ _OPTIMIZERS = {kind.__name__: kind for kind in (GradientDescentOptimizer, Moment
 
 
 class _Train:
-    """``tf.train``, with the optimizers that record a training step in place of those that record gradients."""
+    """The names of ``tf.train``, with optimizers that record a training step in place of those that record gradients."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIMIZERS:
@@ -50,7 +50,7 @@ _TRAIN = _Train()
 
 
 def forwarded(name: str) -> Any:
-    """A TensorFlow name: that of the graph API (``placeholder``, ``get_variable``) first, then today's.
+    """Return what a TensorFlow name means: in the graph API (``placeholder``, ``get_variable``) first, then in today's.
 
     Raises:
         AttributeError: TensorFlow has no such name.

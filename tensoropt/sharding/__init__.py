@@ -1,1 +1,1 @@
-"""Strategies, and the layouts and reshardings that follow from them."""
+"""Define strategies, and derive the layouts and reshardings that follow from them."""

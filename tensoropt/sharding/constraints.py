@@ -1,4 +1,4 @@
-"""``force``: degrees of operators' factors that a user insists on."""
+"""Restrict configs by ``force``: the degrees of operators' factors that a user insists on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Force = Mapping[str, Mapping[str, int]]
 
 
 def pinned(force: Force, op: Operator) -> Mapping[str, int]:
-    """The degrees that an operator must have, by its name or its type."""
+    """Return the degrees that ``force`` gives an operator's factors, by the operator's name or else by its type."""
     return force.get(op.name) or force.get(op.type) or {}
 
 
 def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[Config, ...]) -> tuple[Config, ...]:
-    """Those of an operator's configs that have the degrees.
+    """Return those of an operator's configs that have the forced degrees.
 
     Raises:
         InputError: none has; says why.
@@ -34,7 +34,7 @@ def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[C
 
 
 def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
-    """Why no config has these degrees."""
+    """Return the reason why no config has these degrees, in words."""
     for factor, degree in pinned.items():
         ways = [c for c in _single_factor_configs(factor, mesh) if c.degree(factor) == degree]
         if not ways:
@@ -51,7 +51,7 @@ def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:
 
 
 def check_force(graph: Graph, force: Force) -> None:
-    """Refuse a ``force`` that names no operator of the model."""
+    """Raise InputError if ``force`` names what is neither an operator's name nor a type in the model."""
     known = {op.name for op in graph.operators.values()} | {op.type for op in graph.operators.values()}
     for name in force:
         if name not in known:

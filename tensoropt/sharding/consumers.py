@@ -1,4 +1,4 @@
-"""Who takes each tensor in a training step: operators, updates of variables, and the steps themselves."""
+"""Find the consumers of each tensor in a training step: operators, updates of variables, and the steps themselves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOSS, HYPERPARAMETER = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """An operator at an input position; a training step (LOSS or HYPERPARAMETER); or an update of a variable.
+    """An operator at an input position; a training step (position LOSS or HYPERPARAMETER); or an update of a variable.
 
-    ``name`` is that of the operator or step, of an update that of its variable: whose layout decides the demand.
+    ``name`` is the operator's or the step's. For an update it is the variable's, whose layout is the operand sharding.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Consumer:
 
 
 def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
-    """By tensor name, everyone who takes it in a training step, in program order."""
+    """Return the consumers of each tensor in a training step by the tensor's name, in program order."""
     consumers: dict[str, list[Consumer]] = {}
     for op in graph.step_operators:
         for position, tensor in op.operands:
@@ -45,31 +45,31 @@ def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
 
 
 def step_demand(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> Demand:
-    """What a training step asks: its loss and its hyperparameters in whole on every device."""
+    """Return the operand sharding (Demand) of a training step: its loss and its hyperparameters replicated."""
     whole = Layout.replicated(mesh, len(tensor.shape))
     return Demand(whole, () if consumer.position == LOSS else None)
 
 
 def consumer_demand(seen: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Demand:
-    """What a consumer that isn't a step asks, by the interface of the operator it is named after."""
+    """Return the operand sharding of a consumer that isn't a step, from the interface of the operator it is named after."""
     if consumer.is_update:
         return Demand(seen.results[0], None)
     return operand_demand(seen, consumer.name, consumer.position, gradients)
 
 
 def as_copy(demand: Demand, with_gradient: bool) -> Demand:
-    """A demand as that of a copy for several consumers, of whom some have a gradient or none."""
+    """Return an operand sharding as that of a shared copy; ``with_gradient`` is whether any of its consumers has one."""
     return Demand(demand.layout, (demand.varying or ()) if with_gradient else None)
 
 
 def copies(demands: Sequence[Demand]) -> list[Demand]:
-    """The copies that consumers with these demands may share."""
+    """Return the operand shardings of the copies that consumers with these operand shardings may share."""
     with_gradient = any(demand.varying is not None for demand in demands)
     return list(dict.fromkeys(as_copy(demand, with_gradient) for demand in demands))
 
 
 def demand_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> Demand:
-    """What a consumer asks under a strategy."""
+    """Return the operand sharding of a consumer under the view's strategy."""
     if consumer.is_step:
         return step_demand(view.strategy.mesh, tensor, consumer)
     return consumer_demand(view.interfaces[consumer.name], consumer, view.gradients)

@@ -1,23 +1,23 @@
-"""Micro-batches: a training step in slices of its batch, one after the other, whose gradients are accumulated.
+"""Split a training step into micro-batches: parts of its batch, computed one after the other, with accumulated gradients.
 
-Seen by the layout algebra the slices are one more mesh axis, of *time*: what is made of the batch is split over it, a mean
-over the batch is a partial sum over the global count, and the gradient of a parameter, replicated over it, is partial: its
-completion is a local accumulation. So the numbers are one device's by the same rules. What can't be is communication over
-this axis: a slice doesn't wait for a later one. Only two things cross it: the sum that is the loss, and gradients of what
-is made without the batch.
+To the layout algebra the micro-batches (``slices`` in the code) are one more mesh axis, of *time*. Tensors computed from the
+batch are split over it; a mean over the batch is a partial sum over the global count; the gradient of a parameter, which is
+replicated over it, is partial, and its completion is a local accumulation. So the numbers are one device's by the same
+rules. Communication over this axis is impossible: a micro-batch can't wait for a later one. Only two things cross the axis:
+the sum that is the loss, and gradients of tensors that are computed without the batch.
 
-So there is nothing to search: whether an operator is split over the axis, and along which factor, follows from its operands,
-by :func:`of_slices` in program order. The result is the graph of one slice, with the slice's shapes; devices, configs and
+So there is nothing to search. Whether an operator is split over the axis, and along which factor, follows from its operands;
+:func:`of_slices` finds it in program order. The result is the graph of one micro-batch, at its shapes; devices, configs and
 reshardings are then those of this graph.
 
-- An operator that has an operand split takes the one config in which nothing would have to be resharded over the axis.
-- What is made without the batch isn't split, and is computed once a step. An operand that is to be a partial sum (a penalty
-  on parameters that is added to the loss) is taken by the first slice alone.
-- What takes the batch and isn't needed for the loss, as metrics and their updates, may come after all slices: it then takes
-  what these made as a whole.
+- An operator with a split operand has the one config in which nothing would have to be resharded over the axis.
+- A tensor that is computed without the batch isn't split, and is computed once a step. If it is used where a partial sum is
+  asked for (a penalty on parameters that is added to the loss), the first micro-batch alone uses it.
+- An operator that uses the batch and isn't needed for the loss, such as metrics and their updates, may come after all
+  micro-batches: it then uses their results put together.
 - Constants of the batch's length, and random numbers drawn for the batch, are split where a split tensor meets them.
 
-Statistics over the batch (batch normalisation that trains) would be completed over the axis, and are refused.
+Statistics over the batch (batch normalisation in training) would have to be completed over the axis, and are refused.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ from ..rules.rule import Config, Interface, Rule, interface, why_invalid
 from .local_shapes import static_values
 
 SUM = -1
-"""Instead of a dimension that is split: a partial sum."""
+"""The form of a tensor that is a partial sum over micro-batches, in place of the dimension that is split."""
 SLICES = "_slices"
-"""The attribute of a mean that is one over all slices: how many there are."""
+"""The attribute of a mean over the whole batch: the number of micro-batches."""
 Forms = ChainMap[str, int]
-"""By tensor name the dimension that the slices split, or SUM; what isn't named is the same for all slices."""
+"""The dimension that micro-batches split, or SUM, by tensor name; a tensor not named is the same for all micro-batches."""
 Configs = ChainMap[str, Config]
-"""By operator name its config over the axis of time."""
+"""Each operator's config over the axis of time, by operator name."""
 
 
 @lru_cache(maxsize=8)
 def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
-    """The graph of one of ``n`` slices; what isn't made of the batch is as it was.
+    """Return the graph of one of ``n`` micro-batches; what isn't computed from the batch is unchanged.
 
-    A batch that ranks load is gathered where so many devices' shares of it can't be sliced.
+    Where each rank loads its share of the batch, the batch is gathered if the shares of ``n_devices`` devices can't be
+    split into so many micro-batches.
 
     Raises:
-        InputError: the training step can't be taken in so many slices.
+        InputError: the training step can't be taken in so many micro-batches.
     """
     if n == 1:
         return graph
@@ -94,7 +95,7 @@ def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
 
 
 def checked_count(given: object) -> int:
-    """A number of micro-batches, as a user gave it.
+    """Return the number of micro-batches that a user gave.
 
     Raises:
         InputError: it isn't a whole number from 1 up.
@@ -109,7 +110,11 @@ def _refused(n: int, why: str) -> InputError:
 
 
 def _batch(graph: Graph, n: int) -> int:
-    """The length of the batch: the first dimension of what is fed to the training step."""
+    """Return the number of samples of the batch: the first dimension of what is fed to the training step.
+
+    Raises:
+        InputError: no batch is fed, or ``n`` doesn't divide its length.
+    """
     fed = [op for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape]
     if not fed:
         raise _refused(n, "it isn't fed a batch")
@@ -121,7 +126,7 @@ def _batch(graph: Graph, n: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Propagation:
-    """Finds which factor of each operator the slices split."""
+    """The propagation of the micro-batch split through a graph: which factor of each operator is split."""
 
     graph: Graph
     n: int
@@ -132,11 +137,15 @@ class _Propagation:
         return Mesh.of(self.n)
 
     def run(self) -> tuple[dict[str, int], dict[str, Config], set[str]]:
-        """The forms of tensors, configs of operators over the axis of time, and the operators that come after slices."""
+        """Return tensors' forms, operators' configs over the axis of time, and the operators to run after all micro-batches.
+
+        Raises:
+            InputError: an operator that the loss needs can't be split.
+        """
         forms: Forms = ChainMap()
         configs: Configs = ChainMap()
         after: set[str] = set()
-        written: set[str] = set()  # variables that are updated after all slices
+        written: set[str] = set()  # variables that are updated after all micro-batches
         (step,) = self.graph.train_steps.values()
         needed = self.graph.ancestors([step.loss])
         operators = self.graph.operators.values()
@@ -151,13 +160,13 @@ class _Propagation:
                 after.add(op.name)
                 written.update([op.updates] if op.updates else [])
         for op in operators:
-            # A constant that was split for one consumer may have another that takes it whole.
+            # A constant that was split for one consumer may have another that uses it unsplit.
             if op.name not in after and not self._agrees(op, forms, configs):
                 raise _refused(self.n, f"{op.where()} takes in whole what others take in slices")
         return dict(forms), dict(configs), after
 
     def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:
-        """Give an operator its config; or why it has none."""
+        """Give an operator its config; return an empty text, or the reason why it has none."""
         if op.type == PLACEHOLDER and op.result.shape[:1] == (self.batch,):
             return self._take(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
         if op.type in SOURCES or not any(tensor.name in forms for _, tensor in op.operands):
@@ -186,7 +195,7 @@ class _Propagation:
         return [config for config in found if op.type not in COMPOSITES or _fits_body(op, config)]
 
     def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
-        """How many operands must be split for a config that weren't; None where it can't be had."""
+        """Return how many more operands must be split for a config; None where the config is impossible."""
         seen, n_pulled = interface(rule_of(op), config), 0
         for position, tensor in op.operands:
             wanted, given = _form(_layout(seen, position)), forms.get(tensor.name)
@@ -204,7 +213,7 @@ class _Propagation:
         return n_pulled
 
     def _pull(self, tensor: Tensor, dimension: int, forms: Forms, configs: Configs) -> bool:
-        """Have a tensor that is made of constants and random numbers split along a dimension."""
+        """Split a tensor that is computed from constants and random numbers along a dimension; return whether it can be."""
         op = self.graph.producers[tensor.name]
         if tensor.name in forms:
             return forms[tensor.name] == dimension
@@ -241,7 +250,7 @@ class _Propagation:
         return ""
 
     def _agrees(self, op: Operator, forms: Forms, configs: Configs) -> bool:
-        """Whether an operator's operands are as its config takes them."""
+        """Return whether an operator's operands have the forms that its config asks for."""
         config = configs.get(op.name)
         if config is None:
             return not any(tensor.name in forms for _, tensor in op.operands)
@@ -256,7 +265,11 @@ def _why_not(rule: Rule, config: Config) -> str:
 
 
 def _fits_body(op: Operator, config: Config) -> bool:
-    """Whether slices of a composite operator are alike but for their operands, and each gives its own share of gradients."""
+    """Return whether a composite operator can be split over micro-batches in this config.
+
+    All micro-batches must run the same body, differing in nothing but their operands. Unless the operator is a loop, each
+    must give its own share of the gradients.
+    """
     composition = Composition(op)
     for inner in composition.body.operators:
         seen = composition.inner(inner, config)[1]
@@ -267,7 +280,7 @@ def _fits_body(op: Operator, config: Config) -> bool:
 
 
 def _sliced_body(op: Operator, config: Config, n: int) -> Body:
-    """The body of a composite operator at the shapes of a slice."""
+    """Return the body of a composite operator at the shapes of a micro-batch."""
     composition = Composition(op)
     body = composition.body
     layouts = {tensor.name: composition.input_layout(tensor, config) for tensor in body.inputs}
@@ -287,7 +300,7 @@ def _sliced_body(op: Operator, config: Config, n: int) -> Body:
 
 
 def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
-    """A tensor as a slice has it."""
+    """Return a tensor at its shape in a micro-batch."""
     dimension = forms.get(tensor.name, SUM)
     if dimension == SUM:
         return tensor
@@ -308,7 +321,7 @@ def _form(layout: Layout) -> int | None:
 
 
 def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
-    """An operator at the shapes of a slice; of a constant, the value is that of its first elements."""
+    """Return an operator at the shapes of a micro-batch; a split constant's value is that of its first elements."""
     statics = static_values(op, seen, 0)
     attrs = dict(op.attrs)
     if op.type == CONSTANT and op.result.name in forms:

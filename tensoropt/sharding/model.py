@@ -1,4 +1,4 @@
-"""A graph together with what its backward pass does: what is searched, planned and run."""
+"""Define the model that is searched, planned and run: a graph with its gradient information."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .strategy import Strategy, StrategyView
 
 @dataclass(frozen=True)
 class Model:
-    """A graph and what its backward pass does."""
+    """A graph, and which tensors its backward pass reads and gives gradients to."""
 
     graph: Graph
     backward: Backward
 
     def view(self, strategy: Strategy) -> StrategyView:
-        """A strategy on this graph."""
+        """Return a view of the strategy on this model's graph."""
         return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
 
     def in_slices(self, n: int, n_devices: int = 1) -> Model:
-        """The same at one of ``n`` slices of its batch; to be searched on so many devices.
+        """Return the model of one of ``n`` micro-batches, to be searched on ``n_devices`` devices.
 
         Raises:
-            InputError: the training step can't be taken in so many.
+            InputError: the training step can't be taken in so many micro-batches.
         """
         return Model(of_slices(self.graph.whole, n, n_devices), self.backward)

@@ -1,7 +1,8 @@
-"""Configs for operators that no search chose one for: they follow what is there.
+"""Choose configs for operators that were not part of the search, by propagating layouts from their operands.
 
-An evaluation, a prediction, or a step on a smaller batch repeats most operators of the training step that was planned, under
-the same names: these have the plan's configs. Any other takes its operands as they lie, as far as its rule allows.
+An evaluation, a prediction, or a step on a smaller batch repeats most operators of the planned training step under the same
+names: these have the plan's configs. Any other operator uses its operands in their produced layouts, as far as its rule
+allows.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from .strategy import Strategy
 
 
 def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strategy:
-    """A strategy for a graph from the configs of another one with operators of the same names."""
+    """Return a strategy for the graph, from the configs that were planned for another graph with the same operator names."""
     chosen: dict[str, Config] = {}
     layouts: dict[str, Layout] = {}
     for op in graph.operators.values():
         if op.updates is not None:
-            # What is read after an update lies as the variable does.
+            # A tensor that is read after an update has the variable's layout.
             variable = graph.operators[op.updates].result
             layouts.update({tensor.name: layouts[variable.name] for tensor in op.outputs})
             continue
@@ -34,7 +35,10 @@ def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strate
 
 
 def following(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mesh) -> Config:
-    """The config in which an operator takes its operands as they lie; axes that its rule can't use split nothing."""
+    """Return the config in which an operator uses its operands in their produced layouts.
+
+    Axes that the operator's rule can't use split nothing.
+    """
     if not op.operands:
         return configs(rule, mesh)[0] if rule.spread else Config.whole(mesh)
     assignment = [NONE] * len(mesh.sizes)
@@ -48,7 +52,7 @@ def following(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mes
 
 
 def _split_by(axis: int, op: Operator, rule: Rule, layouts: Mapping[str, Layout]) -> list[str]:
-    """The factors that an axis splits in some operand, of the largest operand first."""
+    """Return the operator's factors that the axis splits in some operand, those of the largest operand first."""
     found: dict[str, None] = {}
     for position, tensor in sorted(op.operands, key=lambda operand: -operand[1].mem_bytes):
         dims = rule.operands[position]

@@ -1,14 +1,14 @@
-"""Which operators may be computed again in the backward pass: those that then make what they made before, alone.
+"""Decide which operators may be rematerialized: those that compute the same again, without communication.
 
-| never | why |
+| never rematerialized | why |
 |---|---|
-| sources, updates of variables, what reads after an update | they are given, or change |
-| random operators, what reads or moves a generator's state | they draw other numbers |
-| loops, custom gradients | what they keep is inside |
-| lookups in tables that are updated by rows | updates take the indices as they were |
-| operators without a rule | nothing is known of them |
-| operators that no gradient passes | the backward pass doesn't come to them |
-| a config with reshardings inside of the operator | they communicate |
+| sources, updates of variables, reads after an update | their values are given, or change |
+| random operators, operators that read or move a generator's state | they would draw other numbers |
+| loops, custom gradients | what they save is inside of them |
+| lookups in tables that are updated by rows | updates use the indices as they were |
+| operators without a rule | nothing is known about them |
+| operators that no gradient passes through | the backward pass doesn't come to them |
+| an operator in a config with reshardings inside of it | it communicates |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = frozenset([*SOURCES, *COMPOSITES, *FROM_KEY, *FROM_SEED, "StatelessRando
 
 
 def may_be_recomputed(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:
-    """Whether an operator may be computed again in some config.
+    """Return whether an operator may be rematerialized in some config.
 
     Args:
         gradients: (operator, position) of the operands to which a gradient comes back.
@@ -38,7 +38,7 @@ def may_be_recomputed(graph: Graph, op: Operator, rule: Rule, gradients: Collect
 def is_recomputable(
     graph: Graph, op: Operator, rule: Rule, config: Config, gradients: Collection[tuple[str, int]]
 ) -> bool:
-    """Whether it may in this config."""
+    """Return whether an operator may be rematerialized in this config."""
     if not may_be_recomputed(graph, op, rule, gradients):
         return False
     return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))

@@ -1,7 +1,7 @@
-"""Reshardings: a tensor brought from the layout in which it is made to the demand of whoever takes it.
+"""Define reshardings, which bring a tensor from its produced layout to a consumer's operand sharding, and find their paths.
 
-Forward from the result layout to the operand layout; backward from the operand's gradient layout to the result's. What is
-charged for a resharding and what is executed both come from the two paths that :class:`Router` finds.
+The forward path goes from the produced layout to the operand layout; the backward path from the operand's gradient layout to
+the produced tensor's. A resharding's costs and its execution both come from the two paths that :class:`Router` finds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from ..reschedule.steps import Move, State, make_step
 from ..rules.rule import Config, Demand, Rule, interface
 
 SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
-"""A variable's gradient of at most so many bytes is summed together with others, of about so many bytes in all."""
+"""A variable's gradient of at most SMALL_BYTES is summed in one bucket with others, of about BUCKET_BYTES in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resharding:
-    """One tensor, from a layout to a demand.
+    """The resharding of one tensor from a layout to an operand sharding (Demand).
 
     Attributes:
+        shape: the tensor's global shape.
+        source: the layout that the tensor has.
+        demand: the operand sharding that the consumer asks for.
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
-        of_variable: whether a variable's own value is resharded, for whose gradient only its update waits.
+        of_variable: whether a variable's own value is resharded; only the variable's update waits for its gradient.
     """
 
     shape: Shape
@@ -45,18 +48,18 @@ class Resharding:
 
     @property
     def in_bucket(self) -> bool:
-        """Whether its gradient is summed together with those of others."""
+        """Return whether the gradient is summed in one bucket with those of other variables."""
         is_sum = self.of_variable and self.source == self.demand.layout and bool(self.demand.varying) and not self.returning
         return is_sum and math.prod(self.source.largest_local_shape(self.shape)) * self.item_bytes <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The paths of a resharding.
+    """The forward and backward path of a resharding.
 
     Attributes:
-        backward: None where no gradient comes back.
-        in_bucket: whether the backward path, of one all-reduce, is taken together with others.
+        backward: the gradient's path; None where no gradient comes back.
+        in_bucket: whether the backward path is one all-reduce that is executed together with others.
     """
 
     forward: Path
@@ -69,16 +72,16 @@ class Route:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing at all is to be done."""
+        """Return whether both paths have no steps."""
         return not self.forward.steps and (self.backward is None or not self.backward.steps)
 
 
 @dataclass(frozen=True)
 class Router:
-    """Finds routes by a cost model, each only once.
+    """The cheapest routes of reshardings under a cost model, each found only once.
 
-    ``choose`` picks a path; the shortest by default, and anything legal in tests, where ``in_buckets`` may be False for all
-    gradients to be summed by themselves.
+    ``choose`` picks a path: by default the cheapest; in tests any legal one. With ``in_buckets`` False (in tests) every
+    gradient is summed by itself.
     """
 
     costs: StepCosts
@@ -88,7 +91,7 @@ class Router:
     _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
 
     def route(self, resharding: Resharding) -> Route:
-        """The cheapest forward path, and backward path where a gradient comes back."""
+        """Return the cheapest forward path, and the cheapest backward path where a gradient comes back."""
         found = self._routes.get(resharding)
         if found is None:
             in_bucket = self.in_buckets and resharding.in_bucket
@@ -118,7 +121,7 @@ class Router:
             return Path(source, target, (resharding.halo,), resharding.shape)
         if resharding.reduction == "sum":
             return self._path(source, target, resharding)
-        # A maximum can't be split into reduce-scatter and all-gather by the shortest path's sums: one all-reduce.
+        # A cheapest path's steps reduce by sums, so a maximum can't be a reduce-scatter and an all-gather: one all-reduce.
         move = Move("all_reduce", source.partial, None, None, State.of(target))
         return Path(source, target, (make_step(source, move),), resharding.shape)
 
@@ -138,7 +141,7 @@ def resharding_of(
 
 
 def _one_sum(resharding: Resharding) -> Path:
-    """The way back of a gradient that is only to be summed."""
+    """Return the backward path of a gradient that only has to be summed: one all-reduce."""
     source = resharding.source
     before = source.with_partial(resharding.demand.varying or ())
     step = make_step(before, Move("all_reduce", before.partial, None, None, State.of(source)))
@@ -146,7 +149,7 @@ def _one_sum(resharding: Resharding) -> Path:
 
 
 def bucket_share_ns(resharding: Resharding, costs: StepCosts) -> int:
-    """What the sum of a gradient takes in a bucket: its share of a full one."""
+    """Return the time of a gradient's sum in a bucket: its share, by bytes, of a full bucket's all-reduce."""
     n_bytes = math.prod(resharding.source.largest_local_shape(resharding.shape)) * resharding.item_bytes
     axes = resharding.source.with_partial(resharding.demand.varying or ()).partial
     return costs.time_ns("all_reduce", resharding.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
@@ -154,10 +157,10 @@ def bucket_share_ns(resharding: Resharding, costs: StepCosts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A value that an operator completes over split factors while it runs.
+    """An intermediate value that an operator reduces over split factors while it runs, as batch normalisation does its sums.
 
     Attributes:
-        kept: the factors of the value's dimensions; a dimension of extent 1 for each that is None.
+        kept: the factors of the value's dimensions; None stands for a dimension of extent 1.
         reduction: ``sum`` or ``max``.
         has_gradient: whether the gradient of the value is needed (not for a maximum that only shifts).
     """
@@ -170,7 +173,7 @@ class Statistic:
 def statistic_resharding(
     statistic: Statistic, rule: Rule, config: Config, over: Axes, item_bytes: int, with_gradient: bool
 ) -> Resharding:
-    """The resharding inside of an operator that completes a statistic over the axes ``over``."""
+    """Return the resharding inside of an operator that reduces a statistic over the axes ``over``."""
     splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
     shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
     source = Layout(config.mesh, splits, over)
@@ -181,7 +184,9 @@ def statistic_resharding(
 def inner_reshardings(
     op: Operator, rule: Rule, config: Config, differentiated: Collection[int]
 ) -> tuple[Resharding, ...]:
-    """The reshardings inside of an operator whose config splits factors that need them, in order of execution.
+    """Return the reshardings inside of an operator, in order of execution.
+
+    There are some only if the config splits factors that need them.
 
     Args:
         differentiated: the positions of the operands to which a gradient comes back.
@@ -199,12 +204,12 @@ def inner_reshardings(
 
 
 def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
-    """The positions of the operands to which a gradient comes back, of those of all operators."""
+    """Return the positions of the operator's operands to which a gradient comes back; ``gradients`` has all operators'."""
     return frozenset(position for position, _ in op.operands if (op.name, position) in gradients)
 
 
 def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
-    """The exchange of what the windows of a convolution or a pool cover."""
+    """Return the exchange of the block borders that the windows of a convolution or a pooling cover."""
     image, demand = op.inputs[0], interface(rule, config).operands[0]
     assert image is not None and demand is not None
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
@@ -214,7 +219,7 @@ def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: boo
 
 
 def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
-    """The statistics that the special lowering of an operator completes, in order of execution."""
+    """Return the statistics that the special lowering of an operator reduces, in order of execution."""
     if op.type.startswith("FusedBatchNorm"):
         per_channel = Statistic(("c",), "sum", True)
         return (per_channel, per_channel)
@@ -227,7 +232,9 @@ def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlainCosts:
-    """Costs that depend on nothing measured, for reshardings that no plan names: fewer and smaller collectives first."""
+    """Step costs that depend on no measurement, for reshardings that no plan names: they prefer fewer and smaller
+    collectives.
+    """
 
     latency_ns: int = 10_000
 

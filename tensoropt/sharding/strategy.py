@@ -1,15 +1,16 @@
-"""A strategy: a config for each operator, and for each shared tensor the copy from which its consumers take it.
+"""Define a strategy: a config for each operator, and which copies are shared, regathered or rematerialized.
 
-A tensor with several consumers is resharded once for a demand, and each consumer takes it from this *shared copy*, at no
-cost if it has just this demand. Their gradients are summed in the copy's gradient layout and go back together.
+A tensor with several consumers is resharded once, to the operand sharding (Demand) of a *shared copy*. Each consumer uses
+the tensor from there, at no cost if it asks for just this operand sharding. The consumers' gradients are summed in the
+copy's gradient layout and go back together.
 
-A resharded copy that a gradient reads is kept for the backward pass, or *made again* there: dropped after its use, and
-resharded once more when the gradient comes to the first operator that reads it (tensor reuse in the TensorOpt paper's
-section 4.2; of a parameter that is split finer than its use it is what ZeRO's third stage does).
+A resharded copy that a gradient reads is saved for the backward pass, or *regathered* there: freed after its use, and
+resharded once more when the backward pass comes to the first operator that reads it. (This is tensor reuse in the TensorOpt
+paper's section 4.2; for a parameter that is split finer than it is used, it is what ZeRO's third stage does.)
 
-What an operator makes is kept for the backward pass too, as far as that reads it, or *recomputed*: dropped, and computed
-again when the backward pass comes to what reads it first. What isn't kept of its operands either is there again then: made
-again, or recomputed as well.
+An operator's result is saved for the backward pass too, as far as that reads it, or *rematerialized* (``recomputed`` in the
+code): freed, and computed again when the backward pass comes to the first operator that reads it. Those of its operands that
+aren't saved either are available again by then: regathered, or rematerialized as well.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .resharding import Resharding, resharding_of
 
 
 class Copy(NamedTuple):
-    """A resharded copy of a tensor: the one that an operator takes, or where ``consumer`` is None the one that all share."""
+    """A resharded copy of a tensor: the one that an operator uses, or the shared copy where ``consumer`` is None."""
 
     tensor: str
     consumer: str | None = None
@@ -37,13 +38,16 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """Attributes:
-    mesh: the devices.
-    configs: by operator name.
-    shared: by tensor name, the demand of the copy that its consumers share; without one they take what the producer left.
-    remade: the copies that are made again in the backward pass; those that it doesn't read aren't, even if named here.
-    recomputed: names of the operators that are computed again in the backward pass, if that reads what they made; those
-        that can't be (:mod:`.rematerializable`) aren't, even if named here.
+    """A config for each operator, and the choices beside it.
+
+    Attributes:
+        mesh: the devices.
+        configs: each operator's config, by its name.
+        shared: the operand sharding of each tensor's shared copy, by the tensor's name; consumers of a tensor without one
+            use it as produced.
+        remade: the copies that are regathered in the backward pass; those that it doesn't read aren't, even if named here.
+        recomputed: the names of the operators that are rematerialized, if the backward pass reads their results; those that
+            can't be (:mod:`.rematerializable`) aren't, even if named here.
     """
 
     mesh: Mesh
@@ -55,10 +59,11 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StrategyView:
-    """A strategy seen on its graph: rules, interfaces and demands, each worked out once.
+    """A strategy on its graph, with the rules, interfaces and operand shardings that follow, each derived once.
 
-    ``gradients`` holds (operator, position) of every operand to which a gradient comes back, ``kept_operands`` of every
-    operand that the operator's own gradient reads; it may be left out where the strategy makes nothing again.
+    ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``kept_operands`` that of every
+    operand that the operator's own gradient reads. The latter may be omitted where the strategy regathers and
+    rematerializes nothing.
     """
 
     graph: Graph
@@ -80,7 +85,7 @@ class StrategyView:
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
-        """The operators that are computed again: those of the strategy's that can be."""
+        """Return the names of the operators that are rematerialized: those of the strategy's that can be."""
         operators = self.graph.operators
         return frozenset(
             name
@@ -90,8 +95,9 @@ class StrategyView:
         )
 
     def takes_regathered(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes isn't kept if the tensor isn't: it is made without communication, or made
-        again.
+        """Return whether the copy that an operator uses isn't saved where the tensor isn't.
+
+        That is so if the copy is made without communication, or regathered.
         """
         tensor, remade = op.inputs[position], self.strategy.remade
         assert tensor is not None
@@ -102,37 +108,39 @@ class StrategyView:
         return shared is None or not needs_communication(left, shared.layout) or Copy(tensor.name) in remade
 
     def layout(self, tensor: Tensor) -> Layout:
-        """The layout in which a tensor's producer leaves it; what is read after an update lies as the variable does."""
+        """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
         producer = self.graph.producers[tensor.name]
         if producer.updates is not None:
             return self.interfaces[producer.updates].results[0]
         return self.interfaces[producer.name].results[producer.outputs.index(tensor)]
 
     def is_variable(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the value of a variable when the step begins."""
+        """Return whether a tensor is the value of a variable when the step begins."""
         return self.graph.producers[tensor.name].type == VARIABLE
 
     def shared_resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
-        """What brings a tensor to the copy that its consumers share."""
+        """Return the resharding of a tensor from its produced layout to the shared copy ``demand``."""
         return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
 
     def resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
-        """What brings a tensor to a demand: from the copy that is shared, if there is one, else from its producer."""
+        """Return the resharding of a tensor to an operand sharding: from its shared copy, or as produced if it has none."""
         shared = self.strategy.shared.get(tensor.name)
         if shared is None:
             return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
         return resharding_of(tensor, shared.layout, demand, shared.varying)
 
     def is_remade(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes at an input position is made again in the backward pass."""
+        """Return whether the copy that an operator uses at an input position is regathered in the backward pass."""
         tensor, remade = op.inputs[position], self.strategy.remade
         if tensor is None or not (remade or self.recomputed) or not self.reads(op, position):
             return False
         return Copy(tensor.name, op.name) in remade or self.follows_source(op, position)
 
     def follows_source(self, op: Operator, position: int) -> bool:
-        """Whether the copy that an operator takes is made again because that is which it is made of without communication: a
-        shared copy or an operator's result. It may be a view of that, and would keep it.
+        """Return whether the copy that an operator uses is made again because its source is.
+
+        That is so if the source, a regathered shared copy or a rematerialized result, is resharded to it without
+        communication. Such a copy may be a view of the source, and saving it would keep the source in memory.
         """
         tensor = op.inputs[position]
         if tensor is None or not self.reads(op, position):
@@ -146,7 +154,7 @@ class StrategyView:
         return is_regathered or Copy(tensor.name) in self.strategy.remade
 
     def reads_remade(self, op: Operator, position: int) -> bool:
-        """Whether the gradient of an operator reads, for its operand, the shared copy after it was made again."""
+        """Return whether the gradient of an operator reads, for its operand, the regathered shared copy."""
         tensor = op.inputs[position]
         if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
             return False
@@ -156,8 +164,10 @@ class StrategyView:
         )
 
     def reads(self, op: Operator, position: int) -> bool:
-        """Whether the backward pass reads an operand as an operator takes it: its own gradient (not of exchanged windows, of
-        which that reads what they cover), or to compute it again.
+        """Return whether the backward pass reads the copy of an operand that an operator uses.
+
+        The operator's own gradient reads it, or its rematerialization does. The gradient of an operator that exchanges
+        windows doesn't: it reads the exchanged windows.
         """
         if op.name in self.recomputed:
             return True
@@ -167,12 +177,12 @@ class StrategyView:
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 
     def demand(self, op: Operator, position: int) -> Demand:
-        """What an operator asks of its operand at an input position."""
+        """Return the operand sharding of an operator at an input position."""
         return operand_demand(self.interfaces[op.name], op.name, position, self.gradients)
 
 
 def operand_demand(seen: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]) -> Demand:
-    """An operand's demand, without a gradient where none comes back."""
+    """Return the operand sharding at an input position, without a gradient where none comes back."""
     demand = seen.operands[position]
     assert demand is not None
     return demand if (name, position) in gradients else Demand(demand.layout, None)

@@ -1,4 +1,4 @@
-"""The reshardings of an update: what is charged for it, and what it executes."""
+"""List the reshardings of a variable's update; both its costs and its execution come from them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .resharding import Resharding
 
 
 def sum_resharding(mesh: Mesh, length: int, item_bytes: int) -> Resharding:
-    """A vector that is added up over all devices."""
+    """Return the resharding that sums a vector over all devices."""
     source = Layout(mesh, ((),), mesh.axes)
     return Resharding((length,), item_bytes, source, Demand(Layout.replicated(mesh, 1), None))
 
 
 def whole_resharding(tensor: Tensor, layout: Layout) -> Resharding:
-    """A parameter, or its gradient, brought to every device in whole."""
+    """Return the resharding that replicates a parameter, or its gradient, on every device."""
     whole = Layout.replicated(layout.mesh, len(tensor.shape))
     return Resharding(tensor.shape, tensor.item_bytes, layout, Demand(whole, None))
 
 
 def piece_resharding(tensor: Tensor, layout: Layout) -> Resharding:
-    """A parameter that every device has in whole, cut to its pieces again."""
+    """Return the resharding that cuts a replicated parameter back into its shards."""
     whole = Layout.replicated(layout.mesh, len(tensor.shape))
     return Resharding(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
 
@@ -33,7 +33,7 @@ def piece_resharding(tensor: Tensor, layout: Layout) -> Resharding:
 def update_reshardings(
     updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout, by_rows: bool
 ) -> Iterator[Resharding]:
-    """The reshardings of a parameter's updates, one for each training step that trains it.
+    """Yield the reshardings of a parameter's updates; there is one update for each training step that trains it.
 
     Args:
         by_rows: whether the gradient comes as rows, which every device has.
@@ -43,7 +43,7 @@ def update_reshardings(
         if mesh.n_devices > 1:
             yield from (sum_resharding(mesh, length, item_bytes) for length, item_bytes in update.sums)
         if update.is_whole and not layout.is_replicated:
-            # The gradient, the parameter, and the parameter's piece on the way back.
+            # The gradient, the parameter, and the parameter's shard on the way back.
             if not by_rows:
                 yield whole_resharding(tensor, layout)
             yield whole_resharding(tensor, layout)
@@ -51,7 +51,10 @@ def update_reshardings(
 
 
 def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Resharding, Resharding]:
-    """Of a lookup whose table is updated by rows: the indices, and the gradient of what was found, whole on every device."""
+    """Return the two reshardings of a lookup whose table is updated by rows.
+
+    They replicate the indices, and the gradient of the rows that were found, on every device.
+    """
     seen, indices = interface(rule, config), op.inputs[1]
     demand = seen.operands[1]
     assert indices is not None and demand is not None

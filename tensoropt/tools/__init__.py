@@ -1,1 +1,1 @@
-"""What a person asks without training: record a model by name, calibrate, check a plan, draw a timeline."""
+"""Provide the command line and its tools: record a model by name, search, calibrate, check a plan, draw a timeline."""

@@ -1,4 +1,4 @@
-"""A plan made ready to run on synthetic batches, with all that its collectives take written down."""
+"""Run a plan's training step on synthetic batches and record the time and memory of its collectives."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from ..sharding.model import Model
 
 @dataclass(frozen=True)
 class PlanTrial:
-    """Attributes:
-    processes: the ranks that take part.
-    chains: what runs collectives, by chain; see :mod:`..lowering.resharding.callbacks`.
-    step: runs one training step.
+    """A plan built on this rank, whose training step can be run and whose collectives are recorded.
+
+    Attributes:
+        processes: the ranks that take part.
+        chains: the backend that runs the collectives of each chain; see :mod:`..lowering.resharding.callbacks`.
+        fetch, feeds: what a training step fetches, and the synthetic batch that it is fed.
     """
 
     processes: Processes
@@ -36,7 +38,7 @@ class PlanTrial:
 
     @classmethod
     def of(cls, plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes) -> PlanTrial:
-        """Build a plan and run some steps, so that nothing is built or first touched later; every rank must call it.
+        """Build a plan and run WARM_STEPS steps, so that nothing is built or first touched later; every rank must call it.
 
         Raises:
             InputError: the plan is for another model, or for more devices than there are.
@@ -64,30 +66,30 @@ class PlanTrial:
         return [chain.communicator for chain in self.chains if isinstance(chain.communicator, TimedCommunicator)]
 
     def take_calls(self) -> tuple[TimedCall, ...]:
-        """The collectives since they were last taken, chain by chain."""
+        """Return the collectives that were executed since the last call of this method, chain by chain."""
         return tuple(chain.from_iterable(communicator.take() for communicator in self._communicators))
 
     def take_paths_s(self) -> float:
-        """What whole reshardings took since they were last taken, with what they copy."""
+        """Return the seconds that reshardings took since the last call of this method, their copies included."""
         return sum(chain.take() for chain in self.chains)
 
     def take_memory(self) -> tuple[MemoryEvent, ...]:
-        """What collectives received and gave back since it was last taken, where that is followed."""
+        """Return what collectives allocated and released since the last call of this method, once it is recorded."""
         return tuple(chain.from_iterable(communicator.take_memory() for communicator in self._communicators))
 
     def follow_memory(self) -> None:
-        """Write down from now on what collectives receive."""
+        """Record the memory of collectives from now on."""
         for communicator in self._communicators:
             communicator.follows_memory = True
 
     @property
     def workspace_bytes(self) -> int:
-        """What collectives keep from one step to the next."""
+        """Return the bytes that collectives hold from one step to the next."""
         return sum(communicator.workspace_bytes for communicator in self._communicators)
 
     @property
     def log(self) -> tuple[Collective, ...]:
-        """The collectives of a step, in the order of :meth:`take_calls`."""
+        """Return the collectives that the step's graph contains, in the order of :meth:`take_calls`."""
         log = self.engine.function(self.fetch, tuple(self.feeds)).log
         return tuple(sorted(log, key=lambda entry: entry.is_trailing)) if len(self.chains) > 1 else log
 

@@ -1,7 +1,7 @@
-"""Recording a model without a session: no ranks, no measurement, nothing that runs. What a laptop's search starts from.
+"""Record a model without a session, so that a laptop can search for its plans: no ranks, no measurement, nothing runs.
 
-A model is ``zoo:NAME``, ``FILE.keras`` or ``FILE.py:FUNCTION``, a function without arguments that records with
-``tensoropt.*`` names (or TensorFlow's own) and returns its loss, or calls ``minimize`` itself and returns nothing, or
+A model is ``zoo:NAME``, ``FILE.keras`` or ``FILE.py:FUNCTION``. The function has no arguments. It records with
+``tensoropt.*`` names (or TensorFlow's own) and returns its loss; or it calls ``minimize`` itself and returns nothing; or it
 returns a Keras model.
 """
 
@@ -36,7 +36,7 @@ from ..sharding.model import Model
 
 OPTIMIZERS = {"sgd": GradientDescentOptimizer, "momentum": MomentumOptimizer, "adam": AdamOptimizer}
 SEED = 0
-# Samples per step of a Keras model, which leaves that open.
+# Default samples per step of a Keras model, which doesn't say how many.
 KERAS_BATCH = 256
 
 
@@ -45,10 +45,11 @@ class Recorded:
     """A model that was recorded without a session.
 
     Attributes:
-        name: as it was asked for.
-        optimizers: of its training steps.
-        first_values: makes what gives each variable's first value by its name, should the model run.
-        seconds_by_stage: ``record``: until all is recorded; ``import``: until the model can be searched.
+        name: the name that the user gave.
+        optimizers: the optimizers of its training steps, in words.
+        first_values: returns a function from a variable's name to its initial value; called only if the model runs.
+        seconds_by_stage: seconds of each phase: ``record``, until all is recorded; ``import``, from then until the model can
+            be searched.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Recorded:
 
 
 class _Recorder:
-    """Stands in for a session while a model function runs."""
+    """The stand-in for a session while a model function runs: it only records."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -75,7 +76,8 @@ def record_named(name: str, optimizer: str = "sgd", batch_size: int = KERAS_BATC
     """Record ``zoo:NAME``, ``FILE.py:FUNCTION`` or ``FILE.keras``.
 
     Args:
-        batch_size: samples per step of a Keras model; the others say themselves.
+        optimizer: the optimizer of a model that has no training step of its own: ``sgd``, ``momentum`` or ``adam``.
+        batch_size: samples per step of a Keras model; other models define it themselves.
 
     Raises:
         InputError: there is no such model, or it can't be recorded: the message says where it failed.
@@ -105,13 +107,13 @@ def record(
     file: Path | None = None,
     batch_size: int = KERAS_BATCH,
 ) -> Recorded:
-    """Record what a model function makes.
+    """Record the model that a function makes.
 
     Args:
-        function: is called in a recording graph of its own.
-        name: of the model, for messages.
-        optimizer: of the training step, where the function returns a loss.
-        file: the function's, of which messages name the line.
+        function: the model function; it is called in a recording graph of its own.
+        name: the model's name, for messages.
+        optimizer: the optimizer of the training step, where the function returns a loss.
+        file: the file of the function; error messages name the line in it.
         batch_size: samples per step, where the function returns a Keras model.
 
     Raises:
@@ -132,7 +134,7 @@ def record(
     if isinstance(result, tf.keras.Model):
         from .offline_keras import record_keras
 
-        # This one's variables belong to the recording.
+        # Called again, since the variables of this model belong to the recording.
         return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size)
     if not recording.steps:
         _minimize(recording, result, name, optimizer)
@@ -167,11 +169,11 @@ def _minimize(recording: Recording, loss: object, name: str, optimizer: str) -> 
 
 
 def _function_in(path: Path, name: str) -> Callable[[], object]:
-    """Run a file as a module and find a function in it."""
+    """Run a file as a module and return a function in it."""
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    # As when Python runs the file: its neighbours can be imported, and its classes find their module.
+    # As if Python ran the file: modules beside it can be imported, and its classes find their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     specification.loader.exec_module(module)
@@ -186,7 +188,7 @@ def _function_in(path: Path, name: str) -> Callable[[], object]:
 
 
 def _failure(name: str, error: BaseException, file: Path | None) -> str:
-    """One sentence for what a model function raised, with the line of the user's file."""
+    """Return one sentence for the error that a model function raised, with the line in the user's file."""
     place = ""
     if file is not None:
         if isinstance(error, SyntaxError) and error.filename is not None:

@@ -1,4 +1,4 @@
-"""A Keras model recorded for a search without ranks: the training step that it would have."""
+"""Record a Keras model's training step without ranks, for a search."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(),
 }
-# Of a model that says none: what a loss costs is next to nothing.
+# The loss of a model that was compiled without one; a loss's cost is negligible.
 LOSS = "mean_squared_error"
 
 
 def load_keras(file: Path, name: str) -> keras.Model:
-    """The model that ``model.save("FILE.keras")`` wrote.
+    """Load the model that ``model.save("FILE.keras")`` wrote; ``name`` is for messages.
 
     Raises:
         InputError: the file can't be loaded.
     """
     try:
         with warnings.catch_warnings():
-            # Keras warns of slots that an optimizer doesn't have yet; a search needs none.
+            # Keras warns about optimizer slots that don't exist yet; a search needs none.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             warnings.filterwarnings("ignore", "A total of")
             return keras.models.load_model(file)
@@ -52,9 +52,10 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     """Record a Keras model with the loss, metrics and optimizer it was compiled with.
 
     Args:
-        make: makes or loads it.
-        name: of the model, for messages.
-        optimizer: of a model that wasn't compiled (``sgd``, ``momentum``, ``adam``), which gets a mean squared error too.
+        make: returns the model, made or loaded.
+        name: the model's name, for messages.
+        optimizer: the optimizer (``sgd``, ``momentum``, ``adam``) for a model that wasn't compiled; such a model gets a mean
+            squared error as its loss.
         batch_size: samples per step, over all devices.
 
     Raises:

@@ -1,7 +1,8 @@
-"""Rates of operators on this device: probes of every class at several sizes, timed as a plan would run them, and fitted.
+"""Measure the rates of operators on this device: time probes of every class at several sizes, and fit them.
 
-A probe is an operator of a recorded model, so that the timing, and what the work is filed under, are those of any model's
-operators. Sizes of a class span what layers have, from where the overhead counts to where only the rate does.
+A probe is an operator of a recorded model. So it is timed as a plan would run it, and its result is stored under the same
+key, as any model's operator. The sizes of a class span those of usual layers, from where the overhead dominates to where
+only the rate matters.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ _IMAGES = (
 )
 QUICK_SIDES = (32, 64, 128, 256, 384, 512)
 KEPT_EACH = 10
-"""So many probes are timed between two results that can be kept."""
+"""The number of probes that are timed between two intermediate results."""
 _UPDATES = 8
-"""Of as many variables in one function; called by itself an update of 256 numbers took 300 us, nearly all of it TensorFlow's
-and Python's way there, which a step doesn't go."""
+"""The number of variables that are updated in one timed function. Called by itself an update of 256 numbers took 300 us,
+nearly all of it the overhead of calling TensorFlow from Python, which a step doesn't have.
+"""
 LEAST_US = 0.1
-"""No operator takes less; on a busy machine a function of small ones may have been measured as fast as one of nothing."""
+"""The least time that a probe may have: on a busy machine a function of small operators may be measured to be as fast as an
+empty one.
+"""
 _UPDATE_REPEATS = 20
 _LOSS = "loss"
 
@@ -94,11 +98,14 @@ PROBES = (_products, _convolutions, _poolings, _by_rows, _elementwise)
 
 @dataclass
 class Calibration:
-    """Attributes:
-    hardware: this device, without rates of operators.
-    store: where what is timed is kept, too.
-    deadline: of ``clock``, after which no further probe begins; rank 0's counts.
-    progress: is told (probes done, probes).
+    """A calibration of this device's operators.
+
+    Attributes:
+        hardware: this device, without rates of operators.
+        store: the measurements that probes are added to.
+        deadline: the time of ``clock`` on rank 0 after which no further probe begins.
+        is_quick: whether to time fewer sizes, and only one dtype.
+        progress: called with (probes done, probes).
     """
 
     processes: Processes
@@ -111,10 +118,13 @@ class Calibration:
     timer: OperatorTimer = field(default_factory=OperatorTimer)
 
     def rated(self) -> Iterator[Hardware]:
-        """The hardware with the rates of what has been timed so far, better and better; every rank must draw all of them."""
+        """Yield the hardware with the rates fitted to the probes so far, better and better.
+
+        Every rank must take all of them: the probes run in between.
+        """
         dtypes = DTYPES[:1] if self.is_quick else DTYPES
         timed = [update for dtype in dtypes for update in self._updates(dtype)]
-        # By turns, so that a deadline leaves every class some of its sizes.
+        # Interleaved, so that a deadline leaves every class some of its sizes.
         turns = zip_longest(*(self._probes(dtype) for dtype in dtypes))
         probes = [probe for turn in turns for probe in turn if probe is not None]
         for done, (trial, work) in enumerate(probes, start=1):
@@ -136,7 +146,7 @@ class Calibration:
         return [measured]
 
     def _probes(self, dtype: str) -> list[tuple[Trial, Work]]:
-        """Of all functions by turns, the large ones of each first: they tell the rates."""
+        """Return the probes of all functions, interleaved; the largest of each come first, which determine the rates."""
         sides = QUICK_SIDES if self.is_quick else SIDES
         by_function = [reversed(list(self._probes_of(function, dtype, sides))) for function in PROBES]
         return [probe for turn in zip_longest(*by_function) for probe in turn if probe is not None]
@@ -156,11 +166,11 @@ class Calibration:
                 yield Trial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
 
     def _updates(self, dtype: str) -> list[Measured]:
-        """Updates of variables by momentum, of one slot."""
+        """Measure updates of variables by momentum, which has one slot."""
         evict, found = Evicting(), []
         for side in SIDES[2:]:
             updates = [_update(side, dtype) for _ in range(_UPDATES)]
-            # Gradient and slot, each read and written, and the value: as a plan's costs count.
+            # Five accesses, as the costs of a plan count: gradient and slot, each read and written, and the value.
             n_bytes = 5 * side * side * tf.as_dtype(dtype).size
             device = self.hardware.device
             least_us = max(LEAST_US, device.operator_overhead_us, n_bytes / device.memory_bytes_per_s * 1e6)
@@ -170,7 +180,10 @@ class Calibration:
         return found
 
     def _longer_s(self, before: Callable[[], None], one: Callable[[], object], other: Callable[[], object]) -> float:
-        """By how much the other action takes longer, on the slowest rank, where each comes after something."""
+        """Return the seconds by which ``other`` takes longer than ``one``, on the slowest rank.
+
+        ``before`` is called before each of them.
+        """
         self.processes.barrier()
         times_s = np.empty((_UPDATE_REPEATS, 2))
         for repeat, place in np.ndindex(*times_s.shape):
@@ -180,7 +193,7 @@ class Calibration:
 
 
 def _gradients(side: int, dtype: str, updates: Sequence[Update | None]) -> Callable[[], object]:
-    """A function that makes a gradient for each update, one after the other, and uses it where there is one."""
+    """Return a function that makes a gradient for each update, in sequence, and applies the update unless it is None."""
 
     def body(value: tf.Tensor) -> tf.Tensor:
         done: list[tf.Operation] = []
@@ -197,7 +210,7 @@ def _gradients(side: int, dtype: str, updates: Sequence[Update | None]) -> Calla
 
 
 def _update(side: int, dtype: str) -> Update:
-    """Of a variable of its own."""
+    """Return a momentum update of a new variable, as a function of the gradient."""
     value, slot = (tf.Variable(tf.ones((side, side), dtype)) for _ in range(2))
     rate = tf.constant(1e-3, dtype)
     return lambda gradient: tf.raw_ops.ResourceApplyMomentum(
@@ -206,7 +219,7 @@ def _update(side: int, dtype: str) -> Update:
 
 
 def _loss(function: Probes, dtype: str, sides: tuple[int, ...]) -> Any:
-    """A loss of all probes of a function, so that gradients come to all their operands."""
+    """Record all probes of a function; return a loss that depends on all, so that every operand gets a gradient."""
 
     def variable(*shape: int) -> Any:
         return tf.compat.v1.get_variable(f"operand{next(numbers)}", shape, dtype)

@@ -1,11 +1,15 @@
-"""A plan run and held against what it predicted: step, compute, network, memory, and each operator and edge.
+"""Run a plan and compare the measurements with its predictions: step, compute, network, memory, each operator and edge.
 
-Collectives: a rank that comes early to a collective waits in it for the others, so of each group's members the one that came
-last tells what the transfer took; of the groups, which work at the same time, the slowest counts. What the ranks spend in
-collectives beyond that is waiting. Copies before and after, to where the parts of a tensor belong, are network too; the
-engine's call, and reshardings without a collective, which TensorFlow's operators make, are compute. Operators: from
-TensorFlow's profiler, in one step after the timed ones. TensorFlow runs some operators as one (a convolution with its bias
-and activation): those are compared as one. Where collectives run beside compute its time is the profiler's too.
+How each is measured:
+
+- Collectives: a rank that is early to a collective waits in it for the others. So within each group the member that came
+  last gives the time of the transfer; of the groups, which work at the same time, the slowest counts. The time that ranks
+  spend in collectives beyond that is waiting.
+- Network: the collectives, and the copies before and after them that move the parts of a tensor to their places.
+- Compute: the rest of the step. The engine's call of a collective, and reshardings without a collective, which TensorFlow
+  operators execute, are compute. Where collectives overlap compute, compute time is from TensorFlow's profiler.
+- Operators: from TensorFlow's profiler, in one step after the timed ones. TensorFlow runs some operators as one (a
+  convolution with its bias and activation): those are compared as one.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ UPDATES, OTHERS, STEP = "updates of variables", "other operators", "training ste
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What something was predicted to take, and what it took; microseconds, or bytes of memory."""
+    """A predicted and a measured cost, in microseconds, or in bytes of memory."""
 
     name: str
     predicted: float
@@ -56,18 +60,20 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured; None where nothing was measured."""
+        """Return (predicted - measured) / measured; None where nothing was measured."""
         return self.predicted / self.measured - 1 if self.measured else None
 
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """Attributes:
-    steps_us: of each step, the slowest rank's.
-    waiting_us: what a rank spends waiting for others in a step, on average; no plan predicts it.
-    memory_bytes: the peak of each rank.
-    collectives: by kind, device partition and size.
-    operators, edges: by name; edges are named by the operator that they lead to.
+    """The predictions of a plan compared with its measurements.
+
+    Attributes:
+        steps_us: the time of each step on the slowest rank.
+        waiting_us: the time that a rank waits for others in a step (from medians); no plan predicts it.
+        memory_bytes: the peak memory of each rank.
+        collectives: one entry for each kind, device partition and size.
+        operators, edges: one entry for each name; an edge has the name of the operator that it leads to.
     """
 
     step: Compared
@@ -90,11 +96,13 @@ def check_plan(
     steps: int,
     hardware: Hardware,
 ) -> PlanCheck:
-    """Run a plan on synthetic batches and compare; every rank must call it, and those that take part get the same.
+    """Run a plan on synthetic batches and compare the measurements with its predictions.
+
+    Every rank must call it; all that take part get the same result.
 
     Args:
-        steps: that are timed, after a few that are not.
-        hardware: whose costs single collectives are held against.
+        steps: how many steps are timed, after a few that are not.
+        hardware: the hardware whose costs single collectives are compared with.
 
     Raises:
         InputError: the plan is for another model, or for more devices than there are.
@@ -119,7 +127,10 @@ def check_plan(
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one rank saw; ``paths_s`` is what reshardings took in each step, with their collectives and copies."""
+    """The measurements of one rank.
+
+    ``paths_s`` holds the time of the reshardings in each step, collectives and copies included.
+    """
 
     steps_s: list[float]
     paths_s: list[float]
@@ -129,12 +140,12 @@ class _Rank:
 
     @property
     def calls_s(self) -> np.ndarray:
-        """[steps, calls]"""
+        """Return the seconds of each collective, [steps, calls]."""
         return np.array([[call.seconds for call in step] for step in self.calls]).reshape(len(self.calls), -1)
 
     @property
     def copies_s(self) -> np.ndarray:
-        """[steps]: of reshardings, outside of their collectives."""
+        """Return the seconds of reshardings outside of their collectives, [steps]."""
         return np.array(self.paths_s) - self.calls_s.sum(axis=1)
 
 
@@ -179,7 +190,7 @@ def _compared(
 
 
 def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
-    """What a step takes outside of reshardings; where these run beside operators, what the profiler saw those take."""
+    """Return the median time of a step outside of reshardings; with overlap, the profiler's sum over operators."""
     if not overlaps:
         return float(statistics.median(np.subtract(rank.steps_s, rank.paths_s))) * 1e6
     group_of = ran_as(model, rank.operators_us)
@@ -187,20 +198,26 @@ def _compute_us(rank: _Rank, model: Model, overlaps: bool) -> float:
 
 
 def _in_graph_us(plan: Plan, hardware: Hardware, n_collectives: int) -> float:
-    """What a plan counts as network and isn't seen there: reshardings by TensorFlow's operators, and calls of collectives.
+    """Return the time that a plan counts as network but that is measured as compute.
+
+    It is that of reshardings that TensorFlow operators execute, and of the engine's calls of collectives.
 
     Args:
-        n_collectives: that a step has; fewer than the plan's reshardings where small sums travel together.
+        n_collectives: the number of a step's collectives; fewer than the plan's reshardings have where small sums are
+            bucketed.
     """
     local_us = sum(resharding.time_us for resharding in plan.reshardings if not resharding.n_collectives)
     return local_us + n_collectives * hardware.collective_call_us
 
 
 def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: Sequence[np.ndarray]) -> np.ndarray:
-    """What each call took without waiting, [steps, calls], from what it took on each rank.
+    """Return the time of each collective call without waiting for other ranks, [steps, calls].
+
+    It is the time of the fastest member, the one that came last, of the slowest group.
 
     Args:
-        seconds: by rank, [steps, calls].
+        axes_of_calls: the mesh axes of each call.
+        seconds: the time of each call on each rank: for every rank, [steps, calls].
     """
     result = np.zeros_like(seconds[0])
     for call, axes in enumerate(axes_of_calls):
@@ -233,9 +250,9 @@ def _collectives(
 
 
 def _edges(plan: Plan, model: Model, log: Sequence[Collective], each_us: np.ndarray) -> tuple[Compared, ...]:
-    """By the operator that a resharding leads to; none where collectives can't be told apart.
+    """Return the comparison for each operator that reshardings lead to; none where collectives can't be told apart.
 
-    Of a collective for several, each has the share of its elements.
+    The time of a collective for several operators is shared among them by their numbers of elements.
     """
     if len(log) != len(each_us):
         return ()
@@ -266,7 +283,10 @@ def _slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tuple[Compared, ...]:
-    """Every operator of the training steps, forward and backward; those that TensorFlow ran as one, as one."""
+    """Return the comparison for each operator of the training steps, forward plus backward.
+
+    Operators that TensorFlow ran as one are compared as one.
+    """
     planned = {op.name: op for op in plan.operators}
     group_of = ran_as(model, traced_us)
     predicted: dict[str, float] = {}
@@ -292,7 +312,7 @@ def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tupl
 
 
 def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
-    """None of what isn't compute: callbacks of collectives."""
+    """Return the name under which a TensorFlow operator's time is compared; None for callbacks of collectives."""
     operator, way = TracedName.of(name, group_of)
     if way == CALL:
         return None
@@ -300,7 +320,7 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
 
 
 def to_json(check: PlanCheck) -> dict[str, Any]:
-    """The comparison as a value, for files."""
+    """Return the comparison as a JSON value."""
 
     def row(each: Compared) -> dict[str, Any]:
         return {"name": each.name, "predicted": each.predicted, "measured": each.measured, "count": each.count}

@@ -1,8 +1,9 @@
-"""Where a step goes, on each rank: a trace of operators and collectives that a browser shows, and what it comes to.
+"""Trace training steps on each rank, for display in a browser, and sum up where their time goes.
 
-The file is Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each rank, in it
-a row of steps, one of collectives, one for each thread that ran operators, and a curve of allocated memory. Ranks of one
-machine share a clock; clocks of several machines are shown as they are.
+The trace file has Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Each rank is a process,
+with a row of steps, one of collectives (and one of those that only updates wait for), one for each thread that ran
+operators, and a curve of allocated memory. Ranks of one machine share a clock; the clocks of several machines are shown as
+they are, not aligned.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
 
 _STEPS_ROW, _COLLECTIVES_ROW, _TRAILING_ROW, _FIRST_THREAD = 1, 2, 3, 4
 Intervals = npt.NDArray[np.int64]
-"""[n, 2], in nanoseconds."""
+"""The begin and end of n intervals, int64[n, 2], in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveEvent:
-    """One collective of one rank; ``collective`` is None where the calls of a step can't be told apart."""
+    """One execution of a collective on one rank; ``collective`` is None where the calls of a step can't be told apart."""
 
     collective: Collective | None
     kind: str
@@ -41,11 +42,11 @@ class CollectiveEvent:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """What one rank did, by the system's clock.
+    """The trace of one rank; times are the system clock's.
 
     Attributes:
-        steps: [n, 2] nanoseconds, when each began and ended.
-        has_two_chains: whether what only updates wait for has a chain of its own.
+        steps: when each step began and ended, [n, 2] nanoseconds.
+        has_two_chains: whether collectives that only updates wait for have a chain of their own.
     """
 
     rank: int
@@ -59,12 +60,13 @@ class RankTimeline:
 
 @dataclass(frozen=True, slots=True)
 class StepShares:
-    """Where a rank's step goes, in microseconds, on average.
+    """The average time of a rank's step and its parts, in microseconds.
 
     Attributes:
-        operators: while at least one computes.
-        collectives: while the rank is in one.
-        hidden: of that, while an operator computes as well.
+        step: the whole step.
+        operators: while at least one operator computes.
+        collectives: while the rank is in a collective.
+        hidden: the part of ``collectives`` during which an operator computes as well.
         neither: the rest of the step.
     """
 
@@ -78,7 +80,9 @@ class StepShares:
 def traced(
     plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, n_steps: int
 ) -> list[RankTimeline]:
-    """Run a plan on synthetic batches and trace some steps; every rank must call it and gets all that take part.
+    """Run a plan on synthetic batches and trace ``n_steps`` steps; return the traces of all ranks that take part.
+
+    Every rank must call it.
 
     Raises:
         InputError: the plan is for another model, or for more devices than there are.
@@ -117,10 +121,10 @@ def traced(
 
 
 def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
-    """What a rank's steps come to.
+    """Return the average parts of a rank's steps.
 
     Args:
-        operators: the names of the model's, by which calls of collectives are told from operators.
+        operators: the names of the model's operators, by which operators are told from calls of collectives.
     """
     names = frozenset(operators)
     computing = _intervals(
@@ -143,18 +147,18 @@ def _intervals(events: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def covered(intervals: Intervals) -> int:
-    """How long at least one of the intervals lasts."""
+    """Return the nanoseconds that lie in at least one of the intervals."""
     if not len(intervals):
         return 0
     start, end = intervals[np.argsort(intervals[:, 0])].T
     reached = np.maximum.accumulate(end)
-    # What of each interval lies beyond all that began before it.
+    # Count the part of each interval that lies beyond the end of all that began before it.
     before = np.concatenate([[start[0]], reached[:-1]])
     return int(np.maximum(0, end - np.maximum(start, before)).sum())
 
 
 def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
-    """The trace as a value; microseconds since the first step of these ranks began."""
+    """Return the trace as a JSON value; times are microseconds since the first step of these ranks began."""
     planned = {op.name: op for op in plan.operators}
     members: dict[str, list[str]] = {}
     for name, group in ran_as(model, {event.name for rank in ranks for event in rank.operators}).items():
@@ -188,7 +192,7 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
             told = {"type": event.type, "TensorFlow's name": event.name}
             name = f"{operator} (backward)" if way == BACKWARD else operator
             if way == FORWARD and operator in members:
-                # What TensorFlow ran as one is called by all its names, in program order.
+                # Operators that TensorFlow ran as one are shown by all their names, in program order.
                 name = " + ".join(reversed(members[operator]))
             if operator in planned:
                 told |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
@@ -201,7 +205,7 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Adds one rank's events to a list."""
+    """The events of one rank, which are added to a list."""
 
     rank: int
     start_ns: int

@@ -1,4 +1,4 @@
-"""What the names of a step's TensorFlow operators tell: of which operator of the model they are, and what for."""
+"""Map the names of a step's TensorFlow operators to the model's operators and to the part of the step that they are in."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _GRADIENT = re.compile(r"gradients(?:_\d+)?/(?P<operator>.+?)_grad/")
 
 
 class TracedName(NamedTuple):
-    """``operator`` is the model's where the way is forward or backward, else TensorFlow's name.
+    """The model's operator, and the part of the step, of a TensorFlow operator.
 
-    ``way``: also the update of a variable, the call of collectives, or what the model doesn't have, such as reshardings.
+    ``operator`` is the name of the model's operator where ``way`` is FORWARD or BACKWARD, else TensorFlow's own. ``way`` is
+    one of these two, UPDATE (of a variable), CALL (of collectives), or OTHER: what the model doesn't have, such as
+    reshardings.
     """
 
     operator: str
@@ -26,7 +28,7 @@ class TracedName(NamedTuple):
 
     @classmethod
     def of(cls, name: str, operators: Container[str]) -> TracedName:
-        """Read the name of a TensorFlow operator, given those of the model's."""
+        """Parse the name of a TensorFlow operator; ``operators`` holds the names of the model's operators."""
         if "collective" in name.rpartition("/")[2]:
             return cls(name, CALL)
         gradient = _GRADIENT.match(name)
@@ -37,13 +39,16 @@ class TracedName(NamedTuple):
 
 
 def without_slice(name: str) -> str:
-    """The name of an operator of one micro-batch as that of all."""
+    """Return an operator's name without the prefix of its micro-batch."""
     match = _SLICE.match(name)
     return name[match.end() :] if match else name
 
 
 def ran_as(model: Model, traced: Iterable[str]) -> dict[str, str]:
-    """Operator name to the name under which TensorFlow ran it: its own, or that of an operator that takes its result."""
+    """Return the name under which TensorFlow ran each operator of the model, by the operator's name.
+
+    It is the operator's own name or, where TensorFlow ran it as one with a consumer of its result, that consumer's.
+    """
     groups: dict[str, str] = {}
     consumers: dict[str, str] = {}
     names = set(map(without_slice, traced))

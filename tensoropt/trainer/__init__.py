@@ -1,1 +1,1 @@
-"""Training a Keras model, or any captured function, by a plan: ``tensoropt.parallelize``."""
+"""Train a Keras model or a captured function under a plan: what ``tensoropt.parallelize`` returns."""

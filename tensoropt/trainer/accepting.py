@@ -1,4 +1,4 @@
-"""Which Keras models can be parallelised: those that are built, and whose steps are Keras's own."""
+"""Check that a Keras model can be parallelized: it must be built and use Keras's own steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from .objective import KerasObjective
 
-# What a model may override of Keras's steps, and where it can go instead.
+# The methods of Keras's steps that don't run under a plan, and where a model can put what it computes in them.
 _NOT_CALLED = {
     "train_step": "put what it computes into call, add_loss and loss=",
     "test_step": "put what it computes into call and metrics=",
@@ -24,10 +24,10 @@ _NOT_CALLED = {
 
 
 def check_eager(what: str) -> None:
-    """Refuse to work where a graph is the default one, as between ``init`` and ``build_execution_graph``.
+    """Check that TensorFlow executes eagerly, unlike between ``init`` and ``build_execution_graph``.
 
     Raises:
-        InputError: it is.
+        InputError: a graph is the default graph.
     """
     if not tf.executing_eagerly():
         raise InputError(
@@ -38,10 +38,10 @@ def check_eager(what: str) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what can't be parallelised.
+    """Check that a model can be parallelized.
 
     Raises:
-        InputError: it is no Keras model, it isn't built, or it overrides a step of Keras's.
+        InputError: it isn't a Keras model, it isn't built, or it overrides one of the methods of Keras's steps.
     """
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")

@@ -1,4 +1,4 @@
-"""A batch as a step takes it."""
+"""The batch that a step takes: its tensors and its size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ SAME_BATCHES = "every rank gives the same whole batches, and takes its share: dr
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Attributes:
-    n_samples: over all ranks.
-    inputs: tensors or arrays, in the order of the model's inputs.
-    labels: in the order of the loss's.
-    weights: of the samples, in their structure; None without.
-    is_share: whether this is one rank's share.
+    """A batch, or one rank's share of it.
+
+    Attributes:
+        n_samples: the number of samples of the batch over all ranks.
+        inputs: tensors or arrays, in the order of the model's inputs.
+        labels: tensors or arrays, in the order of the loss's labels.
+        weights: the sample weights, in their structure; None without.
+        is_share: whether the tensors are one rank's share of the batch.
     """
 
     n_samples: int
@@ -31,18 +33,18 @@ class Batch:
 
     @property
     def leaves(self) -> list[Any]:
-        """In the order in which a training step takes them."""
+        """All tensors, in the order in which a training step takes them."""
         return [*self.inputs, *self.labels, *([] if self.weights is None else tf.nest.flatten(self.weights))]
 
     @property
     def weights_key(self) -> Any:
-        """Tells batches apart whose weights have other shapes; None without."""
+        """The shapes of the sample weights without the batch dimension, to tell batches apart; None without weights."""
         if self.weights is None:
             return None
         return tuple(tuple(each.shape[1:]) for each in tf.nest.flatten(self.weights))
 
     def with_leaves(self, leaves: Sequence[Any], is_share: bool) -> Batch:
-        """The same batch with other tensors for its leaves."""
+        """Return the same batch with other tensors, given in the order of :attr:`leaves`."""
         n_inputs, n_labels = len(self.inputs), len(self.labels)
         weights = None if self.weights is None else tf.nest.pack_sequence_as(self.weights, leaves[n_inputs + n_labels :])
         inputs, labels = leaves[:n_inputs], leaves[n_inputs : n_inputs + n_labels]

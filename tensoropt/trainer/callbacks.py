@@ -1,7 +1,7 @@
-"""A user's callbacks: called on rank 0, where they may do whatever they do on one device.
+"""Run the user's callbacks on rank 0, where they may do whatever they do on one device.
 
-What they ask of the trainer that takes all ranks (weights, saving, evaluating, another learning rate) the other ranks join
-in, who wait meanwhile; what they decide for Keras's loops (to stop, where to begin) reaches all.
+The other ranks wait meanwhile. They join in whatever a callback asks of the trainer that needs all ranks: weights, saving,
+evaluating, setting the learning rate. What a callback decides for Keras's loops (to stop, where to begin) reaches all ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ HOOKS = tuple(
     for what in ("train", "test", "predict", "epoch", "train_batch", "test_batch", "predict_batch")
     for when in ("begin", "end")
 )
-# What callbacks set on a model for Keras's loops to look at.
+# The attributes that callbacks set on a model and that Keras's loops read.
 DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
 
 
 def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
-    """What this rank's loop is given for the user's callbacks; Keras's own list, which ``fit`` hands on, stays as it is.
+    """Return the callbacks that this rank's loop gets in place of the user's.
+
+    Keras's ``CallbackList``, which ``fit`` passes on, is returned as it is.
 
     Raises:
         InputError: something isn't a callback.
@@ -38,14 +40,14 @@ def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
     mine = [callback for callback in given if not isinstance(callback, keras.callbacks.History)]
-    # Rank 0's count: a script may well make them there only.
+    # Rank 0's callbacks count, since a script may create them only there.
     hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(each, hook) for each in mine)))
     histories = [callback for callback in given if isinstance(callback, keras.callbacks.History)]
     return [_Led(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *histories]
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether a callback does anything there."""
+    """Return whether a callback does anything in a hook."""
     if "train_batch" in hook and getattr(callback, "save_freq", None) == "epoch":
         return False
     old_name = hook.replace("train_batch", "batch")
@@ -58,7 +60,7 @@ def _own(callback: keras.callbacks.Callback, name: str) -> bool:
 
 
 class _Led(keras.callbacks.Callback):
-    """Rank 0's callbacks, and on the other ranks their place among the loop's calls."""
+    """A callback that runs rank 0's callbacks, while the other ranks follow at the same point of their loops."""
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Trainer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a model is compiled with: names that Keras doesn't know, and losses that can't be computed, in sentences."""
+"""Check the losses and metrics that a model is compiled with, and explain in a sentence why one can't be computed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..common.errors import InputError, short
 from ..common.source_lines import is_users, running_line
 from .signature import Signature
 
-# The functions of Keras in which a loss or a metric is computed, with what a sentence calls it.
+# Keras's methods that compute a loss or metrics, with the word for it in an error message.
 _COMPUTED_IN = {"compute_loss": "loss", "compute_metrics": "metrics"}
 _EXAMPLES = {"loss": "keras.losses.SparseCategoricalCrossentropy(from_logits=True)", "metrics": "'accuracy'"}
 
 
 def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
-    """Refuse names of losses and metrics that Keras doesn't know.
+    """Check that Keras knows the given losses and metrics.
 
     Raises:
-        InputError: there is one; the message names the nearest that Keras has.
+        InputError: Keras doesn't know one; the message names the nearest that Keras has.
     """
     _check_names("loss", loss, keras.losses.get, keras.losses)
     for what, given in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
@@ -31,7 +31,7 @@ def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
 
 
 def _metric(name: Any) -> Any:
-    # Keras chooses what these are by the shapes of labels and results.
+    # Keras chooses the metric for these names by the shapes of labels and results.
     return name if name in ("accuracy", "acc", "crossentropy", "ce") else keras.metrics.get(name)
 
 
@@ -55,13 +55,15 @@ def _check_names(what: str, given: Any, get: Callable[[Any], Any], names: Any) -
 
 
 def in_a_sentence(error: Exception, signature: Signature) -> Exception:
-    """Return what to raise for an exception in the trace of a step: a sentence where a loss or a metric can't be computed.
+    """Return the exception to raise for one that occurred while a step was traced.
+
+    It is an InputError with an explanation if a loss or a metric can't be computed, else the given exception.
 
     Args:
-        signature: what the step was traced for.
+        signature: the signature for which the step was traced.
     """
     metadata = getattr(error, "ag_error_metadata", None)
-    # Outermost first; those of converted functions are known to AutoGraph alone.
+    # Outermost first. Only AutoGraph knows the frames of the functions that it converted.
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     if metadata is not None:
         frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
@@ -90,7 +92,7 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
 
 
 def _last(frames: list[tuple[str, int, str]]) -> int:
-    """The place of the last frame in which a loss or metrics are computed."""
+    """Return the index of the last frame in which a loss or metrics are computed."""
     return max(i for i, (_, _, name) in enumerate(frames) if name in _COMPUTED_IN)
 
 

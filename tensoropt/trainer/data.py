@@ -1,9 +1,9 @@
-"""Batches: all ranks go through the same dataset of whole batches, and each keeps its share of every batch.
+"""Give each rank its share of every batch: all ranks read the same dataset of global batches.
 
-The share is cut, and converted to what the model takes, in the dataset's own pipeline, ahead of the step that takes it.
-Whether the ranks do go through the same batches is looked at with the first batch of every epoch, and with one of some more.
-Where the first ones differ, as after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as it does from
-Python generators; where later ones do, all ranks end.
+Each share is cut, and converted to the types that the model takes, in the dataset's own pipeline, ahead of the step that
+takes it. The ranks compare digests of every epoch's first batch and of some of the later ones. If the first batches differ,
+as after a shuffle without a seed, rank 0 reads for all ranks (:mod:`.handing_out`), as it does for Python generators. If
+later batches differ, all ranks end.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ logger = logging.getLogger("tensoropt")
 
 
 class Sharing:
-    """Stands where Keras's loops ask for a strategy of distribution: makes of a dataset this rank's shares."""
+    """The distribution strategy for Keras's loops: it cuts datasets and batches into this rank's shares."""
 
     def __init__(self, ranks: Ranks, signature: Signature) -> None:
         self._ranks, self._signature = ranks, signature
         self._same = SameData(ranks.processes, "train_on_batch, test_on_batch or predict_on_batch", SAME_BATCHES)
 
     def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
+        """Return this rank's shares of a dataset."""
         return Shares(data, self._ranks, self._signature)
 
     def whole(self, element: Structure) -> Batch:
-        """A batch that every rank has in whole, as ``train_on_batch`` is given.
+        """Return a global batch that every rank has, as given to ``train_on_batch``.
 
         Raises:
-            InputError: the ranks have different ones.
+            InputError: the ranks have different batches, or the batch isn't what the plan was made for.
         """
-        """A batch that every rank has in whole, as ``train_on_batch`` is given."""
         for name, part in zip(PARTS, element, strict=False):
             for leaf in tf.nest.flatten(part):
                 check_dense(leaf, f"{name} of a batch")
@@ -62,12 +62,12 @@ def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[S
 
 
 class Shares:
-    """What Keras iterates over in place of a dataset.
+    """A rank's shares of a dataset's batches, over which Keras's loops iterate instead of the dataset.
 
     Attributes:
-        one_reads: whether rank 0 reads for all.
-        opened: how often the dataset was opened: one that shuffles again each time counts that.
-        taken: how many batches were taken since it was opened last.
+        one_reads: whether rank 0 reads for all ranks.
+        opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
+        taken: the number of batches taken since the last opening.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: Ranks, signature: Signature) -> None:
@@ -78,7 +78,7 @@ class Shares:
         self.one_reads, self.opened, self.taken = False, 0, 0
 
     def go_on(self, opened: int, taken: int) -> None:
-        """Be as after so many openings, of which the last is yet to come, and so many batches."""
+        """Continue where a run stopped: repeat ``opened`` openings, and let the next one start at batch ``taken``."""
         for _ in range(opened):
             iter(self._data)
         self.opened, self._begin = opened, taken
@@ -86,7 +86,7 @@ class Shares:
     def __iter__(self) -> Iterator[Batch]:
         self.opened += 1
         self.taken, self._begin = self._begin, 0
-        # Opened here and now, as Keras's loops expect it, and read when the first batch is asked for.
+        # The dataset is opened at once, as Keras's loops expect, but read only when the first batch is asked for.
         if self._ranks.n_shares == 1:
             return self._counted(self._alone(self._open(1)))
         if self.one_reads:
@@ -102,11 +102,11 @@ class Shares:
         return (batch for _, batch in self._read(elements, 1))
 
     def _whole(self) -> Iterator[Batch] | None:
-        """Whole batches on rank 0."""
+        """Return an iterator over global batches on rank 0; None on the other ranks."""
         return self._alone(self._open(1)) if self._ranks.rank == 0 else None
 
     def _agreed(self, elements: Iterator[Any]) -> Iterator[Batch]:
-        """This rank's shares, once the ranks' first batches are found to be the same; else what rank 0 reads.
+        """Yield this rank's shares if the ranks' first batches are equal; else its shares of what rank 0 reads.
 
         Raises:
             InputError: later batches differ.
@@ -146,7 +146,10 @@ class Shares:
             )
 
     def _open(self, n_shares: int) -> Iterator[Any]:
-        """An epoch's elements; tracing a pipeline takes longer than a small epoch, so that it is kept for the next one."""
+        """Return an iterator over an epoch's elements, each cut into ``n_shares`` shares.
+
+        Tracing a pipeline takes longer than a small epoch, so the pipeline is reused for the next epoch.
+        """
         if self.taken:
             return iter(self._pipeline(self._data.skip(self.taken), n_shares))
         if n_shares not in self._pipelines:
@@ -154,7 +157,10 @@ class Shares:
         return iter(self._pipelines[n_shares])
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
-        """Of each batch a digest (where it is compared), the number of samples, and this rank's share of the leaves."""
+        """Return a dataset that gives, for each batch, a digest, the number of samples and this rank's share of the tensors.
+
+        The digest is empty for a batch that isn't compared. A batch with fewer samples than ``n_shares`` isn't cut.
+        """
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self._parts
 
@@ -183,7 +189,7 @@ class Shares:
 
 
 def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
-    """Return a digest of a batch; of a large one after the first it is that of some columns of each sample."""
+    """Return a digest of a batch. For a large batch other than the first, digest only some columns of each sample."""
 
     def columns(leaf: tf.Tensor) -> tf.Tensor:
         rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
@@ -197,14 +203,14 @@ def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """How to make of a dataset's elements what programs take.
+    """The mapping from a dataset's elements to the tensors that programs take (the taken tensors).
 
     Attributes:
         is_tuple: whether elements are ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``; else they are ``x``.
-        specs: per leaf that is taken, the planned one.
-        paths: per leaf that is taken, where it is: the part, and its place among the part's leaves.
-        weights: a structure like that of the sample weights; None without.
-        n_labels: how many of the leaves are labels.
+        specs: the planned spec of each taken tensor.
+        paths: for each taken tensor, the index of its part in the element and its index among the part's tensors.
+        weights: the sample weights' specs, in their structure; None without sample weights.
+        n_labels: the number of taken tensors that are labels.
     """
 
     is_tuple: bool
@@ -215,10 +221,10 @@ class _Parts:
 
     @classmethod
     def of(cls, element: Structure, signature: Signature) -> _Parts:
-        """Hold a dataset's elements, by their specs, against what is planned.
+        """Match the specs of a dataset's elements with the planned signature.
 
         Raises:
-            InputError: they have other parts, shapes or types.
+            InputError: the elements have other parts, shapes or types.
         """
         is_tuple = isinstance(element, tuple)
         parts = data_adapter_utils.unpack_x_y_sample_weight(element if is_tuple else (element,))
@@ -247,7 +253,7 @@ class _Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the leaves are called, in their order."""
+        """The names of the taken tensors, in their order."""
         named = zip(self.specs, self.paths, strict=True)
         return tuple(spec.name or ("x", "y", "sample_weight")[part] for spec, (part, _) in named)
 
@@ -255,18 +261,18 @@ class _Parts:
         return element if self.is_tuple else (element,)
 
     def converted(self, element: Sequence[Structure]) -> list[tf.Tensor]:
-        """The leaves that are taken, with the planned types, and shapes but for the batch."""
+        """Return the taken tensors, with the planned types and, except for the batch dimension, the planned ranks."""
         leaves = [tf.nest.flatten(part) for part in element]
         return [_converted(leaves[part][leaf], spec) for (part, leaf), spec in zip(self.paths, self.specs, strict=True)]
 
     def packed(self, leaves: Sequence[tf.Tensor], n_samples: int, is_share: bool) -> Batch:
-        """A batch of these leaves."""
+        """Return a batch of the taken tensors."""
         n_inputs = sum(part == 0 for part, _ in self.paths)
         empty = Batch(n_samples, leaves[:n_inputs], leaves[n_inputs : n_inputs + self.n_labels], self.weights)
         return empty.with_leaves(leaves, is_share)
 
     def batch(self, element: Structure) -> Batch:
-        """A whole batch."""
+        """Return a global batch from a dataset's element."""
         leaves = self.converted(self.as_tuple(element))
         return self.packed(leaves, int(leaves[0].shape[0]), is_share=False)
 
@@ -276,10 +282,10 @@ def _planned_weight(spec: Any) -> tf.TensorSpec:
 
 
 def _matched(given: Structure, planned: Structure, what: str) -> list[int]:
-    """For each planned leaf the place of the given one: by its name where the given are named, else in order.
+    """Return, for each planned tensor, the index of the given one: by name if the given ones are named, else in order.
 
     Raises:
-        InputError: a name is missing, or there are more or fewer leaves.
+        InputError: a name is missing, or the number of tensors differs.
     """
     if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
         names = sorted(planned) if isinstance(planned, Mapping) else [spec.name for spec in tf.nest.flatten(planned)]

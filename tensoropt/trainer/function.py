@@ -1,4 +1,4 @@
-"""Training any function that returns a loss from tensors and ``tf.Variable``s: the door that needs no Keras model."""
+"""Train any function that returns a loss from tensors and ``tf.Variable``s, without a Keras model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .signature import Signature
 
 @dataclass(frozen=True, eq=False)
 class CapturedFunction:
-    """A function as :func:`tensoropt.capture` took it, for :func:`tensoropt.parallelize`.
+    """A function that :func:`tensoropt.capture` returned, for :func:`tensoropt.parallelize`.
 
     Attributes:
-        function: returns the loss.
-        signature: per argument a structure of ``tf.TensorSpec``.
-        variables: those that it uses, in the order of their first use.
+        function: the user's function, which returns the loss.
+        signature: for each argument, a structure of ``tf.TensorSpec``.
+        variables: the variables that the function uses, in the order of their first use.
     """
 
     function: Callable[..., Any]
@@ -45,12 +45,12 @@ class CapturedFunction:
 
     @classmethod
     def of(cls, function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
-        """Trace a function to see which variables it uses.
+        """Trace a function to find the variables that it uses.
 
         Raises:
             InputError: it isn't a function, or the signature leaves an extent open.
         """
-        # Ahead of all checks, so that rank 0 speaks for all ranks.
+        # Before all checks, so that rank 0 reports errors for all ranks.
         install_error_handling(current_processes())
         check_eager("capture")
         if not callable(function):
@@ -66,23 +66,24 @@ class CapturedFunction:
 
     @property
     def trained(self) -> list[tf.Variable]:
-        """Whole numbers have no gradients, whatever TensorFlow calls them."""
+        """The trainable variables, except integer ones: they have no gradients, even if TensorFlow calls them trainable."""
         return [variable for variable in self.variables if variable.trainable and carries_gradient(variable.dtype)]
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
+        """Return the variables' own names."""
         return [own_name(variable) for variable in variables]
 
     def layer_of(self, name: str) -> str | None:
-        """No layers are known of a function."""
+        """Return None: a function has no layers."""
         return None
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """The training step alone."""
+        """Return the function and the specs of the training step only."""
         return {TRAIN: (self.function, signature.inputs)}
 
 
 class FunctionTrainer:
-    """Trains a captured function by a plan; every rank makes the same calls.
+    """A captured function that trains on all ranks under a plan. Every rank makes the same calls.
 
     Attributes:
         captured: the function; its variables change only by :meth:`export`.
@@ -93,36 +94,36 @@ class FunctionTrainer:
         self.captured = captured
 
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
+        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = Ranks(execution, runs)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         self.optimizer = RunningRate(self._ranks)
 
     @property
     def plan(self) -> Plan:
-        """What runs."""
+        """The plan that runs."""
         return self._ranks.execution.plan
 
     @property
     def frontier(self) -> PlanFrontier | None:
-        """All plans that the search found; None on other ranks than 0, which were given the plan alone."""
+        """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 
     def explain(self) -> str:
-        """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
+        """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
         return self.plan.explained()
 
     def step(self, *arguments: Any) -> float:
-        """One training step.
+        """Run one training step.
 
         Args:
-            arguments: as the function takes them, whole, the same on every rank.
+            arguments: the function's arguments for the global batch, the same on every rank.
 
         Returns:
             The loss before the step.
 
         Raises:
-            InputError: an argument's shape or type isn't that of the signature, or ranks give different ones.
+            InputError: an argument's shape or type isn't that of the signature, or ranks give different arguments.
         """
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
         inputs = self._ranks.runs.planned.captured.inputs
@@ -132,31 +133,31 @@ class FunctionTrainer:
         return float(self._ranks.runs.planned(leaves, is_share=False))
 
     def save(self, filepath: str | os.PathLike[str], *, max_to_keep: int | None = None) -> None:
-        """Save all that a later run needs to go on, as a checkpoint of which each rank writes its pieces.
+        """Save a checkpoint with all that a later run needs to continue. Each rank writes its shards.
 
         Args:
             filepath: ``folder/name`` of the checkpoint.
-            max_to_keep: of the checkpoints in the folder keep only so many newest.
+            max_to_keep: how many of the newest checkpoints in the folder to keep.
 
         Raises:
             InputError: the folder can't be written.
-            TensorOptError: writing failed; what was there before is as it was.
+            TensorOptError: writing failed; the files that were there before are unchanged.
         """
         self._ranks.save(path_text(filepath, "save"), {}, max_to_keep)
 
     def load(self, filepath: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that was saved under whatever plan.
+        """Load a checkpoint that was saved under any plan.
 
         Args:
-            filepath: of :meth:`save`, or a folder: then its latest checkpoint.
+            filepath: the path given to :meth:`save`, or a folder, of which the latest checkpoint is loaded.
 
         Raises:
-            InputError: there is no such checkpoint, it is damaged, or of another function.
+            InputError: there is no such checkpoint, it is damaged, or it belongs to another function.
         """
         self._ranks.restore(path_text(filepath, "load"))
 
     def export(self) -> None:
-        """Give the function's own variables the trained values, on every rank."""
+        """Assign the trained values to the function's own variables, on every rank."""
         captured = self._ranks.runs.planned.captured
         found = [(captured.variable(variable), variable) for variable in self.captured.variables]
         variables = {op.name: variable for op, variable in found if op is not None}

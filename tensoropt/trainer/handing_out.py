@@ -1,8 +1,8 @@
-"""Rank 0 reads batches and hands each rank its share, which travels while the step before it runs.
+"""Send each rank its share of the batches that rank 0 reads, while the previous step runs.
 
-Rank 0 posts the shares of batch k + 1 before it gives batch k to its step; the others post their receives likewise. A
-header goes ahead of each batch and says what comes, or that nothing does. All of it is point to point between steps, so that
-no other message is waited for.
+Rank 0 posts the shares of batch k + 1 before it gives batch k to its step, and the other ranks post their receives likewise.
+A header before each batch says what follows, or that nothing follows. All messages are point to point and between steps, so
+that no other message is waited for.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .batch import Batch
 _HEADER_TAG, _DATA_TAG = 7301, 7302
 _BATCH = "a batch that rank 0 hands out"
 Posted = tuple[Batch, list[Any], list[Any]] | None
-"""A batch, the requests of its messages, and what must be kept until these are complete."""
+"""A batch, the requests of its messages, and the arrays that must stay alive until the requests are complete."""
 
 
 def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterator[Batch]:
-    """This rank's shares, all ranks in step.
+    """Yield this rank's share of each batch. All ranks iterate in step.
 
     Args:
-        batches: whole; on rank 0, None on the others.
+        batches: the global batches, on rank 0; None on the other ranks.
     """
     def post() -> Posted:
         return _receive(processes) if batches is None else _send(next(batches, None), processes)
@@ -42,7 +42,7 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
             posted = following
             yield batch
     finally:
-        # Whoever stops early has the next batch under way already, on every rank.
+        # If the iteration stops early, the next batch is already under way on every rank.
         if posted is not None:
             processes.complete(posted[1], _BATCH)
 

@@ -1,16 +1,18 @@
-"""Which values a read of the captured model's variables gives, and what an assignment to them reaches.
+"""Decide which value a read of a parallelized model's variable returns, and what an assignment to it changes.
 
-A parallelized model has its values twice: the trained ones, in pieces on the ranks, and its own, as they were before.
+A parallelized model has two values for each variable: the trained value, in shards on the ranks, and the model's own value,
+as it was before training.
 
-| by way of | a read gives | an assignment |
+| access through | a read returns | an assignment |
 |---|---|---|
 | the trainer: ``trainer(x)``, ``trainer.weights``, ``trainer.layers[0]`` | the trained value, gathered | reaches the ranks |
 | the user's model, while ``fit``, ``evaluate`` or ``predict`` runs | an error, once the two differ | is refused |
-| the user's model at other times | its own value; rank 0 warns, once | is its own; rank 0 warns, once |
-| the trainer's own work: captures, files, exports | its own value | is its own |
+| the user's model at other times | its own value; rank 0 warns once | changes its own value; rank 0 warns once |
+| the trainer's own work: captures, files, exports | its own value | changes its own value |
 
-The class of each variable of the model is replaced by one that asks its trainers, which tell the row by the scope that the
-read is in. What is gathered takes all ranks, but for a rank 0 that leads.
+The class of each variable of the model is replaced by one that asks the model's trainers. They choose the row of the table
+by the scope in which the access happens. Gathering a trained value takes the same call on every rank, unless rank 0 leads
+(:meth:`.ranks.Ranks.lead`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class LiveValues:
     """The values of one trainer's model as they are on the ranks.
 
     Attributes:
-        model: the user's.
+        model: the user's model.
     """
 
     def __init__(self, model: keras.Model, ranks: Ranks, key_of: Callable[[Any], str | None]) -> None:
@@ -61,7 +63,7 @@ class LiveValues:
     # Scopes
 
     def trained(self) -> Any:
-        """Return a context in which the model's variables have the trained values, and pass on what they are assigned."""
+        """Return a context in which reads of the model's variables give trained values and assignments reach the ranks."""
         return self._within(_TRAINED)
 
     def own(self) -> Any:
@@ -78,24 +80,24 @@ class LiveValues:
 
     @property
     def mode(self) -> str | None:
-        """The scope that is open; None where there is none."""
+        """The innermost open scope of this model, "trained" or "own"; None if there is none."""
         return next((mode for values, mode in reversed(_scopes.get()) if values is self), None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While this lasts, refuse reads that would give untrained values: a loop runs, and calls the user's code."""
+        """Refuse, within this context, reads that would give untrained values: a loop runs and calls the user's code."""
         before, self._is_running = self._is_running, True
-        # What was traced before doesn't read again.
+        # A function that was traced before doesn't read the variables again, so its reads couldn't be refused.
         self.model.train_function = self.model.test_function = self.model.predict_function = None
         try:
             yield
         finally:
             self._is_running = before
 
-    # What variables ask
+    # Answers to variables
 
     def read(self, variable: keras.Variable) -> np.ndarray | None:
-        """Return the trained value of a variable; None where its own is what is asked for."""
+        """Return the trained value of a variable; None if the access is to the variable's own value."""
         key, mode = self._keys[id(variable)], self.mode
         if mode == _TRAINED:
             _check_eager(variable)
@@ -105,7 +107,7 @@ class LiveValues:
         return None
 
     def assign(self, variable: keras.Variable, value: Any) -> bool:
-        """Return whether a value that a variable is assigned has been passed on to the ranks."""
+        """Assign a value on the ranks if the trained scope is open; return whether it was."""
         mode = self.mode
         if mode == _TRAINED:
             _check_eager(variable)
@@ -128,10 +130,13 @@ class LiveValues:
             self._said.add(what)
             logger.warning(_WARNINGS[what], variable.path, name, line)
 
-    # Through the trainer
+    # Access through the trainer
 
     def through(self, found: Any) -> Any:
-        """Return something of the model such that what is read and assigned by way of it is on the ranks."""
+        """Wrap an attribute of the model so that reads and assignments through it reach the values on the ranks.
+
+        Variables and layers are wrapped, also inside of tuples, lists and dicts. Anything else is returned as it is.
+        """
         if self.mode == _OWN:
             return found
         if isinstance(found, keras.Variable):
@@ -183,18 +188,18 @@ def _class_with(mixin: Any, kind: Any) -> Any:
 
 
 def class_with(mixin: type, variable: object) -> Any:
-    """Return the class of a variable with a mixin ahead of it; the same for all variables of that class."""
+    """Return a subclass of the variable's class with a mixin before it; the same one for all variables of that class."""
     kind: Any = type(variable)
     return _class_with(mixin, kind)
 
 
 class _Asking:
-    """A variable of a parallelized model; mixed into its class."""
+    """A mixin for the class of a parallelized model's variable, which asks the trainers at each read and assignment."""
 
     _trainers: tuple[ref[LiveValues], ...]
 
     def _asked(self) -> list[LiveValues]:
-        """Return the trainer whose scope this is; where it is nobody's, all."""
+        """Return the trainers' values to ask: those whose scope is open, or all if none is."""
         alive = [values for values in (each() for each in self._trainers) if values is not None]
         return [values for values in alive if values.mode is not None] or alive
 
@@ -219,7 +224,7 @@ class _Asking:
 
 
 def _ask(variable: Any, values: LiveValues) -> None:
-    """Have a variable ask a trainer at each read and assignment."""
+    """Make a variable ask a trainer's values at each read and assignment."""
     if not isinstance(variable, _Asking):
         variable.__class__ = class_with(_Asking, variable)
         variable._trainers = ()
@@ -228,7 +233,7 @@ def _ask(variable: Any, values: LiveValues) -> None:
 
 
 class _View:
-    """A variable as the trainer gives it, mixed into its class; it reads and assigns what is on the ranks."""
+    """A mixin for a variable reached through the trainer, which reads and assigns the value on the ranks."""
 
     _of: Any
     _live: LiveValues
@@ -269,7 +274,7 @@ def _captured(what: str) -> InputError:
 
 
 class LayerView:
-    """A layer as the trainer gives it: it has all that the layer has, and its variables' trained values."""
+    """A layer reached through the trainer: it has all attributes of the layer, with its variables' trained values."""
 
     def __init__(self, live: LiveValues, layer: keras.Layer) -> None:
         vars(self).update(_live=live, _layer=layer)

@@ -1,4 +1,4 @@
-"""The trainer as a Keras model: its variables and layers are those of the user's model, with the values on the ranks."""
+"""A Keras model with the variables and layers of the user's model, whose values are those on the ranks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from .objective import KerasObjective
 
 
 class LiveModel(KerasObjective):
-    """Attributes:
-    live: the values on the ranks; None before the model runs.
+    """A Keras model whose variables and layers show the values on the ranks.
+
+    Attributes:
+        live: the values on the ranks; None before :meth:`go_live`.
     """
 
     live: LiveValues | None = None
     _trained_before: Sequence[int] = ()
 
     def go_live(self, live: LiveValues, optimizer: keras.optimizers.Optimizer) -> None:
-        """From here on read from the ranks, and have them run what was captured."""
+        """Read variables from the ranks from now on, and refuse changes to what was captured."""
         self._optimizer = optimizer
         self._trained_before = tuple(id(variable) for variable in self.trained)
         self.live = live
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's model, with the trained values once it is live."""
         if self.live is None:
             return super().call(*args, **kwargs)
         with self.live.trained():
@@ -38,7 +41,7 @@ class LiveModel(KerasObjective):
 
     @property
     def layers(self) -> list[keras.Layer]:
-        """Those of the user's model; their variables have the trained values."""
+        """The layers of the user's model, with the trained values of their variables."""
         return self._through(list(self.inner.layers))
 
     @property
@@ -65,11 +68,11 @@ class LiveModel(KerasObjective):
     def non_trainable_weights(self) -> list[keras.Variable]:
         return self._through(super().non_trainable_weights)
 
-    # What was captured stays
+    # What was captured can't change
 
     @property
     def optimizer(self) -> Any:
-        """The learning rate and the number of updates as they are on the ranks."""
+        """The optimizer, with the learning rate and the number of updates as they are on the ranks."""
         return self.__dict__.get("_optimizer")
 
     @optimizer.setter
@@ -79,20 +82,20 @@ class LiveModel(KerasObjective):
         self._optimizer = value
 
     def compile(self, *arguments: Any, **named: Any) -> None:
-        """As Keras's, until the model runs.
+        """Compile the model like ``keras.Model.compile``, before :meth:`go_live`.
 
         Raises:
-            InputError: it runs.
+            InputError: the model is live already.
         """
         if self.live is not None:
             raise _captured(self.inner.name, "the trainer can't be compiled again")
         super().compile(*arguments, **named)
 
     def check_trained(self) -> None:
-        """Refuse to train on once other variables are trainable than those that were captured.
+        """Check that the trainable variables are those that were captured.
 
         Raises:
-            InputError: they are.
+            InputError: other variables are trainable now.
         """
         now = {id(variable) for variable in self.trained}
         if self.live is None or now == set(self._trained_before):

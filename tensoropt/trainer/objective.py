@@ -1,4 +1,4 @@
-"""A Keras model with its loss and metrics, as functions that can be captured."""
+"""Wrap a Keras model with its loss and metrics as functions that can be captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .signature import Signature
 
 @dataclass(frozen=True, eq=False)
 class Compilation:
-    """What ``keras.Model.compile`` is given beside the optimizer."""
+    """The arguments of ``keras.Model.compile`` other than the optimizer."""
 
     loss: Any
     loss_weights: Any
@@ -25,15 +25,16 @@ class Compilation:
     weighted_metrics: Any
 
     def apply(self, model: keras.Model, optimizer: Any) -> None:
+        """Compile a model with these arguments and an optimizer."""
         model.compile(optimizer, self.loss, self.loss_weights, self.metrics, self.weighted_metrics, jit_compile=False)
 
 
 class KerasObjective(keras.Model):
-    """Wraps a user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
+    """A wrapper of the user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
 
     Attributes:
         inner: the user's model.
-        compilation: its loss and metrics.
+        compilation: the loss and the metrics.
     """
 
     def __init__(self, model: keras.Model, compilation: Compilation) -> None:
@@ -45,14 +46,16 @@ class KerasObjective(keras.Model):
         self.built = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's model."""
         return self.inner(*args, **kwargs)
 
     @property
     def trained(self) -> list[keras.Variable]:
+        """The trainable variables of the user's model."""
         return list(self.inner.trainable_variables)
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
-        """The variables' Keras paths: their own names don't tell which layer they belong to."""
+        """Return the variables' Keras paths, since their own names don't say to which layer they belong."""
         known = {
             id(inner(each)): f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
             for metric in self.metrics
@@ -62,7 +65,10 @@ class KerasObjective(keras.Model):
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
 
     def layer_of(self, name: str) -> str | None:
-        """The innermost layer whose scope is in an operator's name; scopes that are entered again have a number behind."""
+        """Return a description of the innermost layer whose scope is in an operator's name; None if there is none.
+
+        A scope that is entered again has a number appended, which is ignored.
+        """
         layers = {layer.name: layer for layer in self.inner._flatten_layers()}
         for part in reversed(name.split("/")):
             layer = layers.get(part) or layers.get(re.sub(r"_\d+$", "", part))
@@ -71,7 +77,7 @@ class KerasObjective(keras.Model):
         return None
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """The training step, an evaluation of a batch, and a prediction."""
+        """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""
         parts = [part for part in (signature.inputs, signature.labels, signature.weights) if part is not None]
         return {
             TRAIN: (self._step(signature, training=True), parts),
@@ -80,7 +86,7 @@ class KerasObjective(keras.Model):
         }
 
     def _step(self, signature: Signature, training: bool) -> Callable[..., Any]:
-        """What Keras's own steps do: the loss, and the metrics' results after this batch."""
+        """Return a function that computes the loss, and the metrics' results after a batch, as Keras's own steps do."""
 
         def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
             labels = rest[0] if signature.labels is not None else None

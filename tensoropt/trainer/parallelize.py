@@ -1,4 +1,4 @@
-"""From a Keras model to a trainer: capture, plan, build."""
+"""Turn a Keras model or a captured function into a trainer: capture it, plan it, build its execution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 @dataclass(frozen=True)
 class Wishes:
-    """How a model is to be planned and run: see :func:`tensoropt.parallelize`."""
+    """The options for planning and running a model: see :func:`tensoropt.parallelize`."""
 
     option: str = "mini_time"
     memory: int | str | None = None
@@ -53,10 +53,10 @@ class Wishes:
 
 
 def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
-    """Plan what a trainer runs, and make it ready to run.
+    """Plan a trainer's training step, and make the trainer ready to run.
 
     Raises:
-        InputError: something can't be captured, nothing fits, or what is asked for isn't there.
+        InputError: something can't be captured, no plan fits, or an option isn't available.
     """
     collectives = checked_collectives(wishes.collectives)
     if wishes.option not in RUNNING_OPTIONS:
@@ -130,7 +130,10 @@ def _optimizer(given: Any) -> keras.optimizers.Optimizer:
 
 
 def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
-    """As ``keras.Model.compile`` takes it: small gradients would vanish in float16, so the loss is scaled."""
+    """Return the optimizer, with loss scaling if the model's policy is mixed_float16, as ``keras.Model.compile`` does.
+
+    Small gradients would vanish in float16, so the loss is scaled.
+    """
     if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
@@ -138,7 +141,7 @@ def _scaling(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras
 
 @dataclass(frozen=True)
 class _FirstValues:
-    """The values of the user's variables on rank 0: each process has drawn its own."""
+    """The initial values of the user's variables, broadcast from rank 0, since each process has drawn its own."""
 
     captured: Captured
     context: Context
@@ -149,7 +152,7 @@ class _FirstValues:
         return np.asarray(self.context.processes.broadcast(value))
 
 
-# What keras.Model.compile takes beside, and what becomes of it.
+# The arguments of keras.Model.compile that parallelize doesn't take, and what to do instead.
 _COMPILED_OTHERWISE = {
     "steps_per_execution": "ranks run one step at a time, with the same numbers; leave it out",
     "jit_compile": "steps run as TensorFlow's graphs; leave it out",
@@ -162,7 +165,7 @@ def refuse_others(others: Mapping[str, Any]) -> None:
     """Refuse arguments that :func:`tensoropt.parallelize` doesn't have.
 
     Raises:
-        InputError: there is one.
+        InputError: there is such an argument.
     """
     from .. import parallelize
 
@@ -187,8 +190,8 @@ def parallelized(
     sample_weight: bool = False,
     data: Any = None,
 ) -> Trainer | FunctionTrainer:
-    """See :func:`tensoropt.parallelize`."""
-    # Ahead of all checks, so that rank 0 speaks for all ranks.
+    """Return a trainer of a model or of a captured function; see :func:`tensoropt.parallelize`."""
+    # Before all checks, so that rank 0 reports errors for all ranks.
     install_error_handling(current_processes())
     check_eager("parallelize")
     trainer: Trainer | FunctionTrainer

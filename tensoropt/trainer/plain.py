@@ -1,4 +1,4 @@
-"""The plain Keras optimizer of a trainer, and which variable on the ranks each of its variables stands for."""
+"""Build a plain Keras optimizer for a trainer's model, and match its variables with those on the ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..optimizers.keras_optimizer import KerasOptimizer
 def plain_optimizer(
     optimizer: keras.optimizers.Optimizer, model: keras.Model, is_empty: bool = False
 ) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, int | None]]]:
-    """A copy of the user's optimizer, built for a model as Keras builds it.
+    """Return a copy of the user's optimizer, built for a model as Keras builds it.
 
     Args:
-        is_empty: whether its slots have no elements: enough to know their names and paths, and nothing to hold.
+        is_empty: whether to build slots without elements: enough to know their names and paths, without their memory.
 
     Returns:
-        The copy, and each of its variables with the place of the trainable variable that it was made for.
+        The copy, and for each of its variables the index of the trainable variable that it was made for, or None.
     """
     copy = fresh_copy(optimizer)
     variables = list(model.trainable_variables)
@@ -41,12 +41,12 @@ def _empty_slot(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Va
 def counterparts(
     made: Iterable[tuple[keras.Variable, int | None]], keys: list[str | None], entries: Iterable[StateEntry]
 ) -> list[tuple[keras.Variable, StateEntry]]:
-    """Pairs of a plain optimizer's variable and the entry of the ranks' state that has its value.
+    """Return pairs of a plain optimizer's variable and the entry of the ranks' state that has its value.
 
     Args:
-        made: what :func:`plain_optimizer` gave.
-        keys: of the model's trainable variables in the ranks' state; None for one that isn't trained there.
-        entries: of the optimizer, in its order.
+        made: the pairs that :func:`plain_optimizer` returned.
+        keys: the key in the ranks' state of each of the model's trainable variables; None for one that isn't trained there.
+        entries: the optimizer's entries of the ranks' state, in the optimizer's order.
     """
     waiting: dict[str | None, list[StateEntry]] = {}
     for entry in entries:

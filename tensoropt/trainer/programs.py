@@ -1,4 +1,4 @@
-"""What a trainer runs: a training step, an evaluation, a prediction; each is captured when it is first needed."""
+"""Capture the programs that a trainer runs: a training step, an evaluation or a prediction, for one batch size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
 
 
 class Objective(Protocol):
-    """What is trained: functions over batches, and the variables behind them."""
+    """A trainable objective: functions over batches, and the variables that they use."""
 
     @property
     def trained(self) -> Sequence[Any]:
@@ -28,15 +28,15 @@ class Objective(Protocol):
         ...
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
-        """What the variables that a function uses are called."""
+        """Return the names of the variables that a function uses."""
         ...
 
     def layer_of(self, name: str) -> str | None:
-        """What a sentence calls the layer that an operator, by its name, is of; None where there is none."""
+        """Return a description of the layer of an operator, given by name, for messages; None if it has no layer."""
         ...
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """By program, its function and the signature of its arguments; the training step's returns the loss first."""
+        """Return each kind of program's function and its arguments' specs. The training step returns the loss first."""
         ...
 
 
@@ -45,9 +45,9 @@ class Captured:
     """One program for one batch size.
 
     Attributes:
-        graph: imported.
-        program: in the flat graph.
-        capture: the flat graph, and the user's variables in it.
+        graph: the imported graph (IR).
+        program: the program's inputs, results and writes in the flat TensorFlow graph.
+        capture: the flat TensorFlow graph, and the user's variables in it.
     """
 
     graph: Graph
@@ -56,21 +56,21 @@ class Captured:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that it is fed."""
+        """The tensors that the program is fed."""
         return tuple(self.graph.tensors[tensor.name] for tensor in self.program.inputs)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """What it returns, leaf by leaf."""
+        """The tensors that the program returns, flattened."""
         return tuple(self._tensor(tensor) for tensor in tf.nest.flatten(self.program.results))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The operators by which it updates variables."""
+        """The names of the operators by which the program updates variables."""
         return tuple(op.name for op in self.program.writes)
 
     def variable(self, variable: tf.Variable) -> Operator | None:
-        """The operator of one of the user's variables; None where the program doesn't use it."""
+        """Return the operator of one of the user's variables; None if the program doesn't use the variable."""
         name = self.capture.name(variable)
         return None if name is None else self.graph.operators.get(name)
 
@@ -87,10 +87,10 @@ def capture_program(
 
     Args:
         kind: TRAIN, EVALUATE or PREDICT.
-        optimizer: makes the training step's optimizer for those of the trainable variables that the loss uses.
+        optimizer: makes the training step's optimizer for the trainable variables that the loss uses.
 
     Raises:
-        InputError: something can't be captured, or the loss isn't a scalar.
+        InputError: something can't be captured, the loss isn't a scalar, or it depends on no trainable variable.
     """
     function, arguments = objective.functions(signature)[kind]
     capture = Capture(objective.names_of, objective.layer_of)
@@ -127,6 +127,6 @@ def _step(
 
 
 def inner(variable: Any) -> tf.Variable:
-    """The TensorFlow variable in a Keras variable, or what is one itself."""
-    # Not .value, of which the variables of a parallelized model ask what it is to be.
+    """Return the TensorFlow variable in a Keras variable; a TensorFlow variable is returned as it is."""
+    # Not .value: a variable of a parallelized model asks its trainers for that, and may return the trained value.
     return variable if isinstance(variable, tf.Variable) else variable._value

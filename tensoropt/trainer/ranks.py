@@ -1,8 +1,8 @@
-"""All ranks at one trainer's disposal: what they do together, whoever asks for it.
+"""Run a trainer's operations on all ranks together.
 
-Normally every rank makes the same calls. Inside of :meth:`Ranks.lead` rank 0 alone runs the user's code, such as a callback
-that saves, predicts or changes the learning rate; whatever of that takes all ranks is announced to the others, which wait
-for it there and join in.
+Normally every rank makes the same calls. Inside of :meth:`Ranks.lead` only rank 0 runs the user's code, such as a callback
+that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the others, which
+wait in :meth:`Ranks.lead` and join in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CALLBACKS = "what rank 0 does in its callbacks"
 
 
 def everywhere(method: Method) -> Method:
-    """Marks what all ranks must do together; called by a rank 0 that leads, the others do it too."""
+    """Mark a method that all ranks must run together: when rank 0 calls it while it leads, the other ranks run it too."""
 
     @wraps(method)
     def called(self: Ranks, *arguments: Any) -> Any:
@@ -47,13 +47,15 @@ def everywhere(method: Method) -> Method:
 
 
 class Ranks:
-    """Attributes:
-    execution: the plan that runs.
-    runs: the programs by batch.
-    objects: the user's objects as a checkpoint names them.
-    passing: keys of variables that no checkpoint keeps.
-    changed: keys of variables that have other values than the user's own ones.
-    leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
+    """All ranks of a trainer, with the operations that they run together.
+
+    Attributes:
+        execution: the execution of the plan.
+        runs: the trainer's programs.
+        objects: returns the user's objects, with the names of their variables in a checkpoint.
+        passing: the keys of variables that no checkpoint saves.
+        changed: the keys of variables that may have other values than the user's own variables.
+        leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
     def __init__(
@@ -69,26 +71,28 @@ class Ranks:
 
     @property
     def processes(self) -> Processes:
+        """The processes that take part."""
         return self.execution.processes
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return self.processes.rank
 
     @property
     def n_shares(self) -> int:
-        """In how many shares a batch is fed: one for each process."""
+        """The number of shares into which a batch is cut: one for each process, but 1 while rank 0 leads."""
         return 1 if self.leads else self.processes.size
 
     @property
     def optimizer(self) -> RunningKeras:
-        """That of the training step."""
+        """The optimizer of the training step."""
         running = self.execution.engine.optimizers[TRAIN]
         assert isinstance(running, RunningKeras)
         return running
 
     def lead(self, action: Callable[[], Value]) -> Value:
-        """Have rank 0 run an action; its result (picklable), or its exception, on every rank."""
+        """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank."""
         if self.leads or self.processes.size == 1:
             return action()
         if self.rank:
@@ -115,34 +119,34 @@ class Ranks:
             try:
                 getattr(self, which)(*arguments)
             except TensorOptError:
-                continue  # rank 0 has the same error; whether it ends the run is up to the user's code there
+                continue  # rank 0 has the same error, and the user's code there decides whether it ends the run
 
     # Steps
 
     @everywhere
     def train(self, batch: Batch) -> Any:
-        """One training step; what its program returns."""
+        """Run one training step and return its program's results."""
         self.changed |= self._trained
         return self.runs.of(TRAIN, batch)(batch.leaves, batch.is_share)
 
     @everywhere
     def evaluate(self, batch: Batch) -> Any:
-        """Update the metrics by a batch; what the program returns."""
+        """Evaluate a batch, which updates the metrics, and return the program's results."""
         return self.runs.of(EVALUATE, batch)(batch.leaves, batch.is_share)
 
     @everywhere
     def predict(self, batch: Batch) -> Any:
-        """The model's results for a batch, whole, in the model's structure."""
+        """Return the model's global results for a batch, in the model's structure."""
         return self.runs.of(PREDICT, batch)(batch.inputs, batch.is_share)
 
     @everywhere
     def set_rate(self, value: Any) -> None:
-        """Train with another learning rate."""
+        """Set the learning rate of the next steps."""
         self.optimizer.learning_rate = value
 
     @everywhere
     def finish_training(self) -> None:
-        """Do what the optimizer does at the end of training: moving averages may take the parameters' place."""
+        """Run the optimizer's work at the end of training: moving averages may replace the parameters."""
         self.changed |= self._trained
         self.optimizer.finish()
 
@@ -150,18 +154,18 @@ class Ranks:
 
     @cached_property
     def state(self) -> Mapping[str, StateEntry]:
-        """All variables on the ranks, by key."""
+        """The state entries of all variables on the ranks, by key."""
         return {entry.key: entry for entry in self.execution.engine.state()}
 
     @cached_property
     def _trained(self) -> frozenset[str]:
-        """The variables that a training step changes."""
+        """The keys of the variables that a training step changes."""
         graph = self.runs.planned.captured.graph
         steps = [name for step in graph.train_steps.values() for name in step.variables]
         return frozenset([*steps, *(op.updates for op in graph.operators.values() if op.updates is not None)])
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Variables' whole values, one after the other, on every rank; if rank 0 leads, there alone."""
+        """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
         for key in keys:
             entry = self.state[key]
             whole = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
@@ -193,7 +197,11 @@ class Ranks:
 
     @everywhere
     def assign(self, key: str, value: np.ndarray) -> None:
-        """Give a variable a whole value, of which each rank takes its piece; every rank must give the same."""
+        """Assign a global value to a variable, of which each rank takes its shard. Every rank must give the same value.
+
+        Raises:
+            InputError: the value has another shape than the variable.
+        """
         entry = self.state[key]
         if np.shape(value) != tuple(entry.shape):
             raise InputError(f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}")
@@ -202,13 +210,14 @@ class Ranks:
             variable.assign(np.asarray(value)[piece_of(entry.layout, entry.shape, rank)])
 
     def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """Give variables whole values, once these are found right and the same on all ranks.
+        """Assign global values to variables, once they are found valid and equal on all ranks.
 
         Args:
-            checked: gives the values by key, or raises InputError.
+            checked: returns the values by key, or raises InputError if one is invalid.
 
         Raises:
-            InputError: they aren't; the same sentence on all ranks, and nothing has changed on any.
+            InputError: a value is invalid or differs between ranks. The message is the same on all ranks, and no value has
+                changed on any.
         """
         values, refusal = {}, None
         try:
@@ -228,19 +237,19 @@ class Ranks:
 
     @property
     def _kept(self) -> list[StateEntry]:
-        """What a checkpoint has: all but the metrics of the running epoch."""
+        """The entries of the variables that a checkpoint saves: all but the metrics of the running epoch."""
         return [entry for key, entry in self.state.items() if key not in self.passing]
 
     @everywhere
     def save(self, path: str, content: Mapping[str, Any], max_to_keep: int | None) -> None:
-        """Save a checkpoint, each rank its pieces, with some JSON beside them."""
+        """Save a checkpoint in which each rank writes its shards, with JSON content beside them."""
         objects = self.objects() if self.rank == 0 else None
         ranks = self.execution.engine.backend.ranks
         save(path, self._kept, ranks, self.processes, content, objects=objects, max_to_keep=max_to_keep)
 
     @everywhere
     def restore(self, path: str) -> Mapping[str, Any]:
-        """Give all variables the values of a checkpoint; the JSON that was saved beside them."""
+        """Assign a checkpoint's values to all variables. Return the JSON content that was saved beside them."""
         self.changed |= self.state.keys()
         ranks = self.execution.engine.backend.ranks
         return restore(path, self._kept, ranks, self.processes, self.objects()).content
@@ -251,13 +260,13 @@ def _digest(value: np.ndarray) -> bytes:
 
 
 def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
-    """Hold what the ranks give variables against what rank 0 gives.
+    """Check that all ranks give valid values, equal to those of rank 0.
 
     Args:
-        given: by rank, why its values were refused, and the digests of those that weren't.
+        given: for each rank, why its values were refused (None if they weren't), and the digests of its values by key.
 
     Raises:
-        InputError: a rank's were refused, or others are given.
+        InputError: a rank's values were refused, or differ from rank 0's.
     """
     refusals = [refusal for refusal, _ in given]
     for rank, refusal in enumerate(refusals):
@@ -274,8 +283,8 @@ def _check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception as other ranks raise it: itself where it can travel, so that one rank says it for all."""
-    with suppress(Exception):  # whatever pickle makes of a user's exception
+    """Return the exception for other ranks to raise: itself if it can be pickled, so that one rank reports it for all."""
+    with suppress(Exception):  # pickling a user's exception may raise anything
         if str(pickle.loads(pickle.dumps(error))) == str(error):
             return error
     return TensorOptError(f"rank 0 failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The optimizer as callbacks and Keras's loops see it: its learning rate and its count of updates on the ranks."""
+"""The optimizer that callbacks and Keras's loops see: its learning rate and number of updates are those on the ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from ..common.source_lines import running_line
 from .live import class_with
 from .ranks import Ranks
 
-# What Keras's own loops and callbacks set.
+# The attributes that Keras's own loops and callbacks set.
 _SET = frozenset({"learning_rate", "built"})
 
 
 class RunningRate(keras.optimizers.Optimizer):
-    """Stands for the optimizer of a trainer; the user's own object isn't updated while the model trains."""
+    """A trainer's optimizer, with the learning rate and the number of updates of the ranks.
+
+    The user's own optimizer isn't updated while the model trains.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(learning_rate=0.0)
@@ -33,7 +36,10 @@ class RunningRate(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """As it is now. Assigning sets it for the next steps; every rank must assign the same, but for callbacks."""
+        """The current learning rate.
+
+        Assigning it sets it for the next steps. Every rank must assign the same, except in callbacks, which run on rank 0.
+        """
         rate = self._ranks.optimizer.learning_rate
         if not isinstance(rate, keras.Variable):
             return rate
@@ -47,16 +53,16 @@ class RunningRate(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> int:
-        """How many updates have been made."""
+        """The number of updates that have been made."""
         return self._ranks.optimizer.iterations
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """What Keras does at the end of ``fit``, done on the ranks."""
+        """Finish the training on the ranks. Keras calls this at the end of ``fit``."""
         self._ranks.finish_training()
 
 
 class _Rate:
-    """The learning rate's variable of one rank, mixed into its class: what it is assigned reaches all."""
+    """A mixin for the learning rate's variable that makes an assignment reach all ranks."""
 
     _ranks: Ranks
 

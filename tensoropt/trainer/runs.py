@@ -1,7 +1,7 @@
-"""Programs on this process's ranks: the training step that was planned, and what turns up beside it.
+"""Run programs on this process's ranks: the planned training step, and other programs beside it.
 
-An evaluation, a prediction, a last batch that is smaller, or samples that come with weights, have graphs of their own. They
-work on the same variables, and inherit configs from the plan wherever operators are the same.
+An evaluation, a prediction, a smaller last batch, and a batch with sample weights each have a graph of their own. These
+graphs use the same variables, and inherit configs from the plan wherever their operators are the same.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from .signature import Signature
 
 @dataclass(frozen=True)
 class Run:
-    """A program that runs."""
+    """A captured program with the execution that runs it."""
 
     captured: Captured
     execution: Execution
 
     def __call__(self, leaves: Sequence[Any], is_share: bool) -> Any:
-        """Run once; a training step is taken.
+        """Run the program once; a training program takes one step.
 
         Args:
-            leaves: of its arguments: whole, or this rank's share.
+            leaves: the tensors of the program's arguments: global ones, or this rank's share of each.
+            is_share: whether the tensors are this rank's share.
 
         Returns:
-            The program's results, whole on every rank, in its structure.
+            The program's global results on every rank, in the program's structure.
         """
         values = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
         return tf.nest.pack_sequence_as(self.captured.program.results, [ranks[0] for ranks in values])
@@ -64,10 +65,12 @@ class Run:
 
 
 def fitted(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
-    """A batch as a program takes it: numbers are converted, and dimensions of 1 at the end come and go.
+    """Return a tensor of a batch in the type and shape that a program takes.
+
+    Numbers are converted. Trailing dimensions of extent 1 are added or dropped.
 
     Raises:
-        InputError: its shape or type isn't that of the program.
+        InputError: the shape or the type doesn't fit the program.
     """
     if isinstance(value, tf.Tensor) and value.dtype.name == tensor.dtype and tuple(value.shape) == shape:
         return value
@@ -80,10 +83,10 @@ def fitted(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
 def check_fits(
     name: str, got: Sequence[int | None], got_dtype: str, expected: Sequence[int | None], expected_dtype: str
 ) -> None:
-    """Hold a batch's shape and type against what is expected of it; an extent that isn't known fits.
+    """Check a batch's shape and type against the expected ones. An unknown extent (None) fits any.
 
     Raises:
-        InputError: they differ by more than a conversion of numbers and dimensions of 1 at the end.
+        InputError: they differ by more than a conversion of numbers and trailing dimensions of extent 1.
     """
     short, long = _without_ones(got), _without_ones(expected)
     pairs = zip(short, long, strict=False)
@@ -114,11 +117,14 @@ def _is_number(dtype: str) -> bool:
 
 @dataclass
 class Runs:
-    """Attributes:
-    planned: the training step that was planned.
-    signature: what its batches look like.
-    capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches that look like a signature.
-    first_values: the whole first value of a variable, by its operator's name, for those that the planned step doesn't have.
+    """A trainer's programs: the planned training step, and those that are captured when they are first needed.
+
+    Attributes:
+        planned: the planned training step.
+        signature: the signature of its batches.
+        capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.
+        first_values: returns, for a captured program, a function from a variable's operator name to the variable's global
+            initial value. It is used for variables that the planned step doesn't have.
     """
 
     planned: Run
@@ -128,7 +134,7 @@ class Runs:
     _others: dict[tuple[Any, ...], Run] = field(default_factory=dict)
 
     def of(self, kind: str, batch: Batch) -> Run:
-        """The program for such a batch; one that is new is captured, on all ranks together."""
+        """Return the program of a kind for a batch. A new program is captured, on all ranks together."""
         key = (kind, batch.n_samples, batch.weights_key)
         if key not in self._others:
             signature = self.signature.of(batch.n_samples, batch.weights)

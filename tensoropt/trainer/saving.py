@@ -1,4 +1,4 @@
-"""A trainer's state outside of the ranks: in checkpoints, in Keras's file formats, and in Keras models."""
+"""Save and load a trainer's state: as checkpoints, as files in Keras's formats, and to and from Keras models."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Pairs = list[tuple[keras.Variable, StateEntry]]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is.
+    """A run's position in its epochs and in its dataset.
 
     Attributes:
-        epoch: the one that runs, from 0.
-        step: how many batches of it were taken.
-        opened: how often the dataset was opened before the opening that goes on, or the next one.
-        taken: how many batches of that were taken.
+        epoch: the running epoch, from 0.
+        step: the number of batches of the epoch that were taken.
+        opened: how often the dataset was opened before the current opening, or before the next one if none is open.
+        taken: the number of batches that were taken from the current opening.
     """
 
     epoch: int = 0
@@ -45,18 +45,20 @@ class Position:
 
 
 def is_keras_format(path: str | os.PathLike[str]) -> bool:
-    """Whether a path ends as Keras's files do."""
+    """Return whether a path has the suffix of a file in Keras's format."""
     return os.fspath(path).endswith(KERAS_SUFFIXES)
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Attributes:
-    objective: the user's model, with what it is trained for.
-    optimizer: the user's.
-    ranks: hold the values.
-    key_of: the key of one of the user's variables in the ranks' state; None for one that no program uses.
-    live: the values on the ranks.
+    """The saving and loading of a trainer's state.
+
+    Attributes:
+        objective: the user's model, with its loss and metrics.
+        optimizer: the user's optimizer.
+        ranks: all ranks, which hold the trained values.
+        key_of: returns the key of one of the user's variables in the ranks' state; None if no program uses the variable.
+        live: decides whether the model's variables show the trained values or their own.
     """
 
     objective: KerasObjective
@@ -67,33 +69,34 @@ class Saving:
 
     @property
     def model(self) -> keras.Model:
+        """The user's model."""
         return self.objective.inner
 
     # Checkpoints
 
     @cached_property
     def objects(self) -> Objects:
-        """The user's model and optimizer as a checkpoint names their variables."""
+        """The user's model and optimizer, with the names of their variables in a checkpoint."""
         optimizer, pairs = self._plain_optimizer(is_empty=True)
         pairs = [*self._pairs(self.model), *pairs]
         names = [(variable, name_of(entry)) for variable, entry in pairs]
         return Objects({"model": self.model, "optimizer": optimizer}, names)
 
     def save(self, path: str, position: Position, max_to_keep: int | None) -> None:
-        """Save a checkpoint; all ranks call it together, or rank 0 while it leads."""
+        """Save a checkpoint. All ranks call it together, or rank 0 alone while it leads."""
         self.ranks.save(path, {"position": asdict(position)}, max_to_keep)
 
     def load(self, path: str) -> Position:
-        """Go on from a checkpoint, as :meth:`save`; where in the dataset it was saved."""
+        """Load a checkpoint, called like :meth:`save`; return the position at which it was saved."""
         return Position(**self.ranks.restore(path).get("position", {}))
 
     # Keras's formats
 
     def write(self, path: str, save: Callable[[keras.Model], Any]) -> None:
-        """Have rank 0 write a file of Keras's, from the trained values.
+        """Have rank 0 write a file in Keras's format from the trained values.
 
         Raises:
-            TensorOptError: it couldn't be written.
+            TensorOptError: the file can't be written.
         """
 
         def action() -> None:
@@ -107,10 +110,10 @@ class Saving:
         self.ranks.lead(action)
 
     def read(self, path: str, load: Callable[[keras.Model], Any]) -> None:
-        """Have rank 0 read a file of Keras's, and give the ranks its values.
+        """Have rank 0 read a file in Keras's format, and assign its values on all ranks.
 
         Raises:
-            InputError: the file is missing, or of another model.
+            InputError: the file is missing or belongs to another model.
         """
 
         def action() -> None:
@@ -127,10 +130,12 @@ class Saving:
 
     @contextmanager
     def as_trained(self) -> Iterator[tuple[keras.Model, Pairs]]:
-        """While this lasts, the user's model on rank 0 has the trained values, compiled with all it is trained for.
+        """Give the user's model the trained values within this context, compiled with its optimizer, loss and metrics.
 
-        Only rank 0 while it leads, or a process alone, may ask for it. Gives the model, and its variables and those of its
-        optimizer with their entries on the ranks.
+        Only rank 0 while it leads, or the only process of a run, may enter it.
+
+        Yields:
+            The model, and pairs of a variable (of the model or of its optimizer) and the variable's entry on the ranks.
         """
         model = self.model
         attributes, values = dict(vars(model)), [inner(variable).numpy() for variable in model.variables]
@@ -159,7 +164,7 @@ class Saving:
         """Copy the trained values into a Keras model of the same structure.
 
         Raises:
-            InputError: the model has other variables.
+            InputError: the model's variables differ in number or shape.
         """
         _check_alike(self.model, model)
         self._fill(self._pairs(model))
@@ -167,17 +172,20 @@ class Saving:
             self.ranks.changed.clear()
 
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
-        """The trained values of variables of the user's model; a variable that no program uses has its own."""
+        """Return the trained global values of variables of the user's model.
+
+        A variable that no program uses isn't on the ranks: its own value is returned.
+        """
         keys = [self.key_of(inner(variable)) for variable in variables]
         found = dict(self.ranks.values(key for key in keys if key is not None))
         own = map(inner, variables)
         return [variable.numpy() if key is None else found[key] for variable, key in zip(own, keys, strict=True)]
 
     def assign(self, variables: list[keras.Variable], values: Any) -> None:
-        """Give variables of the user's model other values, on the ranks; none of them before all are found right.
+        """Assign values to variables of the user's model on the ranks, once all values have passed the checks.
 
         Raises:
-            InputError: there are more or fewer values, one has another shape or no numbers, or ranks give different ones.
+            InputError: the number of values or a shape is wrong, a value isn't numeric, or ranks give different values.
         """
 
         def checked() -> dict[str, np.ndarray]:
@@ -188,7 +196,7 @@ class Saving:
         self.ranks.assign_same(checked)
 
     def _pairs(self, model: keras.Model) -> Pairs:
-        """A model's variables, with the entries of their counterparts in the user's model."""
+        """Return pairs of a model's variable and the state entry of the same variable of the user's model."""
         keys = [self.key_of(inner(variable)) for variable in self.model.variables]
         state = self.ranks.state
         return [(variable, state[key]) for variable, key in zip(model.variables, keys, strict=True) if key is not None]
@@ -203,7 +211,7 @@ def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np
     """Return values as arrays of the variables' types.
 
     Raises:
-        InputError: there are more or fewer, or one has another shape or no numbers.
+        InputError: the number of values or a shape is wrong, or a value isn't numeric.
     """
     advice, call = "give them as trainer.get_weights() does", f"set_weights ({running_line()})"
     if not isinstance(values, (list, tuple)):
@@ -228,10 +236,10 @@ def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np
 
 
 def _check_alike(model: keras.Model, other: Any) -> None:
-    """Hold another model's variables against those of the model that was trained.
+    """Check that another model's variables are like those of the trained model.
 
     Raises:
-        InputError: they differ in number or shape; the message names the first.
+        InputError: they differ in number or shape; the message names the first difference.
     """
     if not isinstance(other, keras.Model):
         raise InputError(f"export_to takes a keras.Model of the structure of '{model.name}', got {type(other).__name__}")

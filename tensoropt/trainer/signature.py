@@ -1,4 +1,4 @@
-"""What a batch looks like: the inputs, labels and weights that a model and its loss take, for one batch size."""
+"""Find the shapes and types of a batch: the inputs, labels and sample weights that a model and its loss take."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PARTS = ("x", "y", "sample_weight")
 
 @dataclass(frozen=True)
 class Signature:
-    """Structures of ``tf.TensorSpec``, as the model and its loss take them; None where there is nothing.
+    """The shapes and types of a batch, as structures of ``tf.TensorSpec``; a part that a batch doesn't have is None.
 
     Attributes:
-        inputs: the model's; of a captured function all its arguments.
-        labels: the loss's.
-        weights: of the samples.
+        inputs: the model's inputs; for a captured function, all its arguments.
+        labels: the labels that the loss takes.
+        weights: the sample weights.
     """
 
     inputs: Structure
@@ -32,17 +32,17 @@ class Signature:
 
     @property
     def leaves(self) -> list[tf.TensorSpec]:
-        """In the order in which a training step takes them."""
+        """The specs of all tensors, in the order in which a training step takes them."""
         return tf.nest.flatten([self.inputs, *(part for part in (self.labels, self.weights) if part is not None)])
 
     @property
     def batch_size(self) -> int:
-        """The leading extent of the inputs; 0 where they have none."""
+        """The leading extent of the first input that has a dimension; 0 if none has."""
         shapes = [spec.shape for spec in tf.nest.flatten(self.inputs) if spec.shape.rank]
         return int(shapes[0][0]) if shapes else 0
 
     def resized(self, batch_size: int) -> Signature:
-        """The same for batches of another size."""
+        """Return the signature for batches of another size."""
 
         def sized(structure: Structure) -> Structure:
             return tf.nest.map_structure(
@@ -52,7 +52,7 @@ class Signature:
         return Signature(*(None if part is None else sized(part) for part in (self.inputs, self.labels, self.weights)))
 
     def of(self, batch_size: int, weights: Structure) -> Signature:
-        """The same for batches of a size whose samples have such weights (tensors), or none."""
+        """Return the signature for another batch size, with sample weights like the given tensors, or without for None."""
         if weights is not None:
             specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
             weights = _named(specs, "sample_weight")
@@ -62,10 +62,10 @@ class Signature:
 def signature_of(
     model: keras.Model, loss: Any, batch_size: int, labels: Structure, has_weights: bool, data: Any
 ) -> Signature:
-    """What a model's batches look like: as a dataset or arrays say, else as the model's inputs and its loss say.
+    """Return the signature of a model's batches: from a dataset or arrays if given, else from the model and its loss.
 
     Raises:
-        InputError: the model isn't built, or the labels can't be told from the loss.
+        InputError: the batch size or ``data`` is invalid, input shapes aren't known, or losses don't fit the results.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
@@ -84,7 +84,10 @@ def signature_of(
 
 
 def _from_data(data: Any) -> Signature:
-    """What the elements of a dataset are, or a batch of arrays ``x``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+    """Return the signature of a dataset's elements, or of a batch of arrays.
+
+    Either is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    """
     parts = getattr(data, "element_spec", data)
     parts = parts if isinstance(parts, tuple) else (parts,)
     if not 1 <= len(parts) <= 3:
@@ -97,7 +100,7 @@ def _part(part: Structure, name: str) -> Structure:
 
 
 def _spec_of(leaf: Any, part: str) -> tf.TensorSpec:
-    """The spec of a batch's leaf, given as a spec or as an array."""
+    """Return the spec of one tensor of a batch, given as a spec or as an array."""
     check_dense(leaf, f"{part} of data=")
     if not isinstance(leaf, tf.TensorSpec):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -117,10 +120,10 @@ def _spec_of(leaf: Any, part: str) -> tf.TensorSpec:
 
 
 def check_dense(spec: Any, what: str) -> None:
-    """Refuse what isn't a dense tensor.
+    """Check that a tensor is dense.
 
     Raises:
-        InputError: it is ragged, sparse, or a nested dataset.
+        InputError: the tensor is ragged or sparse.
     """
     if isinstance(spec, (tf.SparseTensor, tf.SparseTensorSpec)) or hasattr(spec, "tocsr"):
         kind, instead = "sparse", "dataset.map with tf.sparse.to_dense, or array.toarray()"
@@ -135,7 +138,7 @@ def check_dense(spec: Any, what: str) -> None:
 
 
 def _spec_of_labels(leaf: Any) -> tf.TensorSpec:
-    """What ``labels=`` says of one tensor."""
+    """Return the spec of one tensor given in ``labels=``, as a spec or as an array."""
     if isinstance(leaf, tf.TensorSpec):
         return leaf
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
@@ -162,7 +165,7 @@ def _inputs(model: keras.Model, batch_size: int) -> Structure:
                 "batch to be known, since a plan is made for one shape: say it by parallelize(..., data=) with a dataset or "
                 "arrays (x, y) of that shape, or build the model with keras.Input of a known shape"
             )
-        # Keras numbers the names that it gives itself by what was made before.
+        # Names that Keras makes up are numbered by what was made before, so they would differ between runs.
         name = None if tensor.name.startswith("keras_tensor") else tensor.name
         return tf.TensorSpec([batch_size, *tensor.shape[1:]], tensor.dtype, name)
 
@@ -170,7 +173,7 @@ def _inputs(model: keras.Model, batch_size: int) -> Structure:
 
 
 def _symbolic_inputs(model: keras.Model) -> Structure:
-    """The model's inputs in the structure in which it takes them; None where only a call would tell."""
+    """Return the model's symbolic inputs, in its own structure; None if only a call of the model would show them."""
     try:
         return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     except (AttributeError, ValueError):
@@ -182,7 +185,10 @@ def _symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
 
 
 def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure:
-    """The labels that losses take for a model's results: classes where a loss is sparse, else what the results are."""
+    """Return the specs of the labels that losses take for a model's results.
+
+    A sparse loss takes int64 classes, without the results' last dimension. Other losses take labels like the results.
+    """
     if isinstance(loss, (Mapping, list, tuple)):
         _check_count(loss, results, names)
     if isinstance(loss, Mapping):
@@ -200,7 +206,11 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
 
 
 def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None:
-    """Hold the losses of several results against these."""
+    """Check that there is one loss for each of the model's results.
+
+    Raises:
+        InputError: the number of losses or a name differs.
+    """
     n_results = len(tf.nest.flatten(results))
     known = list(results) if isinstance(results, Mapping) else (names or [])
     others = [key for key in loss if key not in known] if isinstance(loss, Mapping) else []
@@ -214,7 +224,7 @@ def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None
 
 
 def _named(structure: Structure, name: str) -> Structure:
-    """Specs with names: a placeholder is called by it in messages and plans."""
+    """Return the specs, with a name for each that has none. Messages and plans name the placeholders by it."""
     leaves = tf.nest.flatten(structure)
     named = [
         tf.TensorSpec(spec.shape, spec.dtype, spec.name or (name if len(leaves) == 1 else f"{name}_{i}"))

@@ -1,8 +1,8 @@
-"""The trainer that :func:`tensoropt.parallelize` gives: a Keras model whose steps run by a plan on all ranks.
+"""The trainer that :func:`tensoropt.parallelize` returns: a Keras model whose steps run on all ranks under a plan.
 
-``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks. What they iterate
-over is this rank's share of the data, and what a step does is replaced. Metrics are part of the captured programs: their
-variables live on the ranks, and a step gives their results as Keras's own steps do.
+``fit``, ``evaluate`` and ``predict`` are Keras's own loops, with its progress bar, history and callbacks. They iterate over
+this rank's share of the data, and each of their steps runs a captured program instead of Keras's step. Metrics are part of
+the captured programs: their variables live on the ranks, and a step returns their results as Keras's own steps do.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ Logs = dict[str, Any]
 
 @dataclass
 class _Progress:
-    """Attributes:
-    epoch: the one that runs.
-    step: how many batches of it were taken.
-    before: how many samples the batch before had, of those that this run took of the epoch.
-    resumes: where the next fit begins, after a checkpoint was loaded.
-    opens: where the data begins that fit is about to open; None once that is open.
-    shares: the data that fit goes through.
-    lasts: whether one opening of it lasts for several epochs.
-    results: the metrics' after the last step; None before there is one.
+    """The progress of ``fit`` in its epochs and in its data.
+
+    Attributes:
+        epoch: the running epoch, from 0.
+        step: the number of batches of the epoch that were taken.
+        before: the number of samples in the previous batch of the epoch; None if this ``fit`` took none of the epoch yet.
+        resumes: the position at which the next ``fit`` begins, after a checkpoint was loaded; else None.
+        opens: the position at which ``fit`` is about to open its data; None once the data is open.
+        shares: the data that ``fit`` iterates over.
+        lasts: whether one opening of the data serves several epochs.
+        results: the metrics' results after the last step; None before the first step.
     """
 
     epoch: int = 0
@@ -65,6 +67,7 @@ class _Progress:
 
     @property
     def position(self) -> Position:
+        """The position that a checkpoint saved now records."""
         if self.shares is None:
             return self.resumes or Position(self.epoch, self.step)
         if self.step or self.lasts:
@@ -73,15 +76,17 @@ class _Progress:
 
 
 class Trainer(LiveModel):
-    """Trains a model by a plan; every rank makes the same calls, but for callbacks, which are rank 0's.
+    """A Keras model that trains on all ranks under a plan.
+
+    Every rank makes the same calls, except in callbacks, which run on rank 0 only.
 
     Attributes:
         inner: the user's Keras model; its own variables change only by :meth:`export_to`.
-        ranks: what all ranks do together.
+        ranks: the operations that all ranks run together.
     """
 
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run; :func:`tensoropt.parallelize` does."""
+        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._execution = execution
         self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
         live = LiveValues(self.inner, self.ranks, self._key_of)
@@ -99,27 +104,27 @@ class Trainer(LiveModel):
 
     @property
     def plan(self) -> Plan:
-        """What runs."""
+        """The plan that runs."""
         return self._execution.plan
 
     @property
     def frontier(self) -> PlanFrontier | None:
-        """All plans that the search found; None on other ranks than 0, which were given the plan alone."""
+        """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 
     @property
     def batch_size(self) -> int:
-        """Samples per step, over all ranks."""
+        """The number of samples per step, over all ranks."""
         return self.ranks.runs.signature.batch_size
 
     @property
     def position(self) -> Position:
-        """Where the run is, in its epochs and in its data: what :meth:`save` notes."""
+        """The run's position in its epochs and in its data, as :meth:`save` records it."""
         return self._progress.position
 
     @property
     def steps_per_execution(self) -> int:
-        """Ranks run one step at a time."""
+        """Always 1: ranks run one step at a time."""
         return 1
 
     @steps_per_execution.setter
@@ -131,24 +136,24 @@ class Trainer(LiveModel):
             )
 
     def explain(self) -> str:
-        """What the plan was chosen from, where its time and memory go, and the plan, as tables."""
+        """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
         return self.plan.explained()
 
-    # What users call
+    # Methods that users call
 
     def fit(self, *arguments: Any, **named: Any) -> keras.callbacks.History:
-        """As ``keras.Model.fit``, on all ranks; ``batch_size`` of arrays is that of the plan if it isn't given.
+        """Train like ``keras.Model.fit``, on all ranks. For arrays, ``batch_size`` defaults to that of the plan.
 
-        After :meth:`load` it goes on with the epoch and the batch at which the checkpoint was saved.
+        After :meth:`load`, continue with the epoch and the batch at which the checkpoint was saved.
 
         Raises:
-            InputError: the data isn't what the plan was made for, or there is no such argument.
+            InputError: the data isn't what the plan was made for, or ``keras.Model.fit`` has no such argument.
         """
         given = self._arguments("fit", arguments, named)
         resumes, self._progress.resumes = self._progress.resumes, None
         if resumes is not None:
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
-        # A dataset shuffles by itself, or doesn't.
+        # A dataset decides itself whether it shuffles.
         given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
         position = _Position(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
@@ -157,14 +162,14 @@ class Trainer(LiveModel):
             return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
-        """As ``keras.Model.evaluate``, on all ranks."""
+        """Evaluate like ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
         with self._saving.live.running():
             return super().evaluate(**given)
 
     def predict(self, *arguments: Any, **named: Any) -> Any:
-        """As ``keras.Model.predict``: the results for all samples, on all ranks."""
+        """Return the results for all samples on all ranks, like ``keras.Model.predict``."""
         given = self._arguments("predict", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
         with self._saving.live.running():
@@ -173,18 +178,18 @@ class Trainer(LiveModel):
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, *, max_to_keep: int | None = None, **options: Any
     ) -> None:
-        """Save all that a later run needs to go on, as a checkpoint of which each rank writes its pieces.
+        """Save a checkpoint with all that a later run needs to continue. Each rank writes its shards.
 
-        A path that ends in ``.keras`` or ``.h5`` is written by rank 0 in Keras's format, as ``keras.Model.save`` does.
+        If the path ends in ``.keras`` or ``.h5``, rank 0 writes the model in Keras's format, like ``keras.Model.save``.
 
         Args:
-            filepath: ``folder/name`` of the checkpoint, or a file of Keras's.
-            overwrite: whether a file of Keras's may be replaced without a question.
-            max_to_keep: of the checkpoints in the folder keep only so many newest.
+            filepath: ``folder/name`` of the checkpoint, or a file in Keras's format.
+            overwrite: whether a file in Keras's format may be replaced without asking.
+            max_to_keep: how many of the newest checkpoints in the folder to keep.
 
         Raises:
             InputError: the folder can't be written.
-            TensorOptError: writing failed; what was there before is as it was.
+            TensorOptError: writing failed; the files that were there before are unchanged.
         """
         path = path_text(filepath, "save")
         if is_keras_format(path):
@@ -193,13 +198,14 @@ class Trainer(LiveModel):
             self._saving.save(path, self.position, max_to_keep)
 
     def load(self, filepath: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint that was saved under whatever plan: the next ``fit`` starts where it was saved.
+        """Load a checkpoint that was saved under any plan. The next ``fit`` continues where the checkpoint was saved.
 
         Args:
-            filepath: of :meth:`save`, or a folder: then its latest checkpoint. Keras's files give weights alone.
+            filepath: the path given to :meth:`save`, or a folder, of which the latest checkpoint is loaded. From a file in
+                Keras's format, only the weights are loaded.
 
         Raises:
-            InputError: there is no such checkpoint, it is damaged, or of another model.
+            InputError: there is no such checkpoint, it is damaged, or it belongs to another model.
         """
         path = path_text(filepath, "load")
         if is_keras_format(path):
@@ -209,12 +215,12 @@ class Trainer(LiveModel):
         self._progress.resumes = self._saving.load(path)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
-        """As ``keras.Model.save_weights``, by rank 0."""
+        """Have rank 0 save the weights like ``keras.Model.save_weights``."""
         path = path_text(filepath, "save_weights")
         self._saving.write(path, lambda model: model.save_weights(path, overwrite=overwrite, **options))
 
     def load_weights(self, filepath: str | os.PathLike[str], **options: Any) -> None:
-        """As ``keras.Model.load_weights``, read by rank 0 for all ranks."""
+        """Load weights like ``keras.Model.load_weights``. Rank 0 reads the file for all ranks."""
         path = path_text(filepath, "load_weights")
         self._saving.read(path, lambda model: model.load_weights(path, **options))
 
@@ -222,29 +228,29 @@ class Trainer(LiveModel):
         """Copy the trained weights, moving averages and seeds into a Keras model of the same structure, on every rank.
 
         Raises:
-            InputError: the model has other variables.
+            InputError: the model's variables differ in number or shape.
         """
         self._saving.export_to(model)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The weights of the model in Keras's order, whole, on every rank."""
+        """Return the global values of the model's weights in Keras's order, on every rank."""
         return self._saving.values_of(self.inner.weights)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Give the ranks these weights, in Keras's order; every rank must give the same.
+        """Set the weights on the ranks, given in Keras's order. Every rank must give the same values.
 
         Raises:
-            InputError: they are more or fewer than the model's, one has another shape, or ranks give different ones; then
-                nothing has changed on any rank.
+            InputError: the number of weights or a shape differs from the model's, or ranks give different values. Then no
+                weight has changed on any rank.
         """
         self._saving.assign(self.inner.weights, weights)
 
     def as_trained(self) -> AbstractContextManager[Any]:
-        """While this lasts, the user's model on a rank 0 that leads has the trained values."""
+        """Return a context in which the user's model has the trained values, on rank 0 while it leads."""
         return self._saving.as_trained()
 
     def _arguments(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """A call's arguments by name, with what differs here.
+        """Return a call's arguments by name, with the trainer's defaults: the plan's batch size, output on rank 0 only.
 
         Raises:
             InputError: Keras's method has no such argument.
@@ -263,15 +269,15 @@ class Trainer(LiveModel):
         given["verbose"] = given.get("verbose", "auto") if self.ranks.rank == 0 else 0
         return given
 
-    # What Keras's loops call
+    # Methods that Keras's loops call
 
     @property
     def distribute_strategy(self) -> Sharing:
-        """Makes of the datasets that Keras's loops go through this rank's shares."""
+        """The object from which Keras's loops get this rank's shares of a dataset."""
         return self._sharing
 
     def make_train_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
-        """A step over the next batch."""
+        """Return the function that runs a training step on the next batch of an iterator."""
         self.check_trained()
 
         def step(batch: Batch) -> Any:
@@ -282,7 +288,7 @@ class Trainer(LiveModel):
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
-        """An evaluation of the next batch."""
+        """Return the function that evaluates the next batch of an iterator."""
         self.test_function = self._stepping(self.ranks.evaluate)
         return self.test_function
 
@@ -300,7 +306,7 @@ class Trainer(LiveModel):
         return function
 
     def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
-        """The results for a list of batches."""
+        """Return the function that predicts a list of batches and concatenates the results."""
 
         def function(elements: Sequence[Any]) -> Any:
             made = [self.ranks.predict(self._batch(element)) for element in elements]
@@ -313,10 +319,12 @@ class Trainer(LiveModel):
         return element if isinstance(element, Batch) else self._sharing.whole(element)
 
     def _check_size(self, batch: Batch) -> None:
-        """No batch is larger than planned, and not both of an epoch's first two are smaller: one is a last one.
+        """Check a batch's size against the plan's.
+
+        Only the last batch of an epoch may be smaller, so at most one of an epoch's first two batches.
 
         Raises:
-            InputError: they are not so.
+            InputError: the batch is larger than planned, or both of the epoch's first two batches are smaller.
         """
         progress, off = self._progress, batch.n_samples
         before, progress.before = progress.before, off
@@ -328,7 +336,10 @@ class Trainer(LiveModel):
             )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Nothing is left to build; it is where Keras shows what it is about to go through."""
+        """Prepare the data that Keras is about to iterate over; a resumed run continues where it was saved.
+
+        Keras calls this method to build the model, which is built already. It is where Keras shows its iterator.
+        """
         if iterator is None:
             return
         shares = iterator._distributed_dataset
@@ -340,7 +351,7 @@ class Trainer(LiveModel):
             _skip_steps(iterator, opens.step)
 
     def reset_metrics(self) -> None:
-        """Give the metrics' variables their first values, on the ranks too."""
+        """Reset the metrics' variables to their initial values, on the ranks too."""
         super().reset_metrics()
         self._progress.results = None
         for metric in self.metrics:
@@ -350,14 +361,14 @@ class Trainer(LiveModel):
                     self.ranks.assign(key, variable.numpy())
 
     def get_metrics_result(self) -> Logs:
-        """The metrics' results as of the last step."""
+        """Return the metrics' results after the last step."""
         if tf.inside_function() or self._progress.results is None:
             return super().get_metrics_result()
         return self._progress.results
 
 
 class _Position(keras.callbacks.Callback):
-    """Keeps track of the epoch, on every rank and ahead of the user's callbacks."""
+    """A callback that records the epoch and the step, on every rank and before the user's callbacks run."""
 
     def __init__(self, progress: _Progress, begin: Position) -> None:
         super().__init__()
@@ -372,7 +383,7 @@ class _Position(keras.callbacks.Callback):
 
 
 def _of_own_values(live: LiveValues, capture: Callable[[str, Signature], Captured]) -> Callable[[str, Signature], Captured]:
-    """Capture from the model as it is, though it is a trainer's that runs."""
+    """Wrap a capture so that it reads the model's own values, although the model's trainer runs."""
 
     def captured(kind: str, signature: Signature) -> Captured:
         with live.own():
@@ -382,14 +393,17 @@ def _of_own_values(live: LiveValues, capture: Callable[[str, Signature], Capture
 
 
 def _is_determined(source: Any) -> bool:
-    """Whether a source of Keras's may well give the same batches on all ranks; what Python draws is a process's own."""
+    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
+
+    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
+    """
     if isinstance(source, array_data_adapter.ArrayDataAdapter):
         return not source._shuffle
     return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
 
 
 def _skip_steps(iterator: Any, n_steps: int) -> None:
-    """Have a loop's first epoch begin after so many steps, which are numbered as if they had been."""
+    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
     steps = iterator._enumerate_iterator
 
     def steps_left() -> Iterator[Any]:

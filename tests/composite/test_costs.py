@@ -8,7 +8,7 @@ from helpers import zoo
 
 from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
 from tensoropt.ir.graph import Operator
-from tensoropt.lowering.gradient_analysis import analyse_body
+from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import Work
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
@@ -69,7 +69,7 @@ def test_the_backward_pass_of_a_body() -> None:
     model = zoo.record(models.plain_loop, "sgd")
     (loop,) = (op for op in model.graph.operators.values() if op.type == "Loop")
     body = loop.attrs["body"]
-    found = analyse_body(body.graph, body.inputs, body.outputs)
+    found = analyse(model.graph).bodies[loop.name]
     assert {(body.graph.operators[name].type, position) for name, position in found.gradients} == {
         ("MatMul", 0), ("MatMul", 1), ("Tanh", 0)
     }

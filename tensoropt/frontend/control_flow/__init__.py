@@ -1,1 +1,1 @@
-"""Loops and custom gradients become operators with a body of operators."""
+"""Turn loops and custom gradients into operators with a body of operators."""

@@ -1,4 +1,4 @@
-"""Collect a body: copy its operators into a graph of their own, where shapes are inferred and constants folded again."""
+"""Build a body: copy its operators into a graph of their own, where shapes are inferred and constants folded again."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
 
 
 class Context(Protocol):
-    """The importer of the graph that a composite operator stands in."""
+    """The importer of the graph that contains a composite operator."""
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """The value of a tensor that follows from constants and shapes alone, else None."""
+        """Return the value of a tensor that follows from constants and shapes alone, else None."""
         ...
 
     def operand(self, tensor: tf.Tensor) -> Tensor:
-        """What a tensor is called in the imported graph; of a variable's handle its value."""
+        """Return a tensor's counterpart in the imported graph; for a variable's handle, the variable's value."""
         ...
 
     def constant(self, name: str, value: np.ndarray) -> Tensor:
-        """A constant of the imported graph."""
+        """Add a constant to the imported graph and return it."""
         ...
 
     def line(self, op: tf.Operation) -> str:
-        """The user's line that made an operator."""
+        """Return the line of the user's code that made an operator."""
         ...
 
     def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Any:
-        """Import another graph: what some operators of it need."""
+        """Import another graph: the operators that ``outputs`` need."""
         ...
 
 
 @dataclass
 class Collector:
-    """Copies operators of a source graph into a new one.
+    """A copier of operators from a source graph into a new one.
 
     Attributes:
-        scope: stands in front of names, by which random operators are told apart.
-        own: gives the results of operators that are not simply copied, None for all others.
+        outside: the importer of the graph that contains the composite operator.
+        scope: a prefix of names, which tells random operators apart.
+        own: returns the results of an operator that isn't simply copied, and None for all others.
         is_differentiated: whether gradients are taken of the copy.
+        made: the copies, by the name of the source's tensor.
     """
 
     outside: Context
@@ -63,7 +65,7 @@ class Collector:
     _lines: dict[str, str] = field(default_factory=dict)
 
     def input(self, shape: Sequence[int], dtype: str) -> tf.Tensor:
-        """A new input of the body."""
+        """Add an input to the body and return it."""
         with self.graph.as_default():
             self.inputs.append(tf.compat.v1.placeholder(dtype, shape))
         return self.inputs[-1]
@@ -73,7 +75,7 @@ class Collector:
             return tf.constant(value, dtype)
 
     def copy(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The counterparts of tensors of the source, with all that they need and that isn't there yet."""
+        """Return the copies of tensors of the source, after copying all that they need and that isn't copied yet."""
         with self.graph.as_default(), self.graph.name_scope(self.scope):
             self._copy_missing(self.made, tensors, self.own)
         return [self.made[tensor.name] for tensor in tensors]
@@ -104,10 +106,10 @@ class Collector:
         return [made[tensor.name] for tensor in function.outputs]
 
     def body(self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> Body:
-        """What was collected, imported.
+        """Import the copied operators as a body.
 
         Args:
-            inputs: those of the body, in order.
+            inputs: the body's inputs, in order.
             outputs: tensors of the new graph.
         """
         with self.graph.as_default():
@@ -119,7 +121,10 @@ class Collector:
 
 
 def _needed(tensors: Sequence[tf.Tensor], made: dict[str, tf.Tensor], own: Own) -> list[tf.Operation]:
-    """What tensors need and isn't made, in order of creation; what ``own`` makes is made here."""
+    """Return the operators that tensors need and that aren't copied yet, in order of creation.
+
+    The results that ``own`` gives are entered into ``made`` on the way.
+    """
     pending, found = [tensor.op for tensor in tensors if tensor.name not in made], set()
     while pending:
         op = pending.pop()

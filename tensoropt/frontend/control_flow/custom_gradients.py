@@ -1,4 +1,4 @@
-"""A custom gradient as a composite operator."""
+"""Import a custom gradient as a composite operator."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .body_builder import Collector, Context
 def import_custom_gradient(
     op: tf.Operation, function: GradientFunction, outside: Context
 ) -> tuple[Operator, dict[str, Tensor]]:
-    """The operator that stands for a custom gradient.
+    """Return the operator that stands for a custom gradient.
 
-    ``tf.custom_gradient`` passes the results of the wrapped function through, and its arguments besides; nobody reads those,
-    so that they are left out, as are gradients of constants.
+    ``tf.custom_gradient`` passes through the results of the wrapped function, and its arguments besides. Nobody reads the
+    latter, so they are left out, as are gradients of constants.
 
     Returns:
-        The operator, and by name the tensors that results which were left out are.
+        The operator; and by name of each result that was left out, the tensor that it equals.
 
     Raises:
-        InputError: the gradient does what can't be captured.
+        InputError: the gradient contains something that can't be captured.
     """
     kept = [k for k, tensor in enumerate(op.outputs) if tensor.consumers() or _is_read(function, k)]
     operands: list[Tensor] = []
@@ -65,7 +65,7 @@ def _is_read(function: GradientFunction, output: int) -> bool:
 
 
 def _stands_for(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -> tf.Tensor:
-    """The body's input for a tensor outside; ``inner`` is what stood for it in the traced function."""
+    """Return a new input of the body for a tensor outside; ``inner`` stood for that tensor in the traced function."""
     made = collector.input(tensor.shape, tensor.dtype)
     if inner is not None:
         collector.made[inner.name] = made
@@ -75,7 +75,7 @@ def _stands_for(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -
 def _wanted(
     op: tf.Operation, function: GradientFunction, outside: Context
 ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-    """The inputs of the operator to which a gradient goes, and the gradients."""
+    """Return the inputs of the operator to which a gradient goes, and these gradients."""
     pairs = [
         (tensor, gradient)
         for tensor, gradient in zip(op.inputs, function.gradients, strict=True)

@@ -1,7 +1,7 @@
-"""How often a loop runs, and what its counters are in each trip.
+"""Find how often a loop runs, and the values of its counters in each trip.
 
 Loop variables that follow from constants alone (counters, limits) are found first: those that start from constants, and
-whose next value depends on such variables alone. With them the condition and the counters are computed trip by trip, and
+whose next value depends on such variables alone. From them the condition and the counters are computed trip by trip, and
 nothing else.
 """
 
@@ -28,7 +28,7 @@ class Counters:
 
     Attributes:
         cond, body: the loop's functions.
-        starts: by loop variable its first value, for all that start from constants.
+        starts: the first value of each loop variable that starts from constants, by the variable's index.
     """
 
     cond: Any
@@ -37,7 +37,7 @@ class Counters:
 
     @cached_property
     def values(self) -> dict[int, np.ndarray]:
-        """By loop variable that follows from constants its first value."""
+        """The first value of each loop variable that follows from constants, by the variable's index."""
         known = dict(self.starts)
         while True:
             static = follows_from(self.body, {self.body.inputs[k].name for k in known})
@@ -49,17 +49,17 @@ class Counters:
 
     @cached_property
     def changing(self) -> tuple[int, ...]:
-        """Those that aren't the same in each trip."""
+        """The indices of those variables that aren't the same in each trip."""
         return tuple(k for k in self.values if _origin(self.body.outputs[k]) is not self.body.inputs[k])
 
     @cached_property
     def static(self) -> frozenset[str]:
-        """The tensors of the body that follow from constants and counters."""
+        """The names of the tensors of the body that follow from constants and counters."""
         return follows_from(self.body, {self.body.inputs[k].name for k in self.values})
 
     @cached_property
     def counted(self) -> frozenset[str]:
-        """Of these, those that depend on a counter, and so may change from trip to trip."""
+        """The names of the tensors in :attr:`static` that depend on a counter, and so may change from trip to trip."""
         found = {self.body.inputs[k].name for k in self.changing}
         for op in self.body.get_operations():
             if any(tensor.name in found for tensor in op.inputs):
@@ -67,14 +67,14 @@ class Counters:
         return frozenset(found)
 
     def run(self, wanted: Sequence[tf.Tensor], where: str) -> Trips:
-        """Run the counters to the end.
+        """Run the counters until the loop ends.
 
         Args:
-            wanted: tensors of the body among ``static``.
-            where: the loop, for errors.
+            wanted: tensors of the body, which are in :attr:`static`.
+            where: the text that names the loop in errors.
 
         Raises:
-            InputError: whether the loop goes on depends on what it computes, or it does so for too long.
+            InputError: the number of trips depends on what the loop computes, or is too large.
         """
         feeds = {self.cond.inputs[k].name for k in self.values}
         if self.cond.outputs[0].name not in follows_from(self.cond, feeds):
@@ -99,10 +99,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class Trips:
-    """Attributes:
-    count: how often the body runs.
-    values: by tensor of the body, its values in all trips, stacked.
-    finals: by loop variable that follows from constants, its value after the last trip.
+    """The trips of a loop.
+
+    Attributes:
+        count: how often the body runs.
+        values: by name of a tensor of the body, its values in all trips, stacked.
+        finals: by index of a loop variable that follows from constants, its value after the last trip.
     """
 
     count: int
@@ -111,7 +113,7 @@ class Trips:
 
 
 def follows_from(graph: Any, given: set[str]) -> frozenset[str]:
-    """The tensors of a graph that follow from given ones, constants and shapes alone."""
+    """Return the names of the tensors of a graph that follow from given ones, constants and shapes alone."""
     found = set(given)
     for op in graph.get_operations():
         if op.type in _NOT_STATIC or op.op_def.is_stateful or any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):

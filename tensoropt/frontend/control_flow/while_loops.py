@@ -1,9 +1,9 @@
-"""A loop as a composite operator.
+"""Import a loop as a composite operator.
 
-TensorFlow keeps what a loop reads slice by slice, and what it writes, in lists of tensors: variants, which have no
-dimensions. The operator absorbs the lists, so that only tensors cross its border: stacks in, stacks out. Counters are worked
-out beforehand (:mod:`.trip_counts`); what depends on them alone becomes a constant of the body, or a stack of constants
-where it changes from trip to trip.
+TensorFlow puts the elements that a loop's trips read, and those that they write, into lists of tensors: variants, which have
+no dimensions. The operator absorbs the lists, so that only tensors cross its border: stacks in, stacks out. Counters are
+computed beforehand (:mod:`.trip_counts`). A value that depends on them alone becomes a constant of the body, or a stack of
+constants where it changes from trip to trip.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ _LENGTHS = ("TensorListLength",)
 
 @dataclass(frozen=True)
 class ImportedLoop:
-    """Attributes:
-    operator: the loop.
-    tensors: by name of a result of TensorFlow's operator, what it is in the imported graph; a list is its stack.
+    """An imported loop.
+
+    Attributes:
+        operator: the loop.
+        tensors: by name of each result of TensorFlow's operator, its counterpart in the imported graph; for a list, its
+            stack.
     """
 
     operator: Operator
@@ -41,17 +44,17 @@ class ImportedLoop:
 
 
 def import_loop(op: tf.Operation, outside: Context) -> ImportedLoop:
-    """The operator that stands for a ``While``.
+    """Return the operator that stands for a ``While``.
 
     Raises:
-        InputError: how often it runs, or what it reads and writes in a trip, depends on what it computes.
+        InputError: the number of trips, or the elements that a trip reads or writes, depend on what the loop computes.
     """
     return _Reader(op, outside).run()
 
 
 @dataclass
 class _Write:
-    """What the trips put into one list."""
+    """The item that each trip writes into one list, and the index at which it does."""
 
     variable: int
     item: tf.Tensor
@@ -98,7 +101,7 @@ class _Reader:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """The loop variables that are carried from trip to trip."""
+        """The indices of the loop variables that are carried from trip to trip."""
         taken = {*self.lists, *self.counters.values}
         return tuple(k for k in range(len(self.op.inputs)) if k not in taken and not is_passed_on(self.body, k))
 
@@ -113,7 +116,10 @@ class _Reader:
 
     @cached_property
     def counts(self) -> dict[str, tf.Tensor]:
-        """What operators of the body that don't follow from counters read of them, but for places in lists."""
+        """The counted tensors that the body's other operators read or the trips write, by name.
+
+        Indices into lists aren't among them.
+        """
         static, counted = self.counters.static, self.counters.counted
         found = {write.item.name: write.item for write in self.writes if write.item.name in counted}
         for reader in self.body.get_operations():
@@ -123,7 +129,7 @@ class _Reader:
 
     @cached_property
     def trips(self) -> Trips:
-        """Runs the counters, with all that others read of them."""
+        """The loop's trips, from a run of the counters, with the values of :attr:`counts` and of all indices into lists."""
         readers = [inner for inner in self.body.get_operations() if inner.type == "TensorListGetItem"]
         places = {index.name: index for index in (*(r.inputs[1] for r in readers), *(w.index for w in self.writes))}
         if not self.counters.static.issuperset(places):
@@ -145,7 +151,7 @@ class _Reader:
             collector.made[name] = self._scheduled(name, self.trips.values[name])
         carried = {k: self._input(k) for k in (*self.states, *self.invariants)}
         outputs = collector.copy([write.item for write in self.writes] + [self.body.outputs[k] for k in self.states])
-        # Some invariants only say how often the loop runs.
+        # Some invariants only decide how often the loop runs.
         taken = [k for k in carried if k in self.states or carried[k].consumers() or carried[k] in outputs]
         body = collector.body([*self.stacks.values(), *(carried[k] for k in taken)], outputs)
         operands = [*self.stack_operands, *(outside.operand(self.op.inputs[k]) for k in taken)]
@@ -175,7 +181,7 @@ class _Reader:
         return tuple(Tensor(name, shape, made.dtype) for name, shape, made in zip(names, shapes, body.outputs, strict=True))
 
     def _others(self) -> dict[str, Tensor]:
-        """Results that no trip computes: what is passed on, and counters that somebody reads."""
+        """Return the results that no trip computes: loop variables that are passed on, and counters that have a consumer."""
         found = {self.op.outputs[k].name: self.outside.operand(self.op.inputs[k]) for k in self.invariants}
         for k, value in self.trips.finals.items():
             if self.op.outputs[k].consumers():
@@ -188,7 +194,7 @@ class _Reader:
         return made
 
     def _scheduled(self, name: str, values: np.ndarray) -> tf.Tensor:
-        """What a counter says in each trip."""
+        """Return the body's tensor for a counted value: a constant, or the element of a stack of constants."""
         inner = self.body.get_tensor_by_name(name)
         if (values == values[0]).all():
             return self.collector.constant(values[0], inner.dtype)
@@ -199,7 +205,7 @@ class _Reader:
         return self.stacks[key]
 
     def _own(self, inner: tf.Operation) -> list[tf.Tensor] | None:
-        """The operators of the body that work on lists."""
+        """Return the results of an operator of the body that works on lists; None for other operators."""
         if inner.type == "TensorListGetItem":
             return [self._slice(inner)]
         if inner.type in _LENGTHS:
@@ -225,7 +231,7 @@ class _Reader:
         return tuple(int(value) for value in self.trips.values[index.name])
 
     def _list(self, inner: tf.Tensor) -> tf.Operation:
-        """The operator that made a list that the body reads."""
+        """Return the operator that made the list that ``inner`` is in the body."""
         position = next((k for k in self.lists if self.body.inputs[k] is inner), None)
         made = None if position is None or not is_passed_on(self.body, position) else self.op.inputs[position].op
         while made is not None and made.type == "Identity":
@@ -253,7 +259,7 @@ class _Reader:
         return _Write(k, made.inputs[2], made.inputs[1])
 
     def _begin(self, write: _Write, places: tuple[int, ...]) -> tuple[int, dict[int, tf.Tensor]]:
-        """The length of a list that the trips fill, and what is in it before and stays, by its place."""
+        """Return the length of a list that the trips fill, and the items that are in it before and stay, by index."""
         made = self.op.inputs[write.variable].op
         before: dict[int, tf.Tensor] = {}
         while made.type == "TensorListSetItem" and (place := self.outside.value(made.inputs[1])) is not None:

@@ -1,1 +1,1 @@
-"""From a Python function over tensors and variables to a recorded graph: the door for Keras models and ``tf.function``."""
+"""Trace a Python function over tensors and variables to a recorded graph: Keras models and ``tf.function`` come this way."""

@@ -1,4 +1,4 @@
-"""Functions that operators call: by an attribute, or, as graphs of TensorFlow 1 do, by the operator's type."""
+"""Find the functions that operators call: by an attribute, or, in graphs of TensorFlow 1, by the operator's type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one model, captured side by side: they share variables, and each keeps its own inputs and results."""
+"""Capture functions of one model side by side: they share variables, and each keeps its own inputs and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Program:
 
     Attributes:
         inputs: the placeholders of its arguments' leaves, in order.
-        results: what it returns, in its own structure, as tensors of the flat graph.
+        results: the value that it returns, in its own structure, as tensors of the flat graph.
         writes: the operations that update variables, in program order.
     """
 
@@ -32,11 +32,11 @@ class Program:
 
 @dataclass
 class Capture:
-    """Captures functions into one flat graph.
+    """Functions that are captured into one flat graph.
 
     Attributes:
-        names_of: what to call variables, where their own names won't do.
-        layer_of: what a sentence calls the layer that an operator is of, see :class:`Flattener`.
+        names_of: returns names for variables, where their own names won't do.
+        layer_of: returns the text by which messages name the layer of an operator, see :class:`Flattener`.
         variables: the user's variables, by their names in the flat graph.
     """
 
@@ -54,7 +54,7 @@ class Capture:
 
     @property
     def lines(self) -> dict[str, str]:
-        """By operator, the line of the user's code that made it."""
+        """The line of the user's code that made each operator, by the operator's name."""
         return self.flattener.lines
 
     def add(
@@ -63,9 +63,9 @@ class Capture:
         """Capture a function.
 
         Args:
-            signature: per argument its ``tf.TensorSpec``, or a structure of such, with every extent known.
-            scope: stands in front of its operators' names.
-            loads: whether its inputs are batches that every rank loads its share of.
+            signature: for each argument its ``tf.TensorSpec``, or a structure of such, with every extent known.
+            scope: a prefix of its operators' names.
+            loads: whether its inputs are batches of which every rank loads its share.
 
         Raises:
             InputError: the function holds something that can't be captured.
@@ -85,7 +85,7 @@ class Capture:
         return Program(inputs, results, flat.writes)
 
     def name(self, variable: tf.Variable) -> str | None:
-        """A variable's name here; None if no captured function uses it."""
+        """Return a variable's name in the flat graph; None if no captured function uses it."""
         handle = self.flattener.handles.get(id(variable.handle))
         return None if handle is None else handle.op.name
 
@@ -108,7 +108,7 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
     """Trace a function for a signature.
 
     Raises:
-        InputError: the signature leaves an extent open.
+        InputError: the signature leaves an extent open, or has something other than a ``tf.TensorSpec``.
     """
     for spec in tf.nest.flatten(list(signature)):
         if not isinstance(spec, tf.TensorSpec):
@@ -127,6 +127,6 @@ def own_name(variable: tf.Variable) -> str:
 
 
 def _variables(traced: Any) -> list[tf.Variable]:
-    """The variables that a trace uses, in the order of their handles among its captures."""
+    """Return the variables that a trace uses, in the order of their handles among its captures."""
     by_handle = {id(variable.handle): variable for variable in traced.graph.variables}
     return [by_handle[id(outer)] for outer, _ in traced.graph.captures if id(outer) in by_handle]

@@ -1,4 +1,4 @@
-"""Conditionals: which branch runs must follow from constants, such as whether a model trains."""
+"""Choose the branch of a conditional, which must follow from constants, such as whether a model trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GIVEN = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableO
 
 
 def taken_branch(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tuple[str, list[tf.Tensor]]:
-    """The branch that a conditional takes.
+    """Return the branch that a conditional takes.
 
     Args:
         op: an ``If`` or ``Case``, stateless or not.
@@ -24,7 +24,7 @@ def taken_branch(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tuple[str, li
         The name of the branch's function, and its arguments.
 
     Raises:
-        InputError: which branch is taken depends on what the model computes.
+        InputError: the branch depends on what the model computes.
     """
     chosen, arguments = inputs[0], list(inputs[1:])
     if not is_constant(chosen):
@@ -36,7 +36,7 @@ def taken_branch(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tuple[str, li
     with tf.compat.v1.Session(graph=chosen.graph) as session:
         value = np.asarray(session.run(chosen))
     if op.type.endswith("If"):
-        # TensorFlow takes a text to be true where it isn't empty, as Python does.
+        # TensorFlow takes a text to be true if it isn't empty, as Python does.
         return op.get_attr("then_branch" if bool(value) else "else_branch").name, arguments
     branches = op.get_attr("branches")
     index = int(value)
@@ -44,7 +44,7 @@ def taken_branch(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tuple[str, li
 
 
 def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor follows from constants alone."""
+    """Return whether a tensor follows from constants alone."""
     pending, seen = [tensor.op], set()
     while pending:
         op = pending.pop()

@@ -1,4 +1,4 @@
-"""Custom gradients on their way from one graph to another."""
+"""Copy custom gradients from one graph to another."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["copy_custom_gradient", "is_custom_gradient"]
 
 
 def copy_custom_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], lookup: Lookup) -> list[tf.Tensor]:
-    """Emit a custom gradient into the graph that is the default one, where ``tf.gradients`` works as in the source.
+    """Copy a custom gradient into the default graph, where ``tf.gradients`` works as in the source.
 
     Args:
         op: an operator for which :func:`is_custom_gradient` holds.
         inputs: the counterparts of its inputs.
-        lookup: gives the counterpart of a tensor of the source graph, which has been copied before.
+        lookup: returns the counterpart of a tensor of the source graph, which has been copied before.
 
     Returns:
         The counterparts of its outputs.
 
     Raises:
-        InputError: the gradient does what can't be captured.
+        InputError: the gradient contains something that can't be captured.
     """
     function = trace_gradient(op)
     read = [lookup(outer) for outer, _ in function.read]

@@ -1,8 +1,8 @@
-"""From a traced function to a flat ``tf.Graph``, as if the user had recorded its operators one by one.
+"""Copy a traced function to a flat ``tf.Graph``, as if the user had recorded its operators one by one.
 
-Calls of other functions are inlined; variables, which a trace reaches through handles, become variables of the flat graph;
-tensors that the function closes over become constants. What reads and writes variables keeps its order: a read waits for the
-writes before it, and nothing else waits for anything. The importer then sees what it sees of a recording.
+Calls of other functions are inlined. Variables, which a trace reaches through handles, become variables of the flat graph.
+Tensors that the function closes over become constants. Reads and writes of variables keep their order: a read waits for the
+writes before it, and nothing else waits for anything. So the flat graph looks to the importer like a recording.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Assert", "Print", "PrintV2", "NoOp")
 
 Handles = Mapping[int, tf.Tensor]
-"""By the id of a variable's eager handle, its handle in the flat graph."""
+"""A map from the id of a variable's eager handle to its handle in the flat graph."""
 
 
 @dataclass(frozen=True)
 class Flat:
-    """What copying a traced function into the flat graph gave.
+    """The copy of a traced function in the flat graph.
 
     Attributes:
         outputs: the function's results.
@@ -46,11 +46,13 @@ class Flat:
 
 @dataclass
 class Flattener:
-    """Copies traced functions into one graph; functions that use the same variables share them there.
+    """A copier of traced functions into one graph; functions that use the same variables share them there.
 
     Attributes:
         graph: the flat graph.
-        layer_of: gives what a sentence calls the layer that an operator (by its name) is of, None for one that is of none.
+        layer_of: returns the text by which messages name the layer of an operator, given the operator's name; None if it is
+            of none.
+        handles: by the id of a variable's eager handle, its handle in the flat graph.
         lines: by name of a copied operator, the line of the user's code that made its original.
     """
 
@@ -60,7 +62,7 @@ class Flattener:
     lines: dict[str, str] = field(default_factory=dict)
 
     def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
-        """A variable of the flat graph for one of the user's; its value stays where it is."""
+        """Return the flat graph's handle for one of the user's variables; the variable's value isn't copied."""
         key = id(variable.handle)
         if key not in self.handles:
             with self.graph.as_default():
@@ -70,10 +72,10 @@ class Flattener:
         return self.handles[key]
 
     def flatten(self, traced: Any, arguments: Sequence[tf.Tensor], scope: str = "") -> Flat:
-        """Copy a traced function (a ``FuncGraph``) whose own inputs are ``arguments`` here.
+        """Copy a traced function (a ``FuncGraph``), with ``arguments`` in place of its own inputs.
 
         Raises:
-            InputError: it holds something that can't be captured; the message names the user's line.
+            InputError: the function holds something that can't be captured; the message names the user's line.
         """
         captured = {id(inner): outer for outer, inner in traced.captures}
         own = [tensor for tensor in traced.inputs if id(tensor) not in captured]
@@ -91,7 +93,7 @@ class Flattener:
         if id(outer) not in self.handles:
             user = next(iter(inner.consumers()), inner.op)
             layer = self.layer_of(user.name)
-            # A model's layers are called once more where it is captured, so that their operators' line isn't theirs.
+            # A model's layers are called once more when it is captured, so the operators' lines aren't those of the layers.
             what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
                 f"{what} uses something of its own outside of the function that is no variable, such as a lookup table or "
@@ -103,11 +105,12 @@ class Flattener:
 
 @dataclass
 class _Copy:
-    """One traced function on its way into the flat graph.
+    """One traced function that is being copied into the flat graph.
 
     Attributes:
         given: the inputs' counterparts, by name.
-        writes: copies of what updates variables.
+        prefix: the prefix of the copies' names.
+        writes: copies of the operations that update variables.
     """
 
     flattener: Flattener
@@ -125,7 +128,7 @@ class _Copy:
                 self._copy(op)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The counterpart of a tensor of the source."""
+        """Return the counterpart of a tensor of the source."""
         return self._tensors[tensor.name]
 
     def _copy(self, op: tf.Operation) -> None:
@@ -137,7 +140,7 @@ class _Copy:
             )
         inputs = [self._tensors[tensor.name] for tensor in op.inputs]
         if op.type in READERS and inputs[0].dtype != tf.resource:
-            results = read_value(op, inputs)  # inside of a loop, where variables come as their values
+            results = read_value(op, inputs)  # inside of a loop, where a variable's value stands for its handle
         elif op.type in CALLS:
             results = self._inline(op, op.get_attr("f").name, inputs)
         elif op.type in CONDITIONALS:
@@ -148,7 +151,7 @@ class _Copy:
         elif is_call_by_name(op):
             results = self._inline(op, op.type, inputs)
         elif op.type == "Empty":
-            # What isn't written yet may have any value; a constant is none of the operators that are split.
+            # Memory that isn't written yet may have any value; a constant, unlike this operator, is never split.
             results = [tf.zeros(inputs[0], op.outputs[0].dtype, name=self.prefix + op.name)]
         elif is_custom_gradient(op):
             results = copy_custom_gradient(op, inputs, self.tensor)
@@ -190,7 +193,7 @@ class _Copy:
         return copy
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Copy the body of a loop into the graph that is the default one, which TensorFlow builds for the new loop."""
+        """Copy the body of a loop into the default graph, which is the one that TensorFlow builds for the new loop."""
         flattener = self.flattener
         inside = Flattener(
             tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines
@@ -208,7 +211,10 @@ class _Copy:
 
 
 def _behind_controls(tensor: tf.Tensor) -> tf.Tensor:
-    """A function's results are identities that wait for its side effects; these are kept apart here."""
+    """Return the tensor behind identities that wait for side effects.
+
+    A function's results are such identities; its side effects are kept apart here.
+    """
     while tensor.op.type == "Identity" and tensor.op.control_inputs:
         tensor = tensor.op.inputs[0]
     return tensor

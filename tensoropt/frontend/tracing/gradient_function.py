@@ -1,9 +1,9 @@
-"""The function behind a custom gradient, traced to a graph of its own.
+"""Trace the function behind a custom gradient to a graph of its own.
 
 ``tf.custom_gradient`` leaves an ``IdentityN`` over the results and the arguments of the wrapped function, and registers a
-Python function for its gradient. That function closes over tensors of the graph in which it was made; here it is called
-once, with placeholders for the gradients of the results, in a graph inside of that one. What it reads from outside are its
-captures.
+Python function for its gradient. That function closes over tensors of the graph in which it was made. Here it is called
+once, with placeholders for the gradients of the results, in a graph inside of that one. The tensors that it reads from
+outside are its captures.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ Lookup = Callable[[tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class GradientFunction:
-    """Attributes:
-    graph: the traced function.
-    given: per result of the operator the placeholder of its gradient, None where it can't have one.
-    read: the tensors outside that the function reads, and what stands for them in the graph.
-    gradients: per input of the operator its gradient, None where there is none.
+    """The traced function of a custom gradient.
+
+    Attributes:
+        graph: the traced function.
+        given: for each result of the operator the placeholder of its gradient, None where it can't have one.
+        read: the tensors outside that the function reads, each with the tensor that stands for it in the graph.
+        gradients: for each input of the operator its gradient, None where there is none.
     """
 
     graph: tf.Graph
@@ -39,7 +41,12 @@ class GradientFunction:
     gradients: tuple[tf.Tensor | None, ...]
 
     def emit(self, given: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Copy the function into the graph that is the default one: the gradients of the operator's inputs."""
+        """Copy the function into the default graph and return the gradients of the operator's inputs.
+
+        Args:
+            given: the gradients of the operator's results.
+            read: the counterparts of the tensors outside that the function reads.
+        """
         made: dict[str, tf.Tensor] = {}
         for placeholder, gradient in zip(self.given, given, strict=True):
             if placeholder is not None:
@@ -48,14 +55,14 @@ class GradientFunction:
         for op in self.graph.get_operations():
             if not (op.outputs and op.outputs[0].name in made):
                 inputs = [made[tensor.name] for tensor in op.inputs]
-                # Gradients of gradients aren't asked for.
+                # Gradients of gradients aren't needed.
                 results = inputs if is_custom_gradient(op) else copy_operator(op, inputs)
                 made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
         return [None if gradient is None else made[gradient.name] for gradient in self.gradients]
 
 
 def is_custom_gradient(op: tf.Operation) -> bool:
-    """Whether an operator passes tensors through and has a gradient that a Python function makes."""
+    """Return whether an operator passes tensors through and has a gradient that a Python function computes."""
     return op.type in ("Identity", "IdentityN") and "_gradient_op_type" in op.node_def.attr
 
 
@@ -63,7 +70,7 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
     """Trace the gradient function of an operator for which :func:`is_custom_gradient` holds.
 
     Raises:
-        InputError: the function does what can't be captured.
+        InputError: the function contains something that can't be captured.
     """
     where = f"the custom gradient '{op.name}' ({source_line(op)})"
     with op.graph.as_default():
@@ -89,7 +96,10 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
 
 
 def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
-    """An eager tensor that the function closes over (a variable's handle) has a counterpart in a traced source."""
+    """Return the counterpart, in the source graph, of a tensor that the gradient function closes over.
+
+    Of eager tensors, a variable's handle is captured by the source, which is a trace; any other becomes a constant.
+    """
     if getattr(tensor, "graph", None) is source:
         return tensor
     with source.as_default():
@@ -99,7 +109,7 @@ def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
 
 
 def copy_operator(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same operator on other inputs, in the graph that is the default one; its shapes are inferred again."""
+    """Return the results of the same operator on other inputs, in the default graph; its shapes are inferred again."""
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
     kinds = [tensor.dtype for tensor in op.outputs]
     graph = tf.compat.v1.get_default_graph()

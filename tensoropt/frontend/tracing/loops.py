@@ -1,4 +1,4 @@
-"""Loops on their way from a traced function to the flat graph."""
+"""Copy loops from a traced function to the flat graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CopyBody = Callable[[Any, Sequence[tf.Tensor]], list[tf.Tensor]]
 
 
 def loop_functions(op: tf.Operation) -> tuple[Any, Any]:
-    """The condition and the body of a ``While``, as graphs."""
+    """Return the condition and the body of a ``While``, as graphs."""
     return while_v2._get_graph(op, "cond", "_cond_graph"), while_v2._get_graph(op, "body", "_body_graph")
 
 
 def is_passed_on(body: Any, position: int) -> bool:
-    """Whether the body returns a loop variable as it came."""
+    """Return whether the body returns a loop variable unchanged."""
     result = body.outputs[position]
     while result.op.type == "Identity":
         result = result.op.inputs[0]
@@ -26,7 +26,7 @@ def is_passed_on(body: Any, position: int) -> bool:
 
 
 def read_value(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What an operator that reads a variable gives where the variable's value stands for its handle."""
+    """Return the results of an operator that reads a variable, where the variable's value stands for its handle."""
     if op.type == "ReadVariableOp":
         return list(inputs)
     dims = op.get_attr("batch_dims")
@@ -34,15 +34,15 @@ def read_value(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]
 
 
 def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
-    """Emit a loop into the graph that is the default one, by ``tf.while_loop``.
+    """Copy a loop into the default graph, by ``tf.while_loop``.
 
-    What no iteration changes becomes a tensor that the new loop captures. A variable is read once before the loop, and the
-    copied body gets its value where it had the handle.
+    A loop variable that no iteration changes becomes a tensor that the new loop captures. A variable is read once before the
+    loop, and the copied body gets its value where it had the handle.
 
     Args:
         op: a ``While`` or ``StatelessWhile``.
         inputs: the counterparts of its inputs.
-        copy_body: copies a function, given its arguments, into the graph that is the default one; returns its results.
+        copy_body: copies a function, given its arguments, into the default graph; returns its results.
 
     Returns:
         The counterparts of its outputs.

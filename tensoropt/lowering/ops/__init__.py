@@ -1,1 +1,1 @@
-"""Operators whose local form isn't the same TensorFlow operator on local operands."""
+"""Special lowerings, for operators that aren't lowered to the same TensorFlow operator on local operands."""

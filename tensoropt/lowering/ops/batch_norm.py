@@ -1,4 +1,4 @@
-"""Batch normalisation in training, over a split batch."""
+"""Lower batch normalisation in training where the batch is split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..operators import Job, Values, lowering
 
 @lowering("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Batch normalisation in training with the statistics of the global batch."""
+    """Emit batch normalisation in training with the statistics of the global batch."""
     op = job.op
     image = op.inputs[0]
     assert image is not None
@@ -25,6 +25,7 @@ def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
     precise = [tf.cast(x, scales[0].dtype) for x in images]
 
     def statistic(k: int, values: Values) -> Values:
+        """Return the mean of values over the global batch, per channel; the k-th resharding completes the sum."""
         return [total / count for total in job.complete(k, [tf.reduce_sum(x, reduced) for x in values])]
 
     means = statistic(0, precise)
@@ -40,9 +41,9 @@ def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
         normal = x * tf.reshape(factor, broadcast) + tf.reshape(offset, broadcast)
         unbiased = variance * (count / max(count - 1, 1))
         averages = [_averaged(op, old_mean, mean), _averaged(op, old_variance, unbiased), mean, variance]
-        # The sixth result is room that a GPU kernel keeps for its backward pass; nobody reads it here.
+        # The sixth result is a buffer that a GPU kernel saves for its backward pass; nothing reads it here.
         averages += [tf.zeros([0], scale.dtype)] * (len(op.outputs) - 1 - len(averages))
-        # The operator's own gradient is that of the first result alone.
+        # TensorFlow's gradient of this operator is that of the first result alone.
         values = [tf.cast(normal, original.dtype), *map(tf.stop_gradient, averages)]
         for result, value in zip(results, values, strict=True):
             result.append(value)
@@ -50,6 +51,6 @@ def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _averaged(op: Operator, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    """The running average of a statistic, where the operator is told to make one."""
+    """Return the running average of a statistic if the operator is configured to compute one, else the new value."""
     weight = op.attrs["exponential_avg_factor"]
     return new if weight == 1 else (1 - weight) * old + weight * new

@@ -1,4 +1,4 @@
-"""Composite operators on local operands: each operator of the body on its pieces, without collectives."""
+"""Lower composite operators: emit each operator of the body on its shards, without collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..own_gradient import Gradients, with_own_gradient
 
 @lowering(*COMPOSITES, always=True)
 def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Emit a loop, or tensors with a gradient of their own, on every rank that is built here."""
+    """Emit a loop, or tensors with a gradient of their own, on every rank that this process builds."""
     composition = Composition(job.op)
     emit_one = _loop if job.op.type == LOOP else _custom_gradient
     per_rank = [
@@ -31,7 +31,7 @@ def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @dataclass(frozen=True)
 class _Local:
-    """The body on one rank."""
+    """The body of a composite operator on one rank."""
 
     composition: Composition
     config: Config
@@ -39,7 +39,12 @@ class _Local:
     random: RandomMode
 
     def emit(self, given: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
-        """The body's tensors from those that are given; ``constants`` asks for these alone, or for all others."""
+        """Emit the body's operators; return the body's tensors, the given ones included, by name.
+
+        Args:
+            given: the body's tensors that exist already, by name.
+            constants: True emits the body's constants only, False all other operators, None everything.
+        """
         made = dict(given)
         for op in self.composition.body.operators:
             if constants is None or constants == (op.type == CONSTANT):
@@ -47,13 +52,18 @@ class _Local:
         return made
 
     def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
+        """Emit one operator of the body and add its results to ``made``."""
         config, seen = self.composition.inner(op, self.config)
         job = Job(op, self.composition.rules[op.name], config, seen, (self.rank,), _no_resharding, self.random)
         results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
         made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
     def share(self, output: int, gradient: tf.Tensor) -> tf.Tensor:
-        """A gradient of an operand, kept by one of those ranks that compute it alike."""
+        """Return a gradient of an operand on the first of the ranks that compute it alike, zeros on the others.
+
+        Args:
+            output: the index of the gradient among the body's outputs.
+        """
         axes = self.composition.alike(output, self.config)
         if not axes:
             return gradient
@@ -62,11 +72,12 @@ class _Local:
 
 
 def _no_resharding(k: int, values: Values) -> Values:
+    """Raise AssertionError: nothing is resharded inside of a composite operator."""
     raise AssertionError("nothing is resharded inside of a composite operator")
 
 
 def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The operands, with the static shapes that all ranks agree on."""
+    """Return the operands with the static shapes that are the same on all ranks."""
     for (position, tensor), value in zip(job.op.operands, operands, strict=True):
         demand = job.interface.operands[position]
         assert demand is not None
@@ -75,6 +86,7 @@ def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Emit a loop over the body on one rank; return the stacked items and the final states."""
     form: LoopForm = job.op.attrs[FORM]
     body = local.composition.body
     n_stacks, n_items = len(form.reads), len(form.writes)
@@ -89,11 +101,12 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
     ]
     for (k, place), value in zip(form.starts, starts, strict=True):
         after[k] = after[k].write(place, value)
-    # Constants are made outside and captured, so that TensorFlow keeps them once and not for each trip.
+    # Constants are emitted outside of the loop and captured, so that TensorFlow saves them once and not for each trip.
     invariants = {tensor.name: value for tensor, value in zip(body.inputs[form.first_invariant :], rest, strict=True)}
     fixed = local.emit(invariants, constants=True)
 
     def trip(number: tf.Tensor, items: list[tf.TensorArray], states: list[tf.Tensor]) -> tuple[object, ...]:
+        """Run the body once, on this trip's slices of the stacks and on the states."""
         slices = [stack.read(_place(places, number)) for stack, places in zip(before, form.reads, strict=True)]
         given = {tensor.name: value for tensor, value in zip(body.inputs, [*slices, *states], strict=False)}
         made = local.emit({**fixed, **given}, constants=False)
@@ -115,7 +128,7 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
 
 
 def _place(places: tuple[int, ...], number: tf.Tensor) -> tf.Tensor:
-    """Which slice a trip takes, or puts."""
+    """Return the index of the slice that the trip with this number reads, or writes."""
     if places == tuple(range(len(places))):
         return number
     if len(set(places)) == 1:
@@ -124,10 +137,12 @@ def _place(places: tuple[int, ...], number: tf.Tensor) -> tf.Tensor:
 
 
 def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Emit, on one rank, tensors that pass through unchanged and whose gradient the body computes."""
     form: GradientForm = job.op.attrs[FORM]
     body = local.composition.body
 
     def gradient(given: Gradients) -> Gradients:
+        """Emit the body on the gradients of the results; return the gradients of the operands, then None for each result."""
         of_results = zip(form.passed, given[len(operands) :], strict=True)
         passed = [tf.zeros_like(operands[i]) if each is None else each for i, each in of_results]
         read = [operands[i] for i in form.reads]
@@ -139,6 +154,7 @@ def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list
             totals[i] = share if known is None else known + share
         return [*totals, *[None] * len(form.passed)]
 
-    # The results stand beside the operands, since an operand may be several results, and read by the gradient besides.
+    # Results are passed through beside the operands, since an operand may be several results, and the gradient may read it
+    # too.
     results = with_own_gradient([*operands, *(operands[i] for i in form.passed)], gradient, job.op.name)
     return results[len(operands) :]

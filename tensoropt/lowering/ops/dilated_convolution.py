@@ -1,8 +1,8 @@
-"""Dilated convolutions on local operands, where TensorFlow's kernels for CPUs have no gradients of them.
+"""Lower dilated convolutions where TensorFlow's CPU kernels have no gradients of them.
 
-As ``tf.nn.convolution`` does it: every d-th row and column becomes a batch of its own, over which plain windows slide. Rows
-that are missing for d to divide them are filled in, and what they lead to is cut off; how many these are depends on the
-rank's piece, so that it is computed where the graph runs.
+It is done as in ``tf.nn.convolution``: every d-th row and column becomes a batch of its own, over which plain windows slide.
+Rows are filled in until d divides their number, and the results that stem from them are cut off. How many these are depends
+on the rank's shard, so that it is computed where the graph runs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ _TYPES = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}
 
 
 def is_dilated(op: Operator) -> bool:
-    """Whether it is a convolution with gaps between the elements of its windows, of a kind that :func:`convolved` knows."""
+    """Return whether an operator is a dilated convolution of a kind that :func:`convolved` supports."""
     if op.type not in _TYPES or op.attrs["data_format"] != _TYPES[op.type]:
         return False
     return set(op.attrs["strides"]) == {1} and set(op.attrs["dilations"]) != {1}
 
 
 def convolved(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The convolution. The backward pass takes the batches from the operand again, so that no copy of it is kept."""
+    """Emit the convolution. The backward pass makes the batches from the image again, so that no copy of it is saved."""
 
     def gradient(of_results: Gradients) -> Gradients:
+        """Emit the gradients of image and kernel, from batches that are made again."""
         return [None, *tf.gradients(_over_batches(op, image, kernel), [image, kernel], of_results[0])]
 
     return with_own_gradient([_over_batches(op, image, kernel), image, kernel], gradient, op.name)[0]
 
 
 def _over_batches(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """Emit the convolution as a plain one over batches of every d-th row and column."""
     rates: Sequence[int] = op.attrs["dilations"][1:-1]
     before, after = (tf.constant(rows, tf.int32) for rows in zip(*_paddings(op, rates), strict=True))
     more = tf.math.floormod(-(tf.shape(image)[1:-1] + before + after), rates)
@@ -45,7 +47,7 @@ def _over_batches(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tenso
 
 
 def _paddings(op: Operator, rates: Sequence[int]) -> list[tuple[int, int]]:
-    """Per spatial dimension the rows of padding before and after."""
+    """Return, for each spatial dimension, the number of rows of padding before and after."""
     given = op.attrs.get("explicit_paddings") or []
     if op.attrs["padding"] == "EXPLICIT":
         return list(zip(given[2:-2:2], given[3:-2:2], strict=True))

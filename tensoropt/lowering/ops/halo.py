@@ -1,7 +1,8 @@
-"""Operators with windows, on what the windows of their blocks cover: see :mod:`...reschedule.halo`.
+"""Lower operators with windows on all elements that their windows cover: see :mod:`...reschedule.halo`.
 
-Where a config splits a dimension along which windows slide, the operand is first exchanged so that each rank has all that
-its windows cover, padding included. The operator then runs without padding of its own, and makes the rank's block.
+Where a config splits a dimension along which windows slide, the operand is exchanged first, so that each rank has all
+elements that its windows cover, padding included. The operator then runs without padding of its own, and computes the rank's
+block of results.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AVERAGES = ("AvgPool", "AvgPool3D")
 
 
 def of_frames(op: Operator) -> Operator:
-    """The operator as it runs on what its windows cover: nothing is padded any more."""
+    """Return the operator as it runs on the elements that its windows cover: without padding."""
     attrs = dict(op.attrs, padding="VALID")
     if "explicit_paddings" in attrs:
         attrs["explicit_paddings"] = []
@@ -28,7 +29,12 @@ def of_frames(op: Operator) -> Operator:
 
 
 def averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tensor:
-    """An average over windows, from one that counts filled zeros as well: TensorFlow counts what isn't padding only."""
+    """Return the averages that TensorFlow defines, which don't count padding, from averages that count filled zeros as well.
+
+    Args:
+        layout: that of the result.
+        value: a rank's averages over windows, filled zeros counted.
+    """
     factors = np.ones((), np.float64)
     for dim, names in enumerate(rule.results[0]):
         window = rule.halos.get(names[0]) if names else None
@@ -36,7 +42,7 @@ def averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tens
         factors = factors * of_dim.reshape([-1 if i == dim else 1 for i in range(len(rule.results[0]))])
     if (factors == 1).all():
         return value
-    # One piece of the factors a rank; where they are the same along a dimension they have extent 1 and aren't split.
+    # Each rank takes its shard of the factors. A dimension along which they are the same has extent 1 and isn't split.
     splits = tuple(axes if factors.shape[dim] > 1 else () for dim, axes in enumerate(layout.splits))
     piece = local_constant(factors, Layout(layout.mesh, splits), factors.shape, rank, tf.float64)
     return value * tf.cast(piece, value.dtype)

@@ -1,4 +1,4 @@
-"""Looking up in split rows: each rank finds what it has, and zeros for the rest, a partial result."""
+"""Lower lookups in split rows: each rank returns the rows that it has and zeros for the rest, a partial result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..operators import Job, Values, emit_plain, lowering
 
 
 def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Tensor:
-    """Return an index that is split; a step in which it points outside fails, as TensorFlow's kernel has it.
+    """Return indices behind a check that fails the step if one is out of range, as TensorFlow's kernel does.
 
-    Each rank takes what isn't among its own for another's, so that without this nobody would notice.
+    Each rank takes an index that isn't among its own for another rank's, so that without the check nobody would notice.
     """
     is_there = tf.reduce_all(tf.logical_and(index >= 0, index < tf.constant(extents, index.dtype)))
     said = f"got an index outside of 0 to one less than {extents}"
@@ -24,6 +24,7 @@ def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Ten
 
 @lowering("GatherV2", always=True)
 def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a gather; where the gathered dimension is split, each rank gathers its own rows."""
     params, indices = operands
     assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
     layout, shape = job.layout(0), job.op.inputs[0].shape
@@ -46,6 +47,7 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("GatherNd", always=True)
 def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a gather by index vectors; where an indexed dimension is split, each rank gathers from its own block."""
     params, indices = operands
     assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
     layout, shape = job.layout(0), job.op.inputs[0].shape
@@ -63,12 +65,12 @@ def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def within(index: tf.Tensor, starts: list[int], extents: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Indices [..., depth] relative to a block: local ones, 0 where they point elsewhere, and whether they don't [...]."""
+    """Return indices [..., depth] relative to a block, and whether they point into it [...]; those that don't are 0."""
     local = index - opaque(starts, index.dtype)
     own = tf.reduce_all(tf.logical_and(local >= 0, local < extents), -1)
     return tf.where(tf.expand_dims(own, -1), local, tf.zeros_like(local)), own
 
 
 def over(own: tf.Tensor, n_trailing: int) -> tf.Tensor:
-    """A mask with new dimensions of extent 1 behind."""
+    """Return a mask with ``n_trailing`` new dimensions of extent 1 at its end."""
     return tf.reshape(own, tf.concat([tf.shape(own), tf.ones([n_trailing], tf.int32)], 0))

@@ -1,4 +1,4 @@
-"""Operators on matrices for which it matters where in the matrix a block lies."""
+"""Lower operators on matrices whose result depends on a block's position in the matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ..operators import Job, Values, emit_plain, lowering
 
 @lowering("MatrixBandPart", always=True)
 def band_part(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Over split rows or columns the band is a mask; a negative number of diagonals means all of them."""
+    """Emit the band of matrices; over split rows or columns it is a mask.
+
+    A negative number of diagonals means all of them.
+    """
     assert job.op.inputs[0] is not None
     layout, shape = job.layout(0), job.op.inputs[0].shape
     if not any(layout.splits[-2:]):

@@ -1,9 +1,9 @@
-"""Random operators over split results.
+"""Lower random operators where their results are split.
 
-Each rank draws its own block from a stream of its own: the block's place in the result's layout is folded into the key, or
-into the second seed of an operator that keeps its state to itself. The first block, and a result that isn't split, are
-drawn from what one device would use. Ranks with the same block fold the same, so replicas are equal to the bit. Slices of a
-batch are blocks too, major to those of devices.
+Each rank draws its own block from a stream of its own: the block's index in the result's layout is folded into the key, or
+into the second seed of an operator that keeps its state to itself. The first block, and a result that isn't split, are drawn
+from the stream that one device would use. Ranks with the same block fold the same index, so replicas are equal to the bit.
+Micro-batches are blocks too, major to those of devices.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ...rules.random import FROM_KEY, FROM_SEED
 from ..local import local_block, local_shape, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
 
-# 2^64 over the golden ratio, an odd number: different places give different keys, which differ in many bits.
+# 2^64 over the golden ratio, an odd number: different block indices give different keys, which differ in many bits.
 _STRIDE = 0x9E3779B97F4A7C15
 _KEY = 1
 
 
 def place_of(layout: Layout, rank: int) -> int:
-    """The number of the rank's block among all blocks of a layout."""
+    """Return the index of the rank's block among all blocks of a layout."""
     place = 0
     for axes in layout.splits:
         place = place * layout.mesh.size_of(axes) + layout.mesh.index_along(axes, rank)
@@ -36,7 +36,7 @@ def place_of(layout: Layout, rank: int) -> int:
 
 @lowering(*FROM_KEY, *FROM_SEED, always=True)
 def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Blocks of random numbers; in the exact mode blocks of what one device draws."""
+    """Draw blocks of random numbers; in the mode ``RandomMode.ONE_DEVICE`` blocks of what one device draws."""
     layout, shape, which = job.interface.results[0], job.op.result.shape, job.slice
     if not layout.split_axes and which is None:
         return emit_plain(job, operands)
@@ -56,7 +56,7 @@ def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
         inputs = [job.op.statics[k] if tensor is None else next(remaining) for k, tensor in enumerate(op.inputs)]
         inputs[0] = local_shape(layout, shape, rank)
         if op.type in FROM_KEY:
-            # Through signed numbers, whose bitwise operators have kernels on every device.
+            # By way of signed integers, whose bitwise operators have kernels on every device.
             key = tf.bitcast(inputs[_KEY], tf.int64)
             folded = tf.bitwise.bitwise_xor(key, opaque(np.uint64(fold).astype(np.int64), tf.int64))
             inputs[_KEY] = tf.bitcast(folded, tf.uint64)
@@ -67,6 +67,6 @@ def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _seeded_apart(op: Operator, fold: int) -> Operator:
-    """The operator with the fold in its second seed, a signed number of 64 bits."""
+    """Return the operator with ``fold`` combined into its second seed, a signed number of 64 bits."""
     seed = int(op.attrs["seed2"]) % 2**64 ^ fold
     return replace(op, attrs=dict(op.attrs, seed2=seed - 2**64 if seed >= 2**63 else seed))

@@ -1,4 +1,4 @@
-"""Adding up rows into a split result: each rank takes the rows that are its own."""
+"""Lower sums of rows into a split result: each rank adds the rows that fall into its own block."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .lookups import over, within
 
 @lowering("ScatterNd", always=True)
 def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a scatter into zeros: each rank adds the updates that fall into its shard."""
     assert job.op.inputs[0] is not None
     layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[0].shape[-1]
     results = []
@@ -27,6 +28,7 @@ def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("TensorScatterAdd", "TensorScatterSub", always=True)
 def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a scatter into a tensor: each rank adds or subtracts the updates that fall into its shard."""
     assert job.op.inputs[1] is not None
     layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.inputs[1].shape[-1]
     if not any(layout.splits[:depth]):
@@ -42,7 +44,7 @@ def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", always=True)
 def unsorted_segments(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """A segment of another rank is told to TensorFlow as a negative one, which it leaves out."""
+    """Emit a reduction over segments; other ranks' segments get negative numbers, which TensorFlow leaves out."""
     layout, shape = job.interface.results[0], job.op.result.shape
     if not layout.splits[0]:
         return emit_plain(job, operands)

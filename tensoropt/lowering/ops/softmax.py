@@ -1,4 +1,4 @@
-"""Softmax and cross-entropies over split classes: a maximum and a sum, completed over all classes, in the middle."""
+"""Lower softmax and cross-entropies over split classes: a maximum and a sum are completed over all classes midway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .lookups import in_range
 
 
 def _exponentials(job: Job, logits: Values) -> tuple[Values, Values, Values]:
-    """Over split classes: the shifted logits, their exponentials, and the sum of these over all classes."""
+    """Return the shifted logits, their exponentials, and the sum of the exponentials over all classes, which are split."""
     peaks = job.complete(0, [tf.stop_gradient(tf.reduce_max(x, -1, keepdims=True)) for x in logits])
     shifted = [x - tf.stop_gradient(peak) for x, peak in zip(logits, peaks, strict=True)]
     exponentials = [tf.exp(x) for x in shifted]
@@ -22,22 +22,25 @@ def _exponentials(job: Job, logits: Values) -> tuple[Values, Values, Values]:
 
 @lowering("Softmax")
 def softmax(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit a softmax over split classes."""
     _, exponentials, totals = _exponentials(job, operands[0])
     return [[e / total for e, total in zip(exponentials, totals, strict=True)]]
 
 
 @lowering("LogSoftmax")
 def log_softmax(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit the logarithm of a softmax over split classes."""
     shifted, _, totals = _exponentials(job, operands[0])
     return [[x - tf.math.log(total) for x, total in zip(shifted, totals, strict=True)]]
 
 
 @lowering("SoftmaxCrossEntropyWithLogits")
 def cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """The loss's gradient is the operator's own, which takes labels to add up to 1, whether they do or not.
+    """Emit cross-entropies and their gradients over split classes.
 
-    The sum of all exponentials therefore enters with weight 1 instead of the labels' sum: as a zero with a gradient, on
-    the one rank of those that split the classes that is first.
+    The loss's gradient equals that of TensorFlow's operator, which assumes that labels add up to 1, whether they do or not.
+    The sum of all exponentials therefore enters with weight 1 instead of the labels' sum: as a zero that has a gradient, on
+    the first of the ranks that split the classes.
     """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
@@ -54,9 +57,10 @@ def cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Each rank has the loss of the labels that are among its own classes: a partial result.
+    """Emit cross-entropies and their gradients over split classes, for labels that are class indices.
 
-    What is as large as the logits is made as seldom as can be: it is what a language model has most of.
+    Each rank computes the loss of the labels that are among its own classes: a partial result. As few tensors as possible of
+    the logits' size are made: they take most of a language model's memory.
     """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
@@ -67,7 +71,7 @@ def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
         label = in_range(job, label, shape[-1])
         first = opaque(layout.bounds(shape, rank)[-1][0], label.dtype)
         own = tf.equal(tf.expand_dims(label - first, -1), tf.range(tf.shape(x, label.dtype)[-1], dtype=label.dtype))
-        # By selection: infinity times zero is not a number.
+        # By selection and not by multiplication: infinity times zero is not a number.
         logit = tf.reduce_sum(tf.where(own, x, tf.zeros((), x.dtype)), -1)
         loss = tf.math.log(tf.squeeze(total, -1)) - logit
         losses.append(tf.where(tf.reduce_any(own, -1), loss, tf.zeros((), x.dtype)))

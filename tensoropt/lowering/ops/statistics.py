@@ -1,4 +1,4 @@
-"""Means and extremes over split dimensions."""
+"""Lower means and extremes over split dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..operators import Job, Values, emit_plain, lowering
 
 @lowering("Mean", always=True)
 def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """The local sum over the global count: the mean of blocks would be wrong where they differ in size."""
+    """Emit the local sum over the global count: the mean of blocks' means would be wrong where blocks differ in size."""
     dimensions = reduced_dimensions(job.op)
     operand = job.op.inputs[0]
     assert operand is not None
@@ -29,7 +29,7 @@ def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 @lowering("Max", "Min")
 def extremum(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """The maximum over split dimensions as a partial sum, so that the gradient is shared among equals as on one device."""
+    """Emit a maximum or minimum as a partial sum, so that equal elements share the gradient as they do on one device."""
     sign = -1 if job.op.type == "Min" else 1
     dimensions = reduced_dimensions(job.op)
     keep = bool(job.op.attrs["keep_dims"])

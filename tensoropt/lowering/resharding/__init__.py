@@ -1,1 +1,1 @@
-"""Reshardings in a rank's graph: collectives by callback or by operator, and local steps."""
+"""Emit reshardings into a rank's graph: collectives by callback or by operator, and local steps."""

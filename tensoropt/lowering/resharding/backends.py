@@ -1,4 +1,4 @@
-"""Backends whose collectives are callbacks: one rank with real collectives, and all ranks emulated in one process."""
+"""Run paths by callbacks: with real collectives for one rank, or with a simulation of all ranks in one process."""
 
 from __future__ import annotations
 
@@ -20,33 +20,39 @@ from .callbacks import Callbacks, Runner
 
 
 class _Unwatched:
-    """Of a backend whose callbacks tell by themselves in which collectives a rank is."""
+    """A backend whose callbacks record by themselves which collectives a rank is in."""
 
     def watched(self, log: Sequence[object]) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
         return nullcontext()
 
 
 @dataclass(frozen=True)
 class EmulatedBackend(_Unwatched):
-    """All ranks in one graph; collectives are the NumPy simulation."""
+    """A backend with all ranks in one graph, whose collectives are the NumPy simulation."""
 
     mesh: Mesh
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Return all ranks of the mesh."""
         return tuple(range(self.mesh.n_devices))
 
     def carrier(self) -> Callbacks:
+        """Return a new carrier for one graph."""
         return Callbacks(self)
 
     def runner(self, path: Path, what: str) -> Runner:
+        """Return a function that simulates a path, from the shards of all ranks before it to those after it."""
         return lambda *pieces: simulate(path, pieces)
 
     def maximum(self, path: Path, what: str) -> Runner:
+        """Return a function that simulates a path of one all-reduce that takes maxima."""
         (step,) = path.steps
         return lambda *pieces: simulate_all_reduce(pieces, self.mesh, step.axes, "max")
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
+        """Return a function that simulates several paths; shards and results are path by path."""
         n_ranks = self.mesh.n_devices
 
         def run(*pieces: np.ndarray) -> list[np.ndarray]:
@@ -58,12 +64,17 @@ class EmulatedBackend(_Unwatched):
 
 @dataclass(frozen=True)
 class CommunicatingBackend(_Unwatched):
-    """This process is one rank; collectives go through a communicator.
+    """A backend with one rank, this process, whose collectives go through a communicator.
 
     Attributes:
-        waiting: is told in which collectives this rank is.
-        trailing: has what only updates wait for go through another communicator, in a chain of its own.
-        is_over_link: whether ranks are on several machines; sums of two are made whole then (:mod:`...reschedule.merging`).
+        mesh: the devices.
+        rank: this process's rank.
+        communicator: runs the collectives.
+        waiting: records which collectives this rank is in.
+        trailing: runs the paths that only updates wait for, through another communicator and in a chain of its own; None for
+            one chain.
+        is_over_link: whether ranks are on several machines. A reduce-scatter and all-gather between two members then run as
+            one all-reduce (:mod:`...reschedule.merging`).
     """
 
     mesh: Mesh
@@ -75,22 +86,27 @@ class CommunicatingBackend(_Unwatched):
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Return this process's rank."""
         return (self.rank,)
 
     def carrier(self) -> Callbacks:
+        """Return a new carrier for one graph."""
         return Callbacks(self, self.trailing)
 
     def runner(self, path: Path, what: str) -> Runner:
+        """Return a function that runs a path, from this rank's shard before it to the shard after it."""
         seen = RankPath.of(with_sums_of_two_whole(path) if self.is_over_link else path, self.rank)
         return self._told(what, lambda piece: [seen.run(piece, self.communicator)])
 
     def maximum(self, path: Path, what: str) -> Runner:
+        """Return a function that runs a path of one all-reduce that takes maxima, on this rank's shard."""
         (step,) = path.steps
         return self._told(
             what, lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
         )
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
+        """Return a function that sums several arrays in one all-reduce, over the axes that all paths share."""
         (step,) = paths[0].steps
 
         def run(*pieces: np.ndarray) -> list[np.ndarray]:
@@ -103,6 +119,11 @@ class CommunicatingBackend(_Unwatched):
         return self._told(what, run)
 
     def _told(self, what: str, run: Runner) -> Runner:
+        """Return ``run``, wrapped so that ``waiting`` records that this rank is in collectives while it runs.
+
+        Args:
+            what: the collectives, for messages.
+        """
         waiting = self.waiting
 
         def told(*pieces: np.ndarray) -> list[np.ndarray]:
@@ -117,31 +138,37 @@ class CommunicatingBackend(_Unwatched):
 
 @dataclass(frozen=True)
 class TimedBackend(CommunicatingBackend):
-    """Writes down how long each path took, with what it copies before and after its collectives.
+    """A communicating backend that records how long each path takes, copies before and after its collectives included.
 
     Attributes:
-        seconds: of each path since they were last taken.
+        seconds: for each path run since the last :meth:`take`, its duration.
+        clock: returns the time in seconds.
     """
 
     seconds: list[float] = field(default_factory=list)
     clock: Callable[[], float] = time.perf_counter
 
     def take(self) -> float:
-        """The sum so far, which is forgotten."""
+        """Return the sum of the recorded seconds, and forget them."""
         total = sum(self.seconds)
         self.seconds.clear()
         return total
 
     def runner(self, path: Path, what: str) -> Runner:
+        """Return a function that runs a path and records its duration."""
         return self._timed(super().runner(path, what))
 
     def maximum(self, path: Path, what: str) -> Runner:
+        """Return a function that runs a path of one all-reduce that takes maxima, and records its duration."""
         return self._timed(super().maximum(path, what))
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
+        """Return a function that runs several paths in one all-reduce, and records its duration."""
         return self._timed(super().together(paths, what))
 
     def _timed(self, run: Runner) -> Runner:
+        """Return ``run``, wrapped so that its duration is recorded."""
+
         def timed(*pieces: np.ndarray) -> list[np.ndarray]:
             started = self.clock()
             results = run(*pieces)

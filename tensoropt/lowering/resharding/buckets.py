@@ -1,10 +1,10 @@
-"""Sums of small gradients, many in one collective.
+"""Sum small gradients in buckets: many in one collective.
 
-For a gradient of few bytes a collective is mostly its latency. Only an update waits for the sum of a variable's gradient, so
-small ones wait for each other, until a bucket is full or the backward pass is over, and are summed together: no longer than
-that is an update put off, and nothing else is. What a gradient function has to return before that stands in for the sum, and
-gets its value when the bucket is sent. No cycle can arise: of what comes out of a bucket only updates are made, and what is
-emitted after the backward pass finds all buckets sent.
+For a gradient of few bytes a collective is mostly its latency. Only an update waits for the sum of a variable's gradient. So
+small gradients wait for each other, until a bucket is full or the backward pass is over, and are then summed together: an
+update is put off no longer than that, and nothing else is put off. A gradient function has to return something before that:
+a stand-in for the sum, which gets its value when the bucket is sent. No cycle can arise: only updates read what comes out of
+a bucket, and what is emitted after the backward pass finds all buckets sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ _Key = tuple[Axes, str]
 
 @dataclass
 class Waiting:
-    """What waits to be summed over some axes.
+    """The gradients that wait to be summed over some axes.
 
     Attributes:
-        paths: each of one all-reduce; ``operators``: for which they are.
-        values: the local gradients, by path; ``stand_ins``: the operators that get the sums, by path.
+        paths: for each gradient, its path of one all-reduce.
+        operators: by path, the operator that the resharding is for.
+        values: by path, the local gradients.
+        stand_ins: by path, the operators that get the sums.
+        n_bytes: the size of the gradients of one rank, in bytes.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -44,14 +47,14 @@ class Buckets:
     """The buckets of one graph, by axes and dtype.
 
     Attributes:
-        send: emits one collective for several paths, their values and operators; returns the sums, by path.
+        send: emits one collective for several paths, given their values and operators; returns the sums, by path.
     """
 
     send: Callable[[Sequence[Path], Sequence[Values], Sequence[str]], list[Values]]
     _waiting: dict[_Key, Waiting] = field(default_factory=dict)
 
     def add(self, path: Path, values: Values, operator: str) -> Values:
-        """What will be the sums of these gradients, once the bucket has been sent."""
+        """Add gradients to a bucket; return stand-ins, which become the sums once the bucket has been sent."""
         (step,) = path.steps
         key = step.group_axes, values[0].dtype.name
         waiting = self._waiting.setdefault(key, Waiting())
@@ -66,11 +69,12 @@ class Buckets:
         return stand_ins
 
     def send_all(self) -> None:
-        """Send what waits, in the order in which it began to."""
+        """Send all buckets, in the order in which they were begun."""
         for key in tuple(self._waiting):
             self._send(key)
 
     def _send(self, key: _Key) -> None:
+        """Emit the collective of a bucket, and give the stand-ins their values."""
         waiting = self._waiting.pop(key)
         sums = self.send(waiting.paths, waiting.values, waiting.operators)
         for stand_ins, of_path in zip(waiting.stand_ins, sums, strict=True):

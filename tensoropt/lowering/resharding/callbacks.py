@@ -1,14 +1,15 @@
-"""What puts paths that communicate into a graph: callbacks into Python, one for each path.
+"""Emit paths that communicate as callbacks into Python, one for each path.
 
 All callbacks of a chain are chained in the order in which they were created, which is the same on every rank. The chain is
-of data, a number that each callback takes from the one before: TensorFlow's graph optimizer removes control dependencies.
+one of data: each callback takes a number from the one before it. Control dependencies wouldn't do, since TensorFlow's graph
+optimizer removes them.
 
-There is one chain, or one more for paths that only updates wait for: their megabytes are then on their way while the passes
-go on, and don't stand in front of what the passes wait for. Either way there is no deadlock, by construction. The ranks'
-graphs are equal, so they are one graph in which a collective is one operator of all its members, and chains and data never
-go round in it. Of what isn't done yet take an operator that needs nothing which isn't done. Each chain holds back one thread
-of TensorFlow's at most, and there is one more thread than chains: so every rank comes to this operator, whatever it waits
-for in the other chain, and it gets done.
+There is one chain, or a second one for paths that only updates wait for: their megabytes are then sent while the passes go
+on, and don't delay what the passes wait for. Either way there is no deadlock, by construction. The ranks' graphs are equal,
+so they form one graph in which a collective is one operator of all its members, and in which chains and data have no cycle.
+Among the operators that aren't done, take one that needs none of the others. Each chain blocks one thread of TensorFlow's at
+most, and there is one more thread than chains. So every rank comes to this operator, whatever the rank waits for in the
+other chain, and the operator gets done.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from .local_steps import shape_after
 Runner = Callable[..., list[np.ndarray]]
 _TURN = np.zeros((), np.int32)
 NAME, TRAILING_NAME = "collective", "trailing_collective"
-"""Of callbacks' operators."""
+"""The names of callbacks' operators: of the main chain, and of the chain that only updates wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRequest:
-    """What a path is taken for.
+    """The purpose of a path that is to be emitted.
 
     Attributes:
-        operator: for which its collectives are.
-        what: its collectives, for messages.
+        operator: the operator that the path's collectives are for.
+        what: the path's collectives, for messages.
         reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
-        is_trailing: whether only updates wait for it.
-        after: values that must be there before.
+        is_trailing: whether only updates wait for the path.
+        after: values that must have been computed before the path runs.
     """
 
     operator: str
@@ -51,44 +52,49 @@ class CollectiveRequest:
 
 
 class Carrier(Protocol):
-    """Emits into one graph the paths of the ranks that are built here."""
+    """An emitter, into one graph, of the paths of the ranks that this process builds."""
 
     @property
     def joins(self) -> bool:
-        """Whether it has several paths share a collective."""
+        """Return whether several paths can share a collective."""
         ...
 
     def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
-        """Local values after a path with collectives."""
+        """Return the local values after a path with collectives."""
         ...
 
     def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
-        """Local values, by path, after paths that are one all-reduce each, over the same axes."""
+        """Return, by path, the local values after paths that are one all-reduce each, over the same axes."""
         ...
 
 
 class Runners(Protocol):
-    """Carries out paths on arrays."""
+    """A maker of functions that run paths on arrays."""
 
     def runner(self, path: Path, what: str) -> Runner:
-        """A function from the pieces of the ranks before a path to those after it; ``what`` says it in messages."""
+        """Return a function from the ranks' shards before a path to those after it.
+
+        Args:
+            what: the path's collectives, for messages.
+        """
         ...
 
     def maximum(self, path: Path, what: str) -> Runner:
-        """The same for a path of one all-reduce that takes maxima instead of sums."""
+        """Return such a function for a path of one all-reduce that takes maxima instead of sums."""
         ...
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
-        """The same for paths of one all-reduce each, over the same axes: pieces and results path by path."""
+        """Return such a function for paths of one all-reduce each, over the same axes: shards and results path by path."""
         ...
 
 
 @dataclass
 class Callbacks:
-    """Carries paths by calling back into Python.
+    """A carrier that emits paths as callbacks into Python.
 
     Attributes:
-        trailing: carries out what only updates wait for, in a chain of its own; None for one chain.
+        runners: makes the functions that the callbacks call.
+        trailing: the same for paths that only updates wait for, which get a chain of their own; None for one chain.
     """
 
     runners: Runners
@@ -97,9 +103,11 @@ class Callbacks:
 
     @property
     def joins(self) -> bool:
+        """Return True: callbacks can sum several gradients in one collective."""
         return True
 
     def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+        """Return the local values after a path."""
         runners = self._runners(request)
         runner = runners.runner(path, request.what) if request.reduction == "sum" else runners.maximum(path, request.what)
         results = self._call(runner, values, request)
@@ -108,6 +116,7 @@ class Callbacks:
         return results
 
     def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+        """Return, by path, the local values after paths that share one all-reduce."""
         runner = self._runners(request).together(paths, request.what)
         results = iter(self._call(runner, [value for of_path in values for value in of_path], request))
         summed = [[next(results) for _ in of_path] for of_path in values]
@@ -117,25 +126,27 @@ class Callbacks:
         return summed
 
     def _runners(self, request: CollectiveRequest) -> Runners:
+        """Return what makes the functions for a request: that of the request's chain."""
         return self.trailing if request.is_trailing and self.trailing is not None else self.runners
 
     def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
-        """What a runner makes of local values, in its turn."""
+        """Emit a callback at the end of its chain; return what the runner makes of the local values."""
         trails, n_values = request.is_trailing and self.trailing is not None, len(values)
 
         def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
+            """Run the path, and pass the number of the chain on."""
             keep_thread_state()
             return [_TURN, *runner(*pieces[:n_values])]
 
         turn = self._turns[trails] if trails in self._turns else tf.constant(_TURN)
         types = [tf.int32, *[values[0].dtype] * len(values)]
-        # What must be there before is an operand as well, for the same reason as the turn.
+        # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
         operands = [turn, *values, *request.after]
         name = TRAILING_NAME if trails else NAME
         turn, *results = tf.numpy_function(in_turn, operands, types, stateful=True, name=name)
         turn.set_shape([])
         self._turns[trails] = turn
         if self.trailing is not None:
-            # Else TensorFlow has each callback wait for the one before, whatever chain that is in.
+            # Without this TensorFlow has each callback wait for the one before, whatever chain that is in.
             turn.graph.experimental_acd_manager.run_independently(turn.op)
         return list(results)

@@ -1,6 +1,7 @@
-"""Paths that communicate as TensorFlow's operators: what is sent is cut out and put in a row, what arrives into its place.
+"""Emit paths that communicate as TensorFlow operators.
 
-Nothing is chained: operators of collectives that need no order are given here, and wait for no thread.
+What is sent is cut out and flattened into one row; what arrives is written to its position. Nothing is chained: this module
+is for collective operators that need no order and block no thread while they wait.
 """
 
 from __future__ import annotations
@@ -34,31 +35,34 @@ class GraphCollectives(Protocol):
     """Collectives as operators, on flat tensors of a group's members in the order of their ranks."""
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """The members' tensors, one after the other."""
+        """Return the members' tensors, concatenated."""
         ...
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
-        """What the members send to this rank, one after the other; ``counts[i]`` elements go to member i."""
+        """Return what the members send to this rank, concatenated; ``counts[i]`` elements are sent to member i."""
         ...
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
-        """The members' tensors combined by "sum" or "max"."""
+        """Return the members' tensors combined by "sum" or "max"."""
         ...
 
 
 _SCOPE = "collectives/"
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.]")
-"""What names of operators can't have."""
+"""Characters that the names of operators can't have."""
 
 
 @dataclass(frozen=True)
 class GraphBackend:
-    """This process is one rank; collectives are operators of its graph.
+    """A backend with one rank, this process, whose collectives are operators of its graph.
 
     Attributes:
-        waiting: is told while this rank runs what has collectives: in which of them it is, or whether it computes, can't be
-            seen from outside.
-        on_run: called before that.
+        mesh: the devices.
+        rank: this process's rank.
+        collectives: emits the collectives.
+        waiting: records that this rank runs a function that has collectives. Which of them it is in, or whether it computes,
+            can't be seen from outside.
+        on_run: called before each such run.
     """
 
     mesh: Mesh
@@ -69,13 +73,16 @@ class GraphBackend:
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Return this process's rank."""
         return (self.rank,)
 
     def carrier(self) -> InGraph:
+        """Return a new carrier for one graph."""
         return InGraph(self.collectives, self.rank)
 
     @contextmanager
     def watched(self, log: Sequence[Collective]) -> Iterator[None]:
+        """Return a context in which ``waiting`` records that this rank runs a function with these collectives."""
         if not log:
             yield
             return
@@ -88,7 +95,7 @@ class GraphBackend:
 
 
 class InGraph:
-    """Carries paths by operators, on one rank."""
+    """A carrier that emits paths as operators, on one rank."""
 
     def __init__(self, collectives: GraphCollectives, rank: int) -> None:
         self._collectives, self._rank = collectives, rank
@@ -96,15 +103,18 @@ class InGraph:
 
     @property
     def joins(self) -> bool:
-        """Horovod does that by itself."""
+        """Return False: Horovod joins small collectives by itself."""
         return False
 
     def carry_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
+        """Return, by path, the local values after the paths, each with a collective of its own."""
         return [self.carry(path, of_path, request) for path, of_path in zip(paths, values, strict=True)]
 
     def carry(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
+        """Return the local value after a path."""
         (value,) = values
-        # Not among the gradients: what follows from a collective mustn't stop the backward pass (order.py).
+        # In a name scope that isn't that of the gradients: what follows from a collective mustn't stop the backward pass
+        # (:mod:`..schedule`).
         with tf.name_scope(_SCOPE), tf.control_dependencies(request.after):
             for step in path.steps:
                 name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{request.operator}")
@@ -120,7 +130,11 @@ class InGraph:
         return [value]
 
     def _reduced(self, step: Step, shape: Shape, value: tf.Tensor, reduction: str, name: str) -> tf.Tensor:
-        """After an all-reduce. Of more than two members each adds a chunk, in the members' order, on which sums hang."""
+        """Return the value after an all-reduce.
+
+        For a sum over more than two members each member adds one chunk, in the members' order, since sums depend on the
+        order.
+        """
         axes, n_members = step.group_axes, step.source.mesh.size_of(step.group_axes)
         if reduction != "sum" or n_members == 2:
             return self._collectives.all_reduce(axes, value, reduction, name)
@@ -133,9 +147,9 @@ class InGraph:
         return tf.reshape(self._collectives.all_gather(axes, own, name), local_shape(step.target, shape, self._rank))
 
     def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
-        """After an all-gather, a reduce-scatter or an all-to-all."""
+        """Return the value after an all-gather, a reduce-scatter or an all-to-all."""
         seen = rank_step(step, shape, self._rank)
-        # What is done must be the same on all ranks.
+        # All ranks must emit the same operators, so what all of them send and receive is looked at.
         others = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
         axes, own_shape = step.group_axes, local_shape(step.target, shape, self._rank)
         if step.kind == "all_gather":
@@ -148,13 +162,13 @@ class InGraph:
             return self._sum(received, len(seen.recv_shapes), own_shape)
         if all(each.recv_in_place for each in others):
             return tf.reshape(received, own_shape)
-        # Only then: else TensorFlow would make the results of all paths when a step begins.
+        # Wait for what was received: else TensorFlow would allocate the results of all paths when a step begins.
         with tf.control_dependencies([received]):
             result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
         return _placed(result, seen.recv_slices, _pieces(received, seen.recv_slices))
 
     def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
-        """What the members sent, added in their order."""
+        """Return the sum of what the members sent, added in the members' order; 16-bit floats are added in float32."""
         parts = tf.unstack(tf.reshape(received, tf.concat([[n_members], own_shape], axis=0)), n_members)
         wider = tf.float32 if received.dtype.is_floating and received.dtype.size <= 2 else received.dtype
         total = tf.cast(parts[0], wider)
@@ -163,6 +177,7 @@ class InGraph:
         return tf.cast(total, received.dtype)
 
     def _halo(self, step: HaloStep, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the value after a halo exchange or its transpose."""
         seen = RankHalo.of(step, shape, self._rank)
         own, frame = (seen.own_shape, seen.own_parts, seen.own_kept), (seen.frame_shape, seen.frame_parts, seen.frame_kept)
         (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
@@ -181,34 +196,38 @@ class InGraph:
 
 
 def _box(part: Slices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where a part begins and ends."""
+    """Return where a part begins and where it ends, as constants."""
     return opaque([each.start for each in part], tf.int32), opaque([each.stop for each in part], tf.int32)
 
 
 def _extents(part: Slices) -> list[int]:
+    """Return a part's extents."""
     return [each.stop - each.start for each in part]
 
 
 def _part(value: tf.Tensor, part: Slices) -> tf.Tensor:
+    """Return a part of a tensor."""
     return tf.slice(value, opaque([each.start for each in part], tf.int32), opaque(_extents(part), tf.int32))
 
 
 def _in_a_row(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return parts, flattened and concatenated."""
     return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
 
 
 def _counts(parts: Sequence[Slices]) -> tf.Tensor:
+    """Return the number of elements of each part, as a constant."""
     return opaque([math.prod(_extents(part)) for part in parts], tf.int32)
 
 
 def _pieces(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
-    """What came in a row, each in the shape of its part."""
+    """Return the parts of a flat tensor, each in its shape."""
     row = tf.split(flat, _counts(parts), num=len(parts))
     return [tf.reshape(piece, opaque(_extents(part), tf.int32)) for piece, part in zip(row, parts, strict=True)]
 
 
 def _placed(result: tf.Tensor, parts: Sequence[Slices], pieces: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A tensor with these pieces in these parts; TensorFlow writes them into it where nobody else needs it."""
+    """Return a tensor with ``pieces`` written to ``parts``: in place, where nothing else reads the tensor."""
     for part, piece in zip(parts, pieces, strict=True):
         begin, end = _box(part)
         strides = np.ones(len(part), np.int32)

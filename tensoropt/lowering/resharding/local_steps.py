@@ -1,4 +1,4 @@
-"""Steps of a path in which nothing is communicated, by TensorFlow's own operators."""
+"""Emit the steps of a path that communicate nothing, as TensorFlow operators."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ from ..local import opaque, uniform_shape
 
 
 def shape_after(step: Step | HaloStep, shape: Shape) -> tf.TensorShape:
-    """The local shape as far as all ranks agree on it."""
+    """Return the static shape of a shard after a step; an extent that isn't the same on all ranks is unknown."""
     return tf.TensorShape(step.uniform_shape(shape)) if isinstance(step, HaloStep) else uniform_shape(step.target, shape)
 
 
 @dataclass
 class LocalSteps:
-    """Emits steps into one graph. Steps that are equal share their constants, which are a third of a deep model's graph.
+    """The local steps of one graph. Equal steps share their constants, which are a third of a deep model's graph.
 
-    A constant is known by the step that it is for, and not by its value: two may be equal on one rank only, and the ranks'
-    graphs would differ.
+    A constant is found by the step that it is for, and not by its value: two constants may be equal on one rank only, and
+    the ranks' graphs would differ.
     """
 
     _constants: dict[Hashable, tuple[tf.Tensor, ...]] = field(default_factory=dict)
 
     def run(self, path: Path, rank: int, value: tf.Tensor) -> tf.Tensor:
-        """A rank's local value after a path that communicates nothing."""
+        """Return a rank's local value after a path that communicates nothing."""
         for step in path.steps:
             value = self.step(step, path.shape, rank, value)
         return value
 
     def step(self, step: Step | HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
-        """A rank's local value after one of them, of a tensor of (global) ``shape``."""
+        """Return a rank's local value after one step.
+
+        Args:
+            shape: the global shape of the tensor.
+        """
         value = (
             self._halo(step, shape, rank, value)
             if isinstance(step, HaloStep)
@@ -47,18 +51,21 @@ class LocalSteps:
         return value
 
     def _once(self, key: Hashable, make: Callable[[], tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, ...]:
+        """Return the constants for a key, which ``make`` makes the first time."""
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def _move(self, step: Step, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
+        """Return a rank's local value after a slice, a padding, or a selection that keeps the value on one replica."""
         key = (step, shape, rank)
         if step.kind == "slice":
 
             def box() -> tuple[tf.Tensor, ...]:
+                """Return where the rank's shard begins in the value, and its extents."""
                 before, extents, _ = _relative(step.target, step.source, shape, rank)
                 if step.target.is_even(shape):
-                    # The same on all ranks.
+                    # The extents are the same on all ranks.
                     (size,) = self._once(tuple(extents), lambda: (tf.constant(extents, tf.int32),))
                 else:
                     size = opaque(extents, tf.int32)
@@ -68,6 +75,7 @@ class LocalSteps:
         if step.kind == "pad":
 
             def margins() -> tuple[tf.Tensor, ...]:
+                """Return how many zeros to add before and after the value, by dimension."""
                 before, _, behind = _relative(step.source, step.target, shape, rank)
                 return (opaque(np.stack([before, behind], axis=1), tf.int32),)
 
@@ -83,9 +91,10 @@ class LocalSteps:
         return tf.where(keeps, value, zero)
 
     def _halo(self, step: HaloStep, shape: Shape, rank: int, value: tf.Tensor) -> tf.Tensor:
-        """What windows leave out is cut off, and padding is filled in."""
+        """Return the value after a local halo step: without what windows leave out, and with padding filled in."""
 
         def boxes() -> tuple[tf.Tensor, ...]:
+            """Return where the part that is used begins, its extents, and the paddings around it."""
             seen = RankHalo.of(step, shape, rank)
             source, target, extents = seen.own_kept, seen.frame_kept, seen.frame_shape
             if step.kind != HALO:
@@ -100,7 +109,11 @@ class LocalSteps:
 
 
 def _relative(inner: Layout, outer: Layout, shape: Shape, rank: int) -> tuple[list[int], list[int], list[int]]:
-    """Where a rank's piece in one layout lies within its piece in a coarser one: offsets, extents, rest behind."""
+    """Return the position of a rank's shard in one layout within its shard in a coarser layout.
+
+    Returns:
+        By dimension: the offset of the finer shard, its extent, and what is left of the coarser shard behind it.
+    """
     bounds = list(zip(inner.bounds(shape, rank), outer.bounds(shape, rank), strict=True))
     before = [start - origin for (start, _), (origin, _) in bounds]
     extents = [end - start for (start, end), _ in bounds]

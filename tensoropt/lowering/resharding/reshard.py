@@ -1,9 +1,10 @@
-"""Reshardings in the graph: a path of steps forward, and the path between the gradient layouts backward.
+"""Emit reshardings: a path of steps forward, and the path between the gradient layouts backward.
 
-The backend's carrier emits what communicates. A path without communication is made of TensorFlow's own operators.
+The backend's carrier emits paths that communicate. Other paths are made of TensorFlow's own operators.
 
-The gradient is attached by a registered gradient, of the callback or of an ``IdentityN``, found by a number among the
-reshardings of the graph being built; ``tf.custom_gradient`` would add to a global registry with each resharding.
+The backward path is attached as a registered gradient of the callback or of an ``IdentityN``, and found by a number among
+the reshardings of the graph that is being built; ``tf.custom_gradient`` would add an entry to a global registry with each
+resharding.
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ CALLBACK = "PyFunc"
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One entry of the log of collectives, equal on all ranks.
+    """One entry of the log of collectives, which is equal on all ranks.
 
     Attributes:
+        kind: the collective's kind, such as "all_reduce".
+        axes: the mesh axes of its groups, as text.
+        shape: the global shape of the tensor.
+        dtype: TensorFlow's name of the type.
+        operator: the operator that it is for.
         is_trailing: whether only updates wait for it.
-        together: of several in one, the operators for which they are, and their shapes; ``shape`` is then how many elements
-            the shapes have in all, and ``operator`` the first.
+        together: the operators and shapes of the reshardings that share this collective; empty if it is for one alone.
+            ``shape`` is then the number of elements of all shapes, and ``operator`` the first operator.
     """
 
     kind: str
@@ -50,7 +56,7 @@ class Collective:
 
     @property
     def parts(self) -> tuple[tuple[str, Shape], ...]:
-        """The operator and the shape of each that this is, one or several."""
+        """Return the operator and the shape of each resharding that the collective is for."""
         return self.together or ((self.operator, self.shape),)
 
     def __str__(self) -> str:
@@ -60,28 +66,28 @@ class Collective:
 
 
 class Backend(Protocol):
-    """The ranks that are built here, and what carries out their paths: real collectives, or a simulation of all ranks."""
+    """The ranks that this process builds, and what runs their paths: real collectives, or a simulation of all ranks."""
 
     @property
     def mesh(self) -> Mesh: ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are built here."""
+        """Return the ranks that this process builds."""
         ...
 
     def carrier(self) -> Carrier:
-        """A new one, for one graph."""
+        """Return a new carrier for one graph."""
         ...
 
     def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
-        """To be entered while a function with these collectives runs."""
+        """Return a context to be entered while a function with these collectives runs."""
         ...
 
 
 @dataclass
 class Resharder:
-    """Emits reshardings into the graph that is being built, and logs their collectives in order."""
+    """An emitter of reshardings into the graph that is being built. It logs their collectives in order."""
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
@@ -97,9 +103,10 @@ class Resharder:
     def reshard(
         self, resharding: Resharding, route: Route, values: Values, operator: str, is_trailing: bool = False
     ) -> Values:
-        """Bring local values along a route; gradients come back along its backward path.
+        """Return local values after a route's forward path; their gradients come back along its backward path.
 
         Args:
+            operator: the operator that the resharding is for.
             is_trailing: whether only updates wait for the gradients, or for the values where no gradient comes back.
         """
         if route.is_free:
@@ -109,6 +116,7 @@ class Resharder:
             return self._run(forward, values, resharding.reduction, operator, is_trailing)
 
         def back(gradients: Values) -> Values:
+            """Return the gradients after the backward path, which may be summed in a bucket."""
             if route.in_bucket and self._carrier.joins:
                 return self._buckets.add(backward, gradients, operator)
             return self._run(backward, gradients, "sum", operator, is_trailing)
@@ -121,19 +129,24 @@ class Resharder:
             if not forward.steps:
                 results = tf.identity_n(values, name="resharding")
             elif results[0].op.type != CALLBACK:
-                # The operands pass through as well, so that TensorFlow sees a way to them that isn't the steps' own.
+                # The operands pass through the identity too, so that TensorFlow sees a way to them that isn't that of the
+                # steps.
                 results = tf.identity_n([*values, *results], name="resharding")[len(values) :]
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
         return list(results)
 
     def reshard_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
-        """Bring local values along a path once more, when the values ``after`` are there; nothing is differentiated."""
+        """Return local values after a path that is run once more, when the values ``after`` have been computed.
+
+        Nothing is differentiated.
+        """
         return self._run(path, values, "sum", operator, after=tuple(after))
 
     def on_gradient(self, values: Values, act: Callable[[Values], None]) -> Values:
-        """The same values; ``act`` is called with their gradients before anything is made of these."""
+        """Return the same values; ``act`` is called with their gradients before anything is emitted that uses these."""
 
         def passed(gradients: Values) -> Values:
+            """Call ``act``, and return the gradients."""
             act(gradients)
             return gradients
 
@@ -153,6 +166,7 @@ class Resharder:
         is_trailing: bool = False,
         after: tuple[tf.Tensor, ...] = (),
     ) -> Values:
+        """Emit a path and log its collectives; return the local values after it."""
         if not path.steps:
             return values
         if not path.communicates:
@@ -172,7 +186,7 @@ class Resharder:
     def _run_together(
         self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]
     ) -> list[Values]:
-        """Sums of gradients for which only updates wait, in one collective."""
+        """Emit the sums of gradients that only updates wait for, in one collective; return them by path."""
         if len(paths) == 1:
             return [self._run(paths[0], values[0], "sum", operators[0], is_trailing=True)]
         (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
@@ -184,12 +198,12 @@ class Resharder:
         return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_trailing=True))
 
     def send_buckets(self) -> None:
-        """Send the gradients that wait to be summed together; to be called when a backward pass has been emitted."""
+        """Emit the sums of all gradients that wait in buckets; to be called when a backward pass has been emitted."""
         self._buckets.send_all()
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """While this lasts, gradients of the graph's reshardings are emitted by this object."""
+        """Return a context in which this object emits the gradients of the graph's reshardings; it is reset at the end."""
         _building.append(self)
         try:
             yield
@@ -200,6 +214,7 @@ class Resharder:
             self._carrier = self.backend.carrier()
 
     def gradient(self, number: int, gradients: Values) -> Values:
+        """Return the gradients that come back through the resharding with this number."""
         return self._backward[number](gradients)
 
 
@@ -207,12 +222,13 @@ _building: list[Resharder] = []
 
 
 def send_buckets() -> None:
-    """:meth:`Resharder.send_buckets` of the one that is building."""
+    """Call :meth:`Resharder.send_buckets` of the resharder whose graph is being built."""
     _building[-1].send_buckets()
 
 
 @tf.RegisterGradient(GRADIENT_TYPE)
 def _resharding_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    """Emit the backward path of the resharding whose number the operator has."""
     resharder = _building[-1]
     n_ranks, ahead = len(resharder.backend.ranks), 1 if op.type == CALLBACK else 0
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients[-n_ranks:]]

@@ -1,13 +1,16 @@
-"""A training step as a program of buffers, and the most memory that is alive at once on the device with the largest pieces.
+"""Write the training step as a program on buffers and compute its peak memory on the device with the largest shards.
 
-Equation (1) of the TensorOpt paper adds up what operators keep, so that a search can add, too. What is alive at once is less
-(a gradient goes when it has been used; what was kept goes while the backward pass runs) and more (gradients on their way,
-results that nobody keeps, what collectives receive). Here the step is replayed as a rank runs it that computes one
-operator at a time: forward in program order, reshardings where the lowering makes them, backward in the order in which
-TensorFlow comes to operators and reshardings (:mod:`tensoropt.program.backward_order`), updates as soon as they can be
-(:mod:`tensoropt.lowering.schedule`). A batch that is taken in slices is replayed slice by slice: what is made without it is
-resharded once, gradients are added up where it was resharded, and go back from there after the last slice. The slices
-between the first and the last are alike, so that one of them is replayed.
+Equation (1) of the TensorOpt paper sums the memory of all residuals, because a search needs costs that add up. The bytes
+that are alive at once are fewer (a gradient is freed once it has been used, and residuals are freed while the backward pass
+runs) and also more (gradients under way, results that aren't residuals, the buffers that collectives receive into). This
+package replays the step as a rank that computes one operator at a time runs it: the forward pass in program order,
+reshardings where the lowering makes them, the backward pass in the order in which TensorFlow visits operators and
+reshardings (:mod:`tensoropt.program.backward_order`), and updates as soon as they can run
+(:mod:`tensoropt.lowering.schedule`).
+
+A step with micro-batches is replayed one micro-batch after the other. Tensors that don't depend on the batch are resharded
+once. Their gradients are accumulated at the resharded copy, and flow back from there after the last micro-batch. The
+micro-batches between the first and the last are alike, so only one of them is replayed.
 """
 
 from __future__ import annotations
@@ -24,31 +27,32 @@ from .gradient_flow import Places
 from .program import GRADIENTS, INPUTS, STATE, StepProgram
 
 MOST_SLICES = 3
-"""The first slice, one that stands for those between, which are alike, and the last."""
+"""The most micro-batches that are replayed: the first, the last, and one that stands for all between, which are alike."""
 
 __all__ = ["GRADIENTS", "INPUTS", "STATE", "peak_of", "program_of"]
 
 
 def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> Peak:
-    """The peak of one step of all training steps.
+    """Return the peak memory of one run of all training steps.
 
     Args:
-        view: a strategy on its graph; operators that it has no config for aren't run.
-        costing: knows what composite operators keep inside.
+        view: a strategy on its graph; operators without a config aren't run.
+        backward: the operands that get a gradient, and the residuals.
+        costing: says what composite operators save inside for the backward pass.
         router: finds the path of each resharding.
     """
     return peak_of_program(program_of(view, backward, costing, router))
 
 
 def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> list[Instruction]:
-    """The step of which :func:`peak_of` is the peak."""
+    """Return the program of one run of all training steps; its peak is :func:`peak_of`, with the same arguments."""
     graph = view.graph
     program, places = StepProgram(view, costing, router), Places(view, router)
     forward = Forward(program, places)
     gradients = Gradients(program, places, forward, backward)
     operators = [op for op in graph.step_operators if (op.updates or op.name) in view.interfaces]
     if graph.slicing is not None:
-        # What comes after all slices, metrics and their updates, finds their memory free.
+        # Metrics and their updates run after all micro-batches, when the memory of these is free again.
         operators = [op for op in operators if op.name not in graph.slicing.after]
     for op in operators:
         if op.type in SOURCES:

@@ -1,4 +1,4 @@
-"""The backward pass and updates, in the order in which TensorFlow comes to operators and reshardings."""
+"""Replay the backward pass and the updates, in the order in which TensorFlow visits operators and reshardings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .gradient_flow import OPERAND, OPERATOR, RESULT, SHARED, START, Place, Plac
 from .program import GRADIENTS, OVERWRITE, StepProgram, operand_of
 from .rematerialization import Again
 
-# The gradient of one operand is made from that of the result and the other operand.
+# The gradient of one operand is computed from the gradient of the result and from the other operand.
 _PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
-# The gradient of an operand at these positions is that of the result, where neither is broadcast.
+# The gradient of an operand at these positions is the gradient of the result, where the operand isn't broadcast.
 _PASSED_ON = {
     **dict.fromkeys(("AddV2", "Add"), (0, 1)),
     **dict.fromkeys(("BiasAdd", "Sub", "Reshape", "ExpandDims", "Squeeze", "Identity"), (0,)),
@@ -29,27 +29,27 @@ _PASSED_ON = {
 
 
 class Gradients:
-    """What comes back, where to, and what becomes of it."""
+    """The replayed backward pass: the gradients that have arrived at each node, and the updates that read them."""
 
     def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
         self.program, self.places, self.forward, self.backward = program, places, forward, backward
         self.view, self.router = program.view, program.router
         self.again = Again(program, places, forward, backward)
-        # The sum of the gradients that have come to a resharding, or to a result, so far.
+        # By resharding or result, the sum of the gradients that have arrived there so far.
         self._coming: dict[Place, Buffer] = {}
-        # By loss its own gradient: a constant, which all slices of the batch take.
+        # By loss, the gradient at which the backward pass starts: a constant, which all micro-batches read.
         self._ones: dict[str, Buffer] = {}
-        # Updates that wait for what is added up over all gradients.
+        # Gradients whose updates wait for a sum over all gradients.
         self._updates: list[Buffer] = []
-        # By where they were added up, and of which tensor, the gradients of the slices of the batch so far.
+        # By node and tensor, the gradients accumulated there over the micro-batches so far.
         self._sums: dict[tuple[Place, str], Buffer] = {}
-        # What the gradients read that were last made for parameters.
+        # The buffers read by the parameters' gradients of the operator visited last.
         self._for_parameters: list[Buffer] = []
-        # By lookup, those of what was found in a table that is updated by rows.
+        # By lookup in a table that is updated by rows, the gradients of the rows that it found, one per micro-batch.
         self._rows: dict[str, list[Buffer]] = {}
 
     def run(self) -> None:
-        """The backward pass of the forward pass that was run last."""
+        """Add the backward pass of the forward pass that was replayed last."""
         graph = self.view.graph
         losses = [step.loss for step in graph.train_steps.values()]
         for loss in losses:
@@ -64,14 +64,14 @@ class Gradients:
         self.again.clear()
 
     def stand_for(self, n_slices: int) -> None:
-        """Have so many slices more behind, like the one before: their lookups' rows wait for the update, too."""
+        """Count the last replayed micro-batch ``n_slices`` times more: the rows of its lookups wait for the update, too."""
         for rows in self._rows.values() if n_slices > 0 else ():
             others = [replace(each, n_bytes=n_slices * each.n_bytes) for each in rows]
             self.program.add([], others)
             rows += others
 
     def after_slices(self) -> None:
-        """What was added up over all slices goes back to where it came from."""
+        """Send the gradients that were accumulated over all micro-batches back to the producers of their tensors."""
         starts = []
         for (place, name), total in self._sums.items():
             tensor = self.view.graph.tensors[name]
@@ -90,12 +90,12 @@ class Gradients:
             self._update_rows(self.view.graph.operators[name], rows)
 
     def finish(self) -> None:
-        """The updates that waited for all gradients."""
+        """Add the updates that waited for all gradients."""
         self.program.catch_up()
         self.program.add(self._updates)
 
     def _back(self, order: Iterable[Place], sources: Callable[[Place], Sequence[Place]]) -> None:
-        """Go back through all places; a variable is updated as soon as all of its gradient is there."""
+        """Visit all nodes in order; update a variable as soon as all of its gradients have arrived."""
         places = list(order)
         missing = Counter(source for place in places for source in sources(place))
         for place in places:
@@ -111,7 +111,7 @@ class Gradients:
         return place.kind == OPERATOR and self.view.graph.operators[place.name].type == VARIABLE
 
     def _back_at(self, place: Place) -> None:
-        """What the backward pass does at an operator or a resharding."""
+        """Add the instructions of the backward pass at an operator or a resharding."""
         graph = self.view.graph
         if place.kind == START:
             return
@@ -130,25 +130,27 @@ class Gradients:
             self._back_through(op)
 
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
-        """A gradient has come to where consumers of a tensor take it."""
+        """Deliver a gradient, in the layout that a tensor's consumers reshard from, to the shared copy or to the result."""
         place = self.places.left_at(tensor)
         self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
 
     def _come(self, place: Place, gradient: Buffer) -> None:
-        """A gradient comes to where others may have come before: two at a time are added, as soon as both are there."""
+        """Add a gradient to those that have arrived at a node: two at a time are summed, as soon as both have arrived."""
         before = self._coming.get(place)
         self._coming[place] = gradient if before is None else self._sum(before, gradient)
 
     def _sum(self, *summands: Buffer) -> Buffer:
+        """Add the instruction that sums gradients, over one of them if possible; return the sum."""
         n_bytes = max(each.n_bytes for each in summands)
         total = Buffer(n_bytes, GRADIENTS, of=summands[0].of)
         self.program.add(summands, [total], overwrites=[(each, n_bytes) for each in summands])
         return total
 
     def _back_through(self, op: Operator) -> None:
+        """Add the gradients of an operator's operands, computed from those of its results and from its residuals."""
         program, taken = self.program, self.forward.taken
         if program.splits_inner(op) and not program.overlaps:
-            program.catch_up()  # its statistics' gradients are communicated
+            program.catch_up()  # the gradients of its statistics are communicated
         coming = [(Place(RESULT, tensor.name), tensor) for tensor in op.outputs]
         arriving = [
             (self._coming.pop(place), program.result_bytes(op, tensor))
@@ -166,7 +168,7 @@ class Gradients:
             *((self.again.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
         ]
         if self.again.n_made > n_made:
-            # It has no place in the order, so that these gradients may come after it.
+            # Rematerialization has no place in TensorFlow's order, so these gradients may be computed after it.
             program.add(self._for_parameters)
         self._for_parameters = []
         inside = [self.forward.kept[op.name]] if op.name in self.forward.kept else []
@@ -192,12 +194,13 @@ class Gradients:
             self._update_by_rows(op, arriving[0][0])
 
     def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
-        """Add a gradient to those of the slices before, where its operand was resharded for all slices."""
+        """Add a gradient to those of earlier micro-batches, for an operand that was resharded once for all of them."""
         key = self.places.goes_to(op, position), operand_of(op, position).name
         known = self._sums.get(key)
         self._sums[key] = gradient if known is None else self._sum(known, gradient)
 
     def _returned(self, tensor: Tensor, resharding: Resharding, gradient: Buffer) -> Buffer:
+        """Reshard a gradient along the backward path of a resharding; return the resharded gradient."""
         path = self.router.route(resharding).backward
         trails = tensor.name in self.view.graph.made_of_variables
         return gradient if path is None else self.program.move(path, gradient, resharding.item_bytes, GRADIENTS, trails)
@@ -206,18 +209,20 @@ class Gradients:
 
     @property
     def _waits_for_sums(self) -> bool:
+        """Return whether some update waits for a sum over all gradients, such as a global norm."""
         return any(update.sums for updates in self.view.graph.updates.values() for update in updates)
 
     def _update(self, variable: str) -> None:
+        """Update a variable from its gradient, or let the update wait for a sum over all gradients."""
         gradient = self._coming.pop(Place(RESULT, self.view.graph.operators[variable].result.name))
         if self._waits_for_sums:
-            # What is added up over all gradients must be known first.
+            # The sum over all gradients must be known first.
             self._updates.append(gradient)
         else:
             self.program.add([gradient])
 
     def _update_by_rows(self, op: Operator, gradient: Buffer) -> None:
-        """Each device gets all that was found in a table, and updates by it what it has of the table."""
+        """Send the gradient of a lookup's result to every device, which updates its shard of the table by it."""
         _, of_gradient = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
         path = self.router.route(of_gradient).forward
         rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
@@ -227,7 +232,7 @@ class Gradients:
             self._update_rows(op, [rows])
 
     def _update_rows(self, op: Operator, rows: Sequence[Buffer]) -> None:
-        """Update a table by the rows that a lookup found in it."""
+        """Update a table's shard from the gradients of the rows that a lookup found in it."""
         graph, table = self.view.graph, operand_of(op, 0)
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
         piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)

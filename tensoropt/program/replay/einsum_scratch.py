@@ -1,9 +1,10 @@
-"""What TensorFlow's Einsum takes for itself while it runs: its operands and its result in another order of dimensions.
+"""Compute the workspace of TensorFlow's Einsum: transposed copies of its operands and of its result.
 
-It multiplies by a batched product of matrices, for which each operand's dimensions have to come as batch, free, contracted
-or as batch, contracted, free, each kind in the order in which the equation names its labels first; an operand of another
-order is transposed. The product's are batch, free of the first, free of the second; where the result's are others it is
-transposed, too, and the product and all transposed operands are there meanwhile (``einsum_op_impl.h``).
+Einsum multiplies by a batched matrix product. For that, each operand's dimensions must come in the order batch, free,
+contracted or in the order batch, contracted, free; within a kind they must come in the order in which the equation first
+names their labels. An operand in another order is transposed. The product has the dimensions batch, free of the first
+operand, free of the second. If the result has another order, the product is transposed too; the product and all transposed
+operands are alive meanwhile (``einsum_op_impl.h``).
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ _CONTRACTED_FIRST = {_BATCH: 0, _CONTRACTED: 1, _FREE: 2}
 
 
 def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_bytes: int) -> int:
-    """Of an equation such as ``bqhd,bkhd->bhqk``, and the bytes of its operands and its result.
+    """Return the bytes of Einsum's workspace, from its equation and the bytes of its operands and its result.
 
-    0 with an ellipsis, and of anything but two operands. What is transposed of an operand to be summed over dimensions that
-    no other has doesn't count: it is gone before the product.
+    An equation with an ellipsis, or with any number of operands but two, returns 0. An operand with labels that are neither
+    in the other operand nor in the result is first transposed and summed over these; that copy isn't counted, since it is
+    freed before the product.
+
+    Args:
+        equation: such as ``bqhd,bkhd->bhqk``.
     """
     taken, made = equation.replace(" ", "").split("->")
     operands = taken.split(",")
@@ -40,13 +45,19 @@ def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_byt
 
 
 def equation_of_gradient(equation: str, position: int) -> str:
-    """For the gradient of one of two operands, from that of the result and the other operand."""
+    """Return the equation of an operand's gradient: its operands are the gradient of the result and the other operand.
+
+    Args:
+        equation: the forward equation, of two operands.
+        position: 0 or 1, the operand whose gradient is computed.
+    """
     taken, made = equation.split("->")
     operands = taken.split(",")
     return f"{made},{operands[1 - position]}->{operands[position]}"
 
 
 def _kind(label: str, operands: Sequence[str], made: str) -> int:
+    """Return the kind of a label: batch, free, contracted, or summed (only in one operand and not in the result)."""
     is_shared = all(label in labels for labels in operands)
     if label in made:
         return _BATCH if is_shared else _FREE

@@ -1,4 +1,4 @@
-"""The forward pass: what operators take, make and keep, in program order."""
+"""Replay the forward pass in program order: the buffers that operators read, write and save for the backward pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from ..liveness import Buffer
 from .gradient_flow import OPERAND, SHARED, Place, Places
 from .program import COPIES, OVERWRITE, RESULTS, STATE, USES, StepProgram
 
-# Over split classes these keep, a byte a class, which one is the label.
+# When their classes are split, these save a mask of one byte per class that marks the label.
 _WHICH_CLASS = frozenset(["SparseSoftmaxCrossEntropyWithLogits"])
 
 
 class Forward:
-    """Attributes:
-    values: by tensor, where its producer left it; ``shared``: the copy that its consumers share.
-    taken: by operator and input position, what it takes; ``kept``: what is kept inside of it.
-    collectives: the reshardings that are collectives, in order; None for one that has no gradient.
+    """The replayed forward pass.
+
+    Attributes:
+        values: the buffer of each tensor in its produced layout, by tensor name.
+        shared: the buffer of the copy that a tensor's consumers share, by tensor name.
+        taken: the buffer that an operator reads, by operator name and input position.
+        kept: the buffer that an operator saves inside for its backward pass, by operator name.
+        collectives: where the gradient of each collective resharding arrives, in order of execution; None if it has none.
     """
 
     def __init__(self, program: StepProgram, places: Places) -> None:
@@ -33,13 +37,13 @@ class Forward:
         self.taken: dict[tuple[str, int], Buffer] = {}
         self.kept: dict[str, Buffer] = {}
         self.collectives: list[Place | None] = []
-        # By what they are of, and how, copies that are made without a collective.
+        # Copies made without a collective, by source and path.
         self._copies: dict[tuple[Buffer, Path], Buffer] = {}
-        # What is resharded once for all slices of the batch.
+        # The operands that are resharded once for all micro-batches.
         self._once: dict[Place, Buffer] = {}
 
     def source(self, op: Operator) -> None:
-        """A placeholder, variable or constant is there from the start, and so are a variable's slots."""
+        """Add a placeholder, variable or constant, which is alive from the start, and a variable's slots."""
         layout, n_runs = self.view.interfaces[op.name].results[0], self.view.graph.n_runs(op.result.name)
         piece = Buffer(piece_bytes(op.result, layout), USES[op.type], of=op.result.name)
         self.values[op.result.name] = piece
@@ -47,28 +51,28 @@ class Forward:
             update.slots * (op.result.mem_bytes if update.is_whole else piece.n_bytes)
             for update in self.view.graph.updates.get(op.name, ())
         ]
-        # Of a batch that is taken in slices all is there, and each slice has its constants.
+        # All micro-batches of a batch are alive from the start, and each micro-batch has its own constants.
         others = Buffer((n_runs - 1) * piece.n_bytes, USES[op.type], of=op.result.name)
         self.program.lasting += [piece, others, Buffer(sum(slots), STATE, of=op.result.name)]
 
     def begin_slice(self, operators: Sequence[Operator]) -> None:
-        """Forget what the slice before resharded of these operators' results."""
+        """Begin a micro-batch: forget the reshardings of these operators' results in the micro-batch before."""
         self.collectives.clear()
         self.shared = {name: copy for name, copy in self.shared.items() if name not in {op.result.name for op in operators}}
 
     def slice_of_source(self, op: Operator) -> None:
-        """The samples of one slice are cut out of the batch."""
+        """Add the instruction that cuts the samples of one micro-batch out of a placeholder's batch."""
         self.values[op.result.name] = Buffer(self.program.result_bytes(op, op.result), COPIES)
         self.program.add([], [self.values[op.result.name]])
 
     def write(self, op: Operator, variable: Tensor) -> None:
-        """The forward pass writes to a variable, where it lies, or reads it afterwards."""
+        """Add an operator that writes to a variable in place, or reads it after such a write."""
         piece, demand = self.values[variable.name], Demand(self.view.layout(variable), None)
         self.program.add([piece, *(self.operand(tensor, demand) for _, tensor in op.operands)])
         self.values.update({tensor.name: piece for tensor in op.outputs})
 
     def run(self, op: Operator) -> None:
-        """One operator, after the reshardings of what it takes."""
+        """Add one operator, after the reshardings of its operands."""
         program = self.program
         for position, tensor in op.operands:
             place, demand = Place(OPERAND, op.name, position), self.view.demand(op, position)
@@ -103,7 +107,11 @@ class Forward:
             program.add([*reads, *self._completed(op, reads)], made, program.scratch_bytes(op), overwrites)
 
     def operand(self, tensor: Tensor, demand: Demand, consumer: Place | None = None) -> Buffer:
-        """A tensor as it is demanded."""
+        """Reshard a tensor to an operand sharding (Demand), by way of its shared copy if it has one; return the buffer.
+
+        Args:
+            consumer: where the gradient of the resharding arrives; None if there is none.
+        """
         source = self.values[tensor.name]
         to_shared = self.places.to_shared(tensor)
         if to_shared is not None:
@@ -113,18 +121,22 @@ class Forward:
         return self._resharded(self.view.resharding(tensor, demand), source, consumer)
 
     def _resharded(self, resharding: Resharding, source: Buffer, place: Place | None = None) -> Buffer:
+        """Reshard a buffer; return the copy. ``place`` is where the resharding's gradient arrives."""
         path = self.program.router.route(resharding).forward
         if path.communicates:
             self.collectives.append(place)
             return self.program.move(path, source, resharding.item_bytes, COPIES)
-        # TensorFlow merges equal operators on equal operands.
+        # TensorFlow merges equal operators on equal operands, so a copy made without a collective is made once.
         key = source, path
         if key not in self._copies:
             self._copies[key] = self.program.move(path, source, resharding.item_bytes, COPIES)
         return self._copies[key]
 
     def _completed(self, op: Operator, reads: Sequence[Buffer]) -> list[Buffer]:
-        """What an operator whose statistics are completed while it runs waits for: little, but it calls Python."""
+        """Add the collective that completes an operator's statistics while it runs; return the buffers it then waits for.
+
+        These take next to no memory, but the collective calls Python.
+        """
         if not self.program.splits_inner(op):
             return []
         statistic = Buffer(0, COPIES)
@@ -132,5 +144,6 @@ class Forward:
         return [statistic]
 
     def _keep(self, op: Operator, n_bytes: int, made: list[Buffer]) -> None:
+        """Let an operator save so many bytes inside for its backward pass."""
         self.kept[op.name] = Buffer(n_bytes, RESULTS, of=op.result.name)
         made.append(self.kept[op.name])

@@ -1,4 +1,4 @@
-"""Where gradients come to and go on from: operators, reshardings, shared copies."""
+"""Find the way of gradients through operators, reshardings and shared copies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ OPERATOR, OPERAND, SHARED, RESULT, START = "operator", "operand", "shared copy",
 
 
 class Place(NamedTuple):
-    """Where the backward pass comes to: an operator; the resharding of its operand at a position, or to the shared copy of a
-    tensor; where gradients are left for an operator, one of its results; or where it starts.
+    """A node of the backward pass, which ``kind`` and ``name`` identify.
+
+    - OPERATOR: an operator;
+    - OPERAND: the resharding of an operator's operand at ``position``;
+    - SHARED: the resharding to the shared copy of a tensor;
+    - RESULT: a result of an operator, where the gradients of its consumers are summed;
+    - START: the node at which the backward pass after all micro-batches starts.
     """
 
     kind: str
@@ -23,23 +28,26 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The ways of gradients under a strategy."""
+    """The graph of backward nodes under a strategy."""
 
     def __init__(self, view: StrategyView, router: Router) -> None:
         self.view, self.router = view, router
 
     def to_shared(self, tensor: Tensor) -> Resharding | None:
-        """The resharding to the copy that all consumers share, if there is one."""
+        """Return the resharding to the copy that all consumers share; None if they share none."""
         shared = self.view.strategy.shared.get(tensor.name)
         return None if shared is None else self.view.shared_resharding(tensor, shared)
 
     def accumulates(self, op: Operator, position: int) -> bool:
-        """Whether gradients of an operand are added up over slices of the batch, where it was resharded for all."""
+        """Return whether an operand's gradients are accumulated over micro-batches.
+
+        They are where the operand was resharded once for all micro-batches, and are accumulated at that copy.
+        """
         graph = self.view.graph
         return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
 
     def sources(self, place: Place) -> list[Place]:
-        """Where gradients go from an operator, a resharding to an operand, or to a copy that is shared."""
+        """Return the nodes to which gradients go on from an operator, or from the resharding of an operand or a copy."""
         if place.kind == SHARED:
             return [Place(OPERATOR, self.view.graph.producers[place.name].name)]
         op = self.view.graph.operators[place.name]
@@ -49,13 +57,14 @@ class Places:
         return [self.goes_to(op, i) for i in positions]
 
     def goes_to(self, op: Operator, position: int) -> Place:
-        """The resharding of an operand; where there is nothing to do, what would come after it."""
+        """Return the node to which an operand's gradient goes: its resharding or, if that is free, the node after it."""
         tensor = operand_of(op, position)
         if self.router.route(self.view.resharding(tensor, self.view.demand(op, position))).is_free:
             return self.left_at(tensor)
         return Place(OPERAND, op.name, position)
 
     def left_at(self, tensor: Tensor) -> Place:
+        """Return the node to which gradients go from a tensor's consumers: its shared copy or, without one, its producer."""
         to_shared = self.to_shared(tensor)
         if to_shared is not None and not self.router.route(to_shared).is_free:
             return Place(SHARED, tensor.name)

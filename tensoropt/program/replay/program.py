@@ -1,4 +1,4 @@
-"""The program of a step while it is written: what waits for a collective and nobody waits for stays behind."""
+"""Write the program of a step; delay the collectives that only updates wait for, as a rank does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradie
 COLLECTIVES = "workspace of collectives"
 USES = {VARIABLE: STATE, PLACEHOLDER: INPUTS, CONSTANT: CONSTANTS}
 
-# TensorFlow's kernels write the result, or the gradient, over an operand that nobody else needs.
+# TensorFlow's kernels write the result, or the gradient, over an operand that nothing else reads.
 OVERWRITE = frozenset(
     "Abs Add AddN AddV2 BiasAdd Div Elu Erf Exp FusedBatchNormV3 LeakyRelu Log LogSoftmax Maximum Minimum Mul Neg Pow "
     "RealDiv Relu Relu6 Rsqrt Select SelectV2 Selu Sigmoid Sign Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign "
@@ -35,12 +35,14 @@ OVERWRITE = frozenset(
 
 
 class StepProgram:
-    """Instructions of one rank's step, and what is there all the time.
+    """The instructions of one rank's step, and the buffers that are alive throughout it.
 
     Attributes:
         view: the strategy on its graph.
-        overlaps: whether communication runs beside compute, in a chain of its own.
-        lasting: what stays to the end.
+        costing: the costs of operators; says what composite operators save inside.
+        router: finds the path of each resharding.
+        overlaps: whether communication overlaps with compute, in a chain of its own.
+        lasting: the buffers that stay alive to the end.
     """
 
     def __init__(self, view: StrategyView, costing: OperatorCosting, router: Router) -> None:
@@ -48,8 +50,8 @@ class StepProgram:
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self._program: list[Instruction] = []
-        # Collectives that only updates wait for, and what waits for these: a rank that computes one operator at a time comes
-        # to them when it has to wait for something, or when the first is too far behind.
+        # Collectives that only updates wait for, and the instructions that wait for these. A rank that computes one operator
+        # at a time runs them when it has to wait for something, or when the first of them lags too far behind.
         self._behind: list[Instruction] = []
         self._pending: set[Buffer] = set()
         self._due: float = 0
@@ -64,11 +66,14 @@ class StepProgram:
         calls_python: bool = False,
         trails: bool = False,
     ) -> None:
-        """Add an instruction; one that ``trails`` stays behind, as does what reads what it writes."""
+        """Add an instruction.
+
+        An instruction that ``trails``, or that reads what a delayed instruction writes, is delayed: see :meth:`catch_up`.
+        """
         instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
         if trails or self._pending.intersection(instruction.reads):
             if not self._behind:
-                # Where communication runs beside compute it may be at the end.
+                # Where communication overlaps with compute, the delayed instructions may come at the end.
                 self._due = math.inf if self.overlaps else len(self._program) + LAG
             self._behind.append(instruction)
             self._pending.update(instruction.writes)
@@ -79,6 +84,7 @@ class StepProgram:
         self._program.append(instruction)
 
     def catch_up(self) -> None:
+        """Append the delayed instructions to the program."""
         self._program += self._behind
         self._behind.clear()
         self._pending.clear()
@@ -92,54 +98,67 @@ class StepProgram:
         trails: bool = False,
         after: Buffer | None = None,
     ) -> Buffer:
-        """Send a buffer along a path, once another one is there; what comes out."""
+        """Reshard a buffer along a path; return the resharded buffer.
+
+        Args:
+            item_bytes: the bytes of an element.
+            use: what the resharded buffer is used for.
+            trails: whether only updates wait for the path's collectives, so that they are delayed.
+            after: a buffer that must have been written before; None if there is none.
+        """
         if all(_is_view(step) for step in path.steps):
             return source
         *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
-        # While a step runs there are what it takes and what it gives; the ends of the path are buffers of their own.
+        # While a step of the path runs, its operand and its result are alive; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         reads = [source] if after is None else [source, after]
         self.add(reads, [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
-        # Of blocks that aren't even the last rank has the largest in each dimension.
+        # Where blocks are uneven, the last rank has the largest in each dimension.
         largest = self.view.strategy.mesh.n_devices - 1
         for step in path.steps:
             if isinstance(step, Step) and step.communicates:
                 for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
-                    # What runs beside compute has a chain with a workspace of its own.
+                    # Collectives that overlap with compute form a chain, which has a workspace of its own.
                     key = name, trails and self.overlaps
                     self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
 
     @contextmanager
     def perhaps_later(self) -> Iterator[None]:
-        """What is added may be run later, as nothing waits for it: Python's memory isn't sure to be given back by it."""
+        """Mark the instructions that are added in this context as not certain to free Python's memory.
+
+        Nothing waits for them, so they may run later.
+        """
         n_before = len(self._program)
         yield
         self._program[n_before:] = [replace(each, calls_python=False) for each in self._program[n_before:]]
 
     def finished(self) -> list[Instruction]:
-        """All instructions; at the end is read what stays."""
+        """Return all instructions; the last one reads the buffers that stay alive to the end."""
         self.catch_up()
         workspace = [Buffer(n_bytes, COLLECTIVES) for n_bytes in self._workspace.values()]
         return [*self._program, Instruction((*self.lasting, *workspace), ())]
 
-    # What an operator takes and gives
+    # The sizes of an operator's operands, results and workspace
 
     def operand_bytes(self, op: Operator, position: int) -> int:
+        """Return the bytes of the largest shard of an operand."""
         return piece_bytes(operand_of(op, position), self.view.demand(op, position).layout)
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:
+        """Return the bytes of the largest shard of a result in its produced layout."""
         return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
 
     def splits_inner(self, op: Operator) -> bool:
+        """Return whether a factor is split that needs collectives inside the operator."""
         config = self.view.strategy.configs[op.name]
         return any(config.axes_of(name) for name in self.view.rules[op.name].inner)
 
     def scratch_bytes(self, op: Operator, of_gradient: int | None = None) -> int:
-        """What an operator, or its gradient for the operand at a position, takes beside what it writes.
+        """Return the workspace of an operator, or of its gradient for the operand at position ``of_gradient``, in bytes.
 
-        Over split classes softmax and its like are made of several operators, whose results are there for a moment.
+        When their classes are split, softmax and the like consist of several operators, whose results are transient.
         """
         if op.type == "Einsum":
             return self._einsum_scratch_bytes(op, of_gradient)
@@ -148,6 +167,7 @@ class StepProgram:
         return 2 * self.operand_bytes(op, op.operands[0][0])
 
     def _einsum_scratch_bytes(self, op: Operator, of_gradient: int | None) -> int:
+        """Return the workspace of an Einsum, or of its gradient for an operand, in bytes."""
         equation, result = op.attrs["equation"], self.result_bytes(op, op.result)
         operands = [self.operand_bytes(op, position) for position, _ in op.operands]
         if of_gradient is None:
@@ -159,16 +179,18 @@ class StepProgram:
 
 
 def operand_of(op: Operator, position: int) -> Tensor:
+    """Return the operand of an operator at an input position that isn't static."""
     tensor = op.inputs[position]
     assert tensor is not None
     return tensor
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:
+    """Return the bytes of the largest shard after a step of a path."""
     after = step if isinstance(step, HaloStep) else step.target
     return math.prod(after.largest_local_shape(path.shape)) * item_bytes
 
 
 def _is_view(step: Step | HaloStep) -> bool:
-    """Slices of whole rows take no memory: TensorFlow has them lie where the rows are."""
+    """Return whether a step slices whole rows: TensorFlow makes that a view of its operand, which takes no memory."""
     return isinstance(step, Step) and step.kind == "slice" and step.source.splits[1:] == step.target.splits[1:]

@@ -1,4 +1,4 @@
-"""What the backward pass makes again, since it wasn't kept: resharded copies, and what is computed again."""
+"""Replay what the backward pass produces again because it wasn't saved: regathered copies and rematerialized results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .program import COPIES, OVERWRITE, RESULTS, StepProgram, operand_of
 
 
 class Again:
-    """Values as the backward pass reads them: as they were kept, or made again, each once.
+    """Tensors as the backward pass reads them: saved, regathered or rematerialized, each at most once.
 
-    Everything that is made waits for ``gradient``, the one whose coming asks for it.
+    Regathering and rematerialization wait for ``gradient``, the gradient whose arrival at an operator asks for them.
     """
 
     def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
@@ -27,17 +27,20 @@ class Again:
         self._values: dict[str, Buffer] = {}
 
     def clear(self) -> None:
-        """Nothing has been made again: the next slice of a batch begins."""
+        """Forget what was regathered and rematerialized, before the next micro-batch begins."""
         for made in (self._shared, self._taken, self._values):
             made.clear()
 
     @property
     def n_made(self) -> int:
-        """How many tensors have been made again so far."""
+        """The number of tensors rematerialized so far; views of operands count, too."""
         return len(self._values)
 
     def make(self, op: Operator, gradient: Buffer) -> None:
-        """What an operator's gradient reads and wasn't kept."""
+        """Regather or rematerialize the operands that an operator's gradient reads and that weren't saved.
+
+        An operand whose copy a collective regathers is included even if another operator is the one that reads it.
+        """
         exchanged = self.view.rules[op.name].exchanged(self.view.strategy.configs[op.name])
         for position, tensor in op.operands:
             is_own = (op.name, position) in self.backward.kept_operands and not (exchanged and position == 0)
@@ -45,7 +48,7 @@ class Again:
                 self.forward.taken[op.name, position] = self.operand(op, position, gradient)
 
     def operand(self, op: Operator, position: int, gradient: Buffer) -> Buffer:
-        """What an operator took, in the backward pass."""
+        """Return an operator's operand as the backward pass reads it, and regather or rematerialize it if need be."""
         key = op.name, position
         if key not in self._taken:
             tensor = operand_of(op, position)
@@ -66,7 +69,7 @@ class Again:
         return self._taken[key]
 
     def value(self, tensor: Tensor, gradient: Buffer) -> Buffer:
-        """A tensor as its producer left it, in the backward pass."""
+        """Return a tensor in its produced layout as the backward pass reads it, and rematerialize it if need be."""
         op = self.view.graph.producers[tensor.name]
         viewed = viewed_operand(op, tensor.name)
         if tensor.name not in self._values and op.name in self.view.recomputed:
@@ -77,7 +80,7 @@ class Again:
         return self._values.get(tensor.name, self.forward.values[tensor.name])
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
-        """Whether a collective brings an operand once more, whoever reads it then."""
+        """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
         resharding = self.view.resharding(tensor, self.view.demand(op, position))
         to_shared, router = self.places.to_shared(tensor), self.program.router
         return (self.view.is_remade(op, position) and router.route(resharding).forward.communicates) or (
@@ -87,7 +90,7 @@ class Again:
         )
 
     def _shared_copy(self, op: Operator, position: int, to_shared: Resharding, source: Buffer, gradient: Buffer) -> Buffer:
-        """The copy that all consumers share, in the backward pass."""
+        """Return the copy that all consumers of an operand share as the backward pass reads it; regather it if need be."""
         name = operand_of(op, position).name
         path = self.program.router.route(to_shared).forward
         follows = source is not self.forward.values[name] and not path.communicates
@@ -96,6 +99,7 @@ class Again:
         return self._shared.get(name, self.forward.shared[name])
 
     def _compute(self, op: Operator, gradient: Buffer) -> None:
+        """Rematerialize an operator: compute its results from operands as the backward pass reads them."""
         program = self.program
         operands = [(self.operand(op, i, gradient), program.operand_bytes(op, i)) for i, _ in op.operands]
         made: list[Buffer] = []
@@ -112,5 +116,6 @@ class Again:
             program.add([buffer for buffer, _ in operands], made, program.scratch_bytes(op), overwrites)
 
     def _resharded(self, resharding: Resharding, source: Buffer, gradient: Buffer) -> Buffer:
+        """Reshard a buffer once ``gradient`` has arrived; return the copy."""
         path = self.program.router.route(resharding).forward
         return self.program.move(path, source, resharding.item_bytes, COPIES, after=gradient)

@@ -1,7 +1,7 @@
-"""Loading: each rank reads the slices that are its pieces, under whatever plan, mesh or number of ranks.
+"""Load a checkpoint: each rank reads the slices that are its shards, under any plan, mesh or number of ranks.
 
-RestoreV2 reads any slice of a variable, however it was cut when it was saved. What the checkpoint says about itself is read
-once, by rank 0, and held against the state before anything is changed.
+RestoreV2 reads any slice of a variable, however the variable was cut when it was saved. Rank 0 reads the metadata once, and
+it is compared with the state before anything is changed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from .place import Place
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
-# How much is read before it is handed to the variables: enough to keep the disk busy, little beside a model.
+# The bytes that are read before they are assigned to variables: enough to keep the disk busy, few beside a model's.
 BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """A slice of a saved variable, and the variable that takes it."""
+    """A slice of a saved variable, and the variable to which it is assigned.
+
+    If ``bounds`` isn't None, the entry is read completely, and these elements of it are assigned.
+    """
 
     entry: str
     spec: str
@@ -39,13 +42,13 @@ class Wanted:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
-    """What a checkpoint says about itself: variables, whose they are, and the JSON that was saved with it.
+    """Return a checkpoint's metadata: its variables, the objects that own them, and the JSON that was saved with it.
 
     Args:
-        path: the prefix, or a folder: then its latest checkpoint.
+        path: the prefix, or a folder, of which the latest checkpoint is read.
 
     Raises:
-        InputError: there is none, it wasn't saved by TensorOpt, or it isn't whole.
+        InputError: there is no such checkpoint, it wasn't saved by TensorOpt, or it is incomplete.
     """
     return read_at(find(path))
 
@@ -57,25 +60,25 @@ def restore(
     processes: Processes,
     objects: Objects | None = None,
 ) -> Metadata:
-    """Give a state the values of a checkpoint; all ranks call it together.
+    """Assign a checkpoint's values to a state. All ranks call it together.
 
-    Of the model and of the optimizer, the state must have all variables that the checkpoint has, or none: weights can be
-    loaded without the optimizer.
+    The state must have either all or none of the checkpoint's variables of the model, and likewise of the optimizer: weights
+    can be loaded without the optimizer.
 
     Args:
-        path: the prefix, or a folder: then its latest checkpoint.
-        entries: the state; equal on all ranks but for the pieces.
-        ranks: the ranks that this process builds, in the order of the entries' pieces.
+        path: the prefix, or a folder, of which the latest checkpoint is loaded.
+        entries: the state; equal on all ranks except for the shards.
+        ranks: the ranks that this process builds, in the order of the entries' shards.
         processes: the processes that take part.
-        objects: where it is given, the variables of Keras objects are found by their position and not by their names,
-            which Keras numbers again when a model is built again.
+        objects: the user's objects. If given, the variables of Keras objects are found by their position and not by their
+            names, which Keras numbers again when a model is built again.
 
     Returns:
-        What the checkpoint says about itself.
+        The checkpoint's metadata.
 
     Raises:
-        InputError: there is no such checkpoint, it is of another model, damaged or not whole. Only if it turns out to be
-            damaged while it is read, some variables have new values.
+        InputError: there is no such checkpoint, it is of another model, damaged or incomplete. Some variables have new
+            values only if the damage is found while the values are read.
     """
     place, metadata = on_rank_0(processes, lambda: found_at(path))
     variables = variables_of(entries)
@@ -85,13 +88,13 @@ def restore(
 
 
 def found_at(path: str | os.PathLike[str]) -> tuple[Place, Metadata]:
-    """Where a checkpoint is and what it says; raises InputError as :func:`read_metadata` does."""
+    """Return a checkpoint's place and metadata; raise InputError like :func:`read_metadata`."""
     place = find(path)
     return place, read_at(place)
 
 
 def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> dict[str, str]:
-    """The saved names of variables that have other names now, by their position in the user's objects."""
+    """Return the saved names of variables that have other names now, by their position in the user's objects."""
     names = {}
     for root, current in order.items():
         saved = metadata.objects.get(root, ())
@@ -101,7 +104,7 @@ def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> di
 
 
 def check_same(place: Place, metadata: Metadata, variables: Sequence[Variable], names: Mapping[str, str]) -> list[Saved]:
-    """The saved variables for these, in their order.
+    """Return the saved variable for each of these variables.
 
     Raises:
         InputError: a variable is missing on one side, or has another shape or type.
@@ -129,7 +132,7 @@ OTHER_MODEL = "load it into the model that it was saved from"
 
 
 def read_all(place: Place, variables: Sequence[Variable], saved: Sequence[Saved], ranks: Sequence[int]) -> None:
-    """Read the ranks' pieces of these variables from the saved ones, a few at a time."""
+    """Read the ranks' shards of these variables from the saved ones, a few at a time."""
     batch: list[Wanted] = []
     for variable, source in zip(variables, saved, strict=True):
         for rank, target in zip(ranks, variable.pieces, strict=True):

@@ -1,15 +1,15 @@
-"""One save to a prefix at a time: a lock file that says who holds it, and that no dead process holds for ever.
+"""Allow one save to a prefix at a time, by a lock file that names its holder and that no dead process holds for ever.
 
-The file is made beside the target and linked to its name, which one process alone can do, on NFS too. Whether its holder
-still lives is told
+The file is made beside the target and linked to its name, which only one process can do, on NFS too. To decide whether the
+holder still lives:
 
-    on this machine, since its last start   by the process, and by when that started
-    on this machine, before                 it doesn't
-    elsewhere, or in another container      by the file, which the holder touches every few seconds: one that stays as it is
-                                            for ``STALE_S`` is left over. No clocks of two machines are compared
+    on this machine, since its last start   look at the process, and at when it started
+    on this machine, before                 it doesn't live
+    elsewhere, or in another container      look at the file, which the holder touches every few seconds: one that doesn't
+                                            change for ``STALE_S`` is left over. No clocks of two machines are compared
 
-Who finds a lock of the dead takes its place. A holder that was taken for dead, since it stood still for so long, notices
-before it puts its checkpoint in place.
+A process that finds a dead holder's lock takes its place. A holder that was taken for dead, because it stood still for so
+long, notices that before it puts its checkpoint in place.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Holder:
     """A process that saves.
 
     Attributes:
-        machine: its boot and namespace of processes, within which a process id means the same.
+        machine: the machine's boot and namespace of processes, within which a process id is unique.
         started: when the process started, in the machine's own units.
         since: when it took the lock, for people to read.
-        token: of this lock, which no other has.
+        token: identifies this lock; no other lock has it.
     """
 
     host: str
@@ -54,7 +54,7 @@ class Holder:
 
     @classmethod
     def here(cls) -> Holder:
-        """This process."""
+        """Return a holder for this process, with a new token."""
         return cls(
             host=socket.gethostname(),
             machine=_machine(),
@@ -69,11 +69,11 @@ class Holder:
 
     @property
     def is_gone(self) -> bool | None:
-        """Whether it has ended; None where that can't be seen from here."""
+        """Return whether the process has ended; None if that can't be seen from here."""
         if self.machine == _machine():
             return _started(self.pid) != self.started
         has_same_host = self.host == socket.gethostname()
-        # The same machine, started again: its namespace of processes is of another boot.
+        # The same machine after a restart: the process ran in an earlier boot, so it has ended.
         return True if has_same_host and self.machine.split()[0] != _machine().split()[0] else None
 
 
@@ -82,7 +82,7 @@ class Lock:
 
     Args:
         file: the lock file.
-        what: what it is about, for sentences.
+        what: the prefix, for messages.
     """
 
     def __init__(self, file: Path, what: str) -> None:
@@ -92,14 +92,14 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds it, as far as it knows."""
+        """Return whether this object holds the lock, as far as it knows."""
         return self._own is not None
 
     def acquire(self) -> None:
         """Take the lock.
 
         Raises:
-            TensorOptError: another process saves to this prefix; the sentence says which.
+            TensorOptError: another process saves to this prefix; the message says which.
             InputError: the folder can't be written.
         """
         own = Holder.here()
@@ -107,7 +107,7 @@ class Lock:
             while not self._link(own):
                 found = self._read()
                 if found is None:
-                    time.sleep(LOOK_S)  # of one that is being made there may be no more than the name yet
+                    time.sleep(LOOK_S)  # a lock file that is just being made may still be empty
                     found = self._read()
                 if found is not None and not self._is_left_over(found):
                     raise TensorOptError(self._refusal(found))
@@ -126,17 +126,17 @@ class Lock:
         threading.Thread(target=self._touch, name="tensoropt-lock", daemon=True).start()
 
     def check(self) -> None:
-        """See that this process still holds the lock.
+        """Check that this process still holds the lock.
 
         Raises:
-            TensorOptError: another one has taken it, since this one seemed dead.
+            TensorOptError: another process has taken it, since this one seemed dead.
         """
         found = self._read()
         if found is None or found != self._own:
             raise TensorOptError(self._refusal(found))
 
     def release(self) -> None:
-        """Give the lock back, where it is still this process's."""
+        """Release the lock, if this process still holds it."""
         own, self._own = self._own, None
         self._done.set()
         if own is None:
@@ -154,7 +154,7 @@ class Lock:
         )
 
     def _link(self, own: Holder) -> bool:
-        """Make the lock file with all that is in it; False if there is one."""
+        """Make the lock file with its content; return False if there is one already."""
         text, beside = json.dumps(asdict(own)), self.file.with_name(f"{self.file.name}.{own.token}")
         try:
             beside.write_text(text)
@@ -171,7 +171,10 @@ class Lock:
         return True
 
     def _create(self, text: str) -> bool:
-        """Where there are no links: the file is there a moment before what is in it."""
+        """Make the lock file on a file system without links; return False if there is one already.
+
+        The file then exists for a moment before its content is written.
+        """
         try:
             with self.file.open("x") as file:
                 file.write(text)
@@ -180,17 +183,17 @@ class Lock:
         return True
 
     def _read(self) -> Holder | None:
-        """Who holds the lock, as the file says; None where it isn't there or isn't whole."""
+        """Return the holder that the lock file names; None if the file is missing or incomplete."""
         try:
             return Holder(**json.loads(self.file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     def _is_left_over(self, found: Holder) -> bool:
-        """Whether the holder is gone; elsewhere only time tells."""
+        """Return whether the holder has ended. If it runs elsewhere, wait to see whether it still touches the file."""
         is_gone = found.is_gone
         if is_gone is not None:
-            # A save of this process that was cut short, or one that another of its threads does.
+            # If this process is the holder: its save was cut short, or another of its threads is saving (a token in _held).
             is_own = found.pid == os.getpid() and found.machine == _machine()
             return is_gone or (is_own and found.token not in _held)
         before, until = self._stamp(), time.monotonic() + STALE_S
@@ -201,7 +204,10 @@ class Lock:
         return True
 
     def _stamp(self) -> object:
-        """What changes when the holder touches its lock; opened, which a shared folder answers afresh."""
+        """Return a stamp that changes when the holder touches its lock; None if the file is gone.
+
+        The file is opened, so that a shared folder answers with current values.
+        """
         try:
             with self.file.open() as file:
                 status = os.fstat(file.fileno())
@@ -210,7 +216,7 @@ class Lock:
         return status.st_ino, status.st_mtime_ns
 
     def _remove(self, found: Holder | None) -> None:
-        """Remove what a dead process left; never the lock of one that was quicker to do so."""
+        """Remove the lock of a dead process, but never that of a process which was quicker to take it over."""
         with _alone_in(self.file.parent), contextlib.suppress(FileNotFoundError):
             if self._read() == found:
                 self.file.unlink()
@@ -223,10 +229,10 @@ class Lock:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Among those who remove what is left over, as far as the file system has such locks: not on NFS.
+    """Exclude other processes that remove left-over locks, where the file system has such locks, which NFS hasn't.
 
-    There two may find a lock left over at the same moment, and the slower one remove that of the quicker one, who notices by
-    :meth:`Lock.check`.
+    Without them two processes may find a lock left over at the same moment, and the slower one may remove that of the
+    quicker one, which notices by :meth:`Lock.check`.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -248,7 +254,7 @@ _held: set[str] = set()
 
 
 def _machine() -> str:
-    """This boot of this machine, and this namespace of processes on it."""
+    """Return text that identifies this boot of this machine, and this namespace of processes on it."""
     boot, namespace = "", ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -258,9 +264,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started; "" if there is none."""
+    """Return when a process started; "" if there is none."""
     try:
-        # After the name, which may have spaces: the 22nd field.
+        # The 22nd field, counted after the name, which may have spaces.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""

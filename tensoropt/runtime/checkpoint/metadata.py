@@ -1,4 +1,7 @@
-"""What a checkpoint says about itself, in an entry of its own: its variables, whose they are, and what the caller added."""
+"""Read and write a checkpoint's metadata: its variables, the objects that own them, and the caller's content.
+
+It is stored in an entry of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ FORMAT, VERSION = "tensoropt checkpoint", 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A variable in a checkpoint."""
+    """A variable in a checkpoint, with its global shape and its type."""
 
     name: str
     shape: Shape
@@ -36,12 +39,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Attributes:
-    variables: in the order of the model.
-    objects: of each of the user's objects (``model``, ``optimizer``) the names of its variables in its own order, None
-        for one that isn't in the checkpoint; a Keras model that is built again finds its variables by their position.
-    content: what the caller of ``save`` gave: JSON.
-    n_files: of how many data files the checkpoint is made.
+    """A checkpoint's metadata.
+
+    Attributes:
+        variables: the variables, in the order of the model.
+        n_files: the number of the checkpoint's data files.
+        objects: for each of the user's objects (``model``, ``optimizer``), the names of its variables in its own order, None
+            for a variable that isn't in the checkpoint. A Keras model that is built again finds its variables by their
+            position.
+        content: the JSON that the caller of ``save`` gave.
     """
 
     variables: tuple[Saved, ...]
@@ -57,13 +63,16 @@ class Metadata:
         content: Mapping[str, Any],
         n_files: int,
     ) -> Metadata:
+        """Return the metadata of a checkpoint with these variables."""
         return cls(tuple(Saved(v.name, v.shape, v.dtype) for v in variables), n_files, objects, content)
 
     @property
     def by_name(self) -> dict[str, Saved]:
+        """The saved variables, by name."""
         return {saved.name: saved for saved in self.variables}
 
     def to_json(self) -> str:
+        """Return the metadata as JSON text."""
         return json.dumps(
             {
                 "format": FORMAT,
@@ -77,7 +86,11 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str | bytes, prefix: str) -> Metadata:
-        """Raises InputError where it was written by another version."""
+        """Return metadata from its JSON text.
+
+        Raises:
+            InputError: it is damaged or has another version.
+        """
         with reading_value("checkpoint", prefix):
             value = parse_json(text.encode() if isinstance(text, str) else text)
             if value["version"] != VERSION:
@@ -99,7 +112,7 @@ def _saved(name: str, shape: list[int], dtype: str) -> Saved:
 
 
 def find(path: str | os.PathLike[str]) -> Place:
-    """Where a checkpoint is: its prefix, or a folder whose ``checkpoint`` file names its latest.
+    """Return the place of a checkpoint, given by its prefix or by a folder whose ``checkpoint`` file names its latest.
 
     Raises:
         InputError: there is none.
@@ -126,10 +139,10 @@ def find(path: str | os.PathLike[str]) -> Place:
 
 
 def read_at(place: Place) -> Metadata:
-    """What the checkpoint in this place says about itself.
+    """Return the metadata of the checkpoint in this place.
 
     Raises:
-        InputError: it isn't one of ours, is damaged, or a file is missing.
+        InputError: the checkpoint wasn't saved by TensorOpt, is damaged, or a file is missing.
     """
     with reading(place):
         reader = tf.train.load_checkpoint(place.prefix)
@@ -157,14 +170,14 @@ RECOVER = "copy all of its files, or load another checkpoint"
 
 @contextlib.contextmanager
 def reading(place: Place) -> Iterator[None]:
-    """Say in one sentence that a checkpoint can't be read.
+    """Report in one sentence that a checkpoint can't be read.
 
     Raises:
-        InputError: TensorFlow or the system could not read it.
+        InputError: TensorFlow or the system couldn't read it.
     """
     try:
         yield
-    # TensorFlow's reader has Python errors for some of its own: an IndexError for a file that was cut off.
+    # TensorFlow's reader raises Python errors for some of its own, such as an IndexError for a file that was cut off.
     except (OSError, tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise InputError(
             describe(f"checkpoint '{place.prefix}' is damaged or not a checkpoint", got=f"'{reason(error)}'", advice=RECOVER)

@@ -1,8 +1,9 @@
-"""The user's own objects in a checkpoint, so that ``tf.train.Checkpoint(model=model, optimizer=optimizer)`` restores it.
+"""Describe the user's objects in a checkpoint, as ``tf.train.Checkpoint`` needs them to restore it.
 
-TensorFlow finds a variable by its path of attributes from the root, in the graph of objects that every checkpoint has in
-an entry of its own; there each variable names the entry with its value. The graph here is that of the user's objects, and
-the entries are ours.
+Then ``tf.train.Checkpoint(model=model, optimizer=optimizer)`` restores the checkpoint. TensorFlow finds a variable by its
+path of attributes from the root. The paths are in the graph of objects, an entry that every checkpoint has. In it each
+variable names the entry with its value. The graph that is written here is that of the user's objects, and it names
+TensorOpt's entries.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ COUNTER = "save_counter"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
-    """Attributes:
-    roots: what ``tf.train.Checkpoint`` would be given: ``{"model": model, "optimizer": optimizer}``.
-    names: pairs of a variable of theirs (Keras's or TensorFlow's) and its name in the checkpoint (:func:`name_of`).
+    """The user's objects, with the names of their variables in a checkpoint.
+
+    Attributes:
+        roots: the arguments that ``tf.train.Checkpoint`` would get: ``{"model": model, "optimizer": optimizer}``.
+        names: pairs of a variable of the roots (Keras's or TensorFlow's) and its name in the checkpoint (:func:`name_of`).
     """
 
     roots: Mapping[str, Any]
@@ -32,14 +35,14 @@ class Objects:
 
     @property
     def name_by_id(self) -> dict[int, str]:
-        """By the identity of a variable, and of the TensorFlow variable in a Keras variable."""
+        """The names by the ``id`` of a variable, and of the TensorFlow variable in a Keras variable."""
         found = {}
         for variable, name in self.names:
             found[id(variable)] = found[id(_inner(variable))] = name
         return found
 
     def order(self) -> dict[str, tuple[str | None, ...]]:
-        """The names of each root's variables in its own order; None for one that isn't in the checkpoint."""
+        """Return the names of each root's variables in its own order; None for a variable that isn't in the checkpoint."""
         by_id = self.name_by_id
         return {
             root: tuple(by_id.get(id(variable)) for variable in value.variables)
@@ -53,10 +56,10 @@ def _inner(variable: Any) -> Any:
 
 
 def object_graph(objects: Objects | None) -> bytes:
-    """The graph of objects, with the entries of their variables and of the counter of saves; serialized.
+    """Return the serialized graph of objects, with the entries of their variables and of the save counter.
 
-    TensorFlow's own counter of saves is among them: ``assert_consumed`` asks for it, and ``tf.train.CheckpointManager``
-    goes on from its value.
+    TensorFlow's own save counter is among them: ``assert_consumed`` asks for it, and ``tf.train.CheckpointManager``
+    continues from its value.
     """
     root = tf.train.Checkpoint(**(objects.roots if objects is not None else {}))
     by_id = {id(root.save_counter): COUNTER, **(objects.name_by_id if objects is not None else {})}
@@ -76,7 +79,7 @@ def object_graph(objects: Objects | None) -> bytes:
 
 
 def _mark_holders(graph: TrackableObjectGraph) -> None:
-    """Mark the objects from which a saved variable can be reached; TensorFlow complains of no other that is missing."""
+    """Mark the objects from which a saved variable can be reached. TensorFlow complains only of these if one is missing."""
     holders = {i for i, node in enumerate(graph.nodes) if node.attributes}
     parents: dict[int, list[int]] = {}
     for i, node in enumerate(graph.nodes):

@@ -1,12 +1,12 @@
-"""Which rank writes which part of which variable, and what SaveV2 calls a part.
+"""Decide which rank writes which part of which variable, and how SaveV2 names a part.
 
-A variable's layout cuts it into pieces, and a piece has one holder or several that hold replicas. The holders share the
-work: they cut the piece into as many parts as they are, and each writes its own, so that a model which is replicated on
-N ranks is saved N times as fast as by one. Small pieces have one part, and the holders of different variables take turns.
+A variable's layout cuts it into shards, and a shard has one holder, or several that hold replicas. The holders share the
+work: they cut the shard into as many parts as there are holders, and each writes its own. So a model that is replicated on N
+ranks is saved N times as fast as by one rank. Small shards have one part, and the holders of different variables take turns.
 Every element of a variable is in exactly one part.
 
-A part is also at most ``PART_BYTES`` long: RestoreV2 reads a stored part whole, even for a few of its rows, so that the
-longest part is what a rank must have room for beside its own pieces.
+A part is also at most ``PART_BYTES`` long. RestoreV2 reads a stored part completely, even for a few of its rows, so a rank
+must have room for the longest part beside its own shards.
 """
 
 from __future__ import annotations
@@ -24,30 +24,38 @@ Bounds = tuple[tuple[int, int], ...]
 SizedItem = TypeVar("SizedItem", bound="Sized")
 
 PART_BYTES = 32 << 20
-# A part has a few hundred bytes in the index and costs some microseconds: shorter ones are not worth more writers.
+# A part takes a few hundred bytes in the index and some microseconds: shorter parts are not worth more writers.
 SHARED_BYTES = 64 << 10
-# What one call of SaveV2 writes, so that copies of parts never amount to more.
+# The bytes that one call of SaveV2 writes at most, about, so that copies of parts never take more memory.
 SHARD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Elements of a variable that one rank writes; ``bounds`` are per dimension start and end in the whole variable."""
+    """The elements of a variable that one rank writes.
+
+    Attributes:
+        bounds: for each dimension, start and end in the global variable.
+    """
 
     variable: Variable
     bounds: Bounds
 
     @property
     def n_bytes(self) -> int:
+        """The bytes of the part."""
         return math.prod(end - start for start, end in self.bounds) * self.variable.item_bytes
 
     @property
     def spec(self) -> str:
+        """SaveV2's name of the slice."""
         return slice_spec(self.variable.shape, self.bounds)
 
 
 def slice_spec(shape: Shape, bounds: Bounds) -> str:
-    """What SaveV2 and RestoreV2 call a slice: ``6 2 0,3:-`` are the first 3 rows of 6 by 2; empty for the whole.
+    """Return how SaveV2 and RestoreV2 name a slice; empty for the global variable.
+
+    ``6 2 0,3:-`` are the first 3 rows of 6 by 2.
 
     >>> slice_spec((6, 2), ((0, 3), (0, 2)))
     '6 2 0,3:-'
@@ -62,7 +70,7 @@ def slice_spec(shape: Shape, bounds: Bounds) -> str:
 
 
 def parts_of_rank(variables: Sequence[Variable], rank: int) -> Iterator[Part]:
-    """The parts that a rank writes of those variables that are saved in slices."""
+    """Yield the parts that a rank writes of those variables that are saved in slices."""
     for turn, variable in enumerate(variables):
         if variable.in_slices:
             for bounds in _bounds_of_rank(variable, rank, turn):
@@ -84,12 +92,12 @@ def _bounds_of_rank(variable: Variable, rank: int, turn: int) -> list[Bounds]:
 
 
 def holders_of(layout: Layout, rank: int) -> tuple[int, ...]:
-    """The ranks that hold replicas of this rank's piece, itself among them, in order."""
+    """Return the ranks that hold replicas of this rank's shard, itself among them, in order."""
     return layout.mesh.group(tuple(axis for axis in layout.mesh.axes if axis not in layout.split_axes), rank)
 
 
 def _cut(piece: Bounds, n_parts: int) -> list[Bounds]:
-    """Cut a piece along its first dimension where that is long enough, else along the longest."""
+    """Cut a shard into parts along its first dimension if that is long enough, else along the longest."""
     extents = [end - start for start, end in piece]
     if n_parts == 1 or not extents:
         return [piece]
@@ -100,14 +108,14 @@ def _cut(piece: Bounds, n_parts: int) -> list[Bounds]:
 
 
 class Sized(Protocol):
-    """Anything of a number of bytes."""
+    """Anything with a number of bytes."""
 
     @property
     def n_bytes(self) -> int: ...
 
 
 def shards(items: Sequence[SizedItem]) -> list[list[SizedItem]]:
-    """Items in order, in runs of about ``SHARD_BYTES``: each becomes one file."""
+    """Return the items in order, in runs of about ``SHARD_BYTES``, each of which becomes one file."""
     numbers, total = [], 0
     for item in items:
         numbers.append(total // SHARD_BYTES)

@@ -1,10 +1,10 @@
-"""A checkpoint's files: made in a folder beside the target, and in its place all at once or not at all.
+"""Put a checkpoint's files in place: they are made in a folder beside the target, and replace it all at once or not at all.
 
-A checkpoint ``run/ckpt`` is ``run/ckpt.index`` with ``run/ckpt.data-00000-of-00003`` and so on. The new one is written
-and made safe on the disk in ``run/.ckpt.partial/``. Then its data files move beside the target, and the rename of its
-index is the moment at which it replaces the old one. Data files of the old checkpoint have other names, since
-whoever writes the new one makes another number of files; they are removed last. Whenever this is cut short, the index
-that is there has all of its data files.
+A checkpoint ``run/ckpt`` is ``run/ckpt.index`` with ``run/ckpt.data-00000-of-00003`` and so on. The new one is written and
+synced to the disk in ``run/.ckpt.partial/``. Then its data files move beside the target, and the rename of its index is the
+moment at which it replaces the old one. Data files of the old checkpoint have other names, since the new one is made with
+another number of files; they are removed last. Whenever this is cut short, the index that is in place has all of its data
+files.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ _REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint is: ``folder / name`` is its prefix."""
+    """The place of a checkpoint: ``folder / name`` is its prefix."""
 
     folder: Path
     name: str
 
     @classmethod
     def of(cls, prefix: str | os.PathLike[str]) -> Place:
-        """Raises InputError where the prefix has no name or is no path of a file system."""
+        """Return the place of a prefix.
+
+        Raises:
+            InputError: the prefix has no name or isn't a path of a file system.
+        """
         text = os.fspath(prefix)
         if "://" in text or not os.path.basename(text):
             raise InputError(
@@ -50,23 +54,25 @@ class Place:
 
     @property
     def prefix(self) -> str:
+        """The checkpoint's prefix, ``folder/name``."""
         return str(self.folder / self.name)
 
     @property
     def index(self) -> Path:
+        """The checkpoint's index file."""
         return self.folder / f"{self.name}.index"
 
     @property
     def scratch(self) -> Path:
-        """The folder in which a new checkpoint is made; whatever is in it was cut short."""
+        """The folder in which a new checkpoint is made. Files that are already in it are from a save that was cut short."""
         return self.folder / f".{self.name}.partial"
 
     def lock(self) -> Lock:
-        """What one save alone may hold at a time, not held yet."""
+        """Return the lock that only one save may hold at a time, not held yet."""
         return Lock(self.folder / f".{self.name}.lock", self.prefix)
 
     def data_files(self) -> dict[tuple[int, int], Path]:
-        """The files there are, by (number, of how many)."""
+        """Return the existing data files by (number, count of files)."""
         found = {}
         for file in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _DATA_FILE.fullmatch(file.name.removeprefix(self.name)) if file.name.startswith(self.name) else None
@@ -75,7 +81,7 @@ class Place:
         return found
 
     def prepare(self, lock: Lock) -> None:
-        """Make the target's folder where it isn't there, take the lock, and make the empty scratch folder.
+        """Make the target's folder if it doesn't exist, take the lock, and make the empty scratch folder.
 
         Raises:
             InputError: the folder can't be made or written.
@@ -97,11 +103,11 @@ class Place:
             ) from error
 
     def discard(self) -> None:
-        """Remove the scratch folder with all that is in it."""
+        """Remove the scratch folder with all its files."""
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def commit(self) -> None:
-        """Put the checkpoint that was merged in the scratch folder, under this name, in this place."""
+        """Move the checkpoint that was merged in the scratch folder, under this name, to this place."""
         made = Place(self.scratch, self.name)
         with writing(self, made.index, 0):
             files = made.data_files()
@@ -117,14 +123,14 @@ class Place:
                 _unlink(file)
 
     def remove(self) -> None:
-        """Remove the checkpoint; its index first, so that no part of it is ever taken for a whole."""
+        """Remove the checkpoint; its index first, so that a part of it is never taken for a complete checkpoint."""
         _unlink(self.index)
         for file in self.data_files().values():
             _unlink(file)
 
 
 def make_safe(file: Path) -> None:
-    """Have a file (or a folder's list of files) on the disk, so that not even a power cut undoes it."""
+    """Sync a file (or a folder's list of files) to the disk, so that not even a power cut undoes it."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,10 +145,10 @@ def _unlink(file: Path) -> None:
 
 @contextlib.contextmanager
 def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
-    """Say in one sentence which file of a checkpoint couldn't be written, and how many bytes it needed.
+    """Report in one sentence which file of a checkpoint couldn't be written, and how many bytes it needed.
 
     Raises:
-        TensorOptError: TensorFlow or the system could not write.
+        TensorOptError: TensorFlow or the system couldn't write the file.
     """
     try:
         yield
@@ -161,10 +167,10 @@ def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Why it failed, without the rest of TensorFlow's message."""
+    """Return why writing or reading failed, without the rest of TensorFlow's message."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    # Where the system refused, messages end with "FILE; REASON [Op:NAME]".
+    # If the system refused, messages end with "FILE; REASON [Op:NAME]".
     message = str(error).splitlines()[0]
     match = _REASON.search(message)
     return match[1] if match else message.split("}} ")[-1].split(" [Op:")[0]
@@ -174,7 +180,7 @@ def keep_newest(place: Place, max_to_keep: int | None) -> None:
     """Enter a new checkpoint in its folder's ``checkpoint`` file, and remove the oldest there beyond ``max_to_keep``.
 
     The file is TensorFlow's: ``tf.train.latest_checkpoint`` and ``tf.train.CheckpointManager`` read it. Paths in it are
-    relative, so that the folder may move.
+    relative, so that the folder may be moved.
     """
     names = [Path(path).name for path in kept(place.folder)]
     names = [name for name in names if name != place.name and Place(place.folder, name).index.exists()] + [place.name]
@@ -192,7 +198,7 @@ def _writer(text: str) -> Callable[[Path], object]:
 
 
 def kept(folder: Path) -> list[str]:
-    """The prefixes that a folder's ``checkpoint`` file lists, oldest first; none where it can't be read."""
+    """Return the prefixes that a folder's ``checkpoint`` file lists, oldest first; none if it can't be read."""
     try:
         state = _list_in(folder)
     except InputError:
@@ -201,7 +207,7 @@ def kept(folder: Path) -> list[str]:
 
 
 def latest_in(folder: Path) -> str | None:
-    """The prefix that a folder's ``checkpoint`` file has for the latest, if its files are there.
+    """Return the prefix that a folder's ``checkpoint`` file has for the latest; None without one or without its index.
 
     Raises:
         InputError: the file can't be read.
@@ -212,7 +218,11 @@ def latest_in(folder: Path) -> str | None:
 
 
 def _list_in(folder: Path) -> Any:
-    """What a folder's ``checkpoint`` file says; None without one."""
+    """Return the state in a folder's ``checkpoint`` file, with complete paths; None without the file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     file = folder / "checkpoint"
     if not file.is_file():
         return None

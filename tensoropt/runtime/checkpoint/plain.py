@@ -1,4 +1,4 @@
-"""A checkpoint in a plain Keras model and its optimizer: one process, without a plan."""
+"""Load a checkpoint into a plain Keras model and its optimizer, in one process without a plan."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .variable import Variable
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: Any = None) -> Metadata:
-    """Give a plain Keras model, an optimizer, or both, the values of a checkpoint, on one process.
+    """Load a checkpoint's values into a plain Keras model, an optimizer, or both, in one process.
 
     Args:
-        path: the prefix, or a folder: then its latest checkpoint.
-        model: built, with the variables of the model that was saved.
-        optimizer: of the kind that was saved; built for ``model`` where it isn't yet.
+        path: the prefix, or a folder, of which the latest checkpoint is loaded.
+        model: a built model with the variables of the saved one.
+        optimizer: an optimizer of the saved kind; it is built for ``model`` if it isn't yet.
 
     Returns:
-        What the checkpoint says about itself.
+        The checkpoint's metadata.
 
     Raises:
-        InputError: there is no such checkpoint, it is of another model, damaged or not whole, or saved without Keras.
+        InputError: there is no such checkpoint, it is of another model, damaged, incomplete, or saved without Keras.
     """
     place, metadata = found_at(path)
     roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
@@ -64,6 +64,6 @@ def _pairs(place: Place, metadata: Metadata, root: str, value: Any) -> list[tupl
 
 
 def _plain(variable: Any, saved: Saved) -> Variable:
-    """A whole Keras variable, as one piece."""
+    """Return a Keras variable as one replicated shard."""
     layout = Layout.replicated(Mesh.of(1), len(saved.shape))
     return Variable(saved.name, saved.shape, saved.dtype, layout, (variable._value,))

@@ -1,12 +1,12 @@
-"""Saving: each rank writes its parts into files of its own, which rank 0 joins into one checkpoint.
+"""Save a checkpoint: each rank writes its parts into its own files, which rank 0 joins into one checkpoint.
 
 1. Rank 0 takes the prefix's lock (``lock.py``) and makes an empty folder beside the target (``place.py``).
-2. Each rank writes its parts (``parts.py``) with SaveV2, a file for each gigabyte. Nothing is communicated but variables of
-   types that can't be saved in slices, which one rank collects.
-3. Rank 0 writes what the checkpoint says about itself, joins the files with MergeV2Checkpoints, which rewrites only their
-   small indices, and puts the result in its place.
+2. Each rank writes its parts (``parts.py``) with SaveV2, a file for each gigabyte. The only values that ranks exchange are
+   those of variables whose type can't be saved in slices, which one rank collects.
+3. Rank 0 writes the checkpoint's metadata, joins the files with MergeV2Checkpoints, which rewrites only their small indices,
+   and puts the result in its place.
 
-After each step the ranks agree on whether it went well on all.
+After each step the ranks agree on whether it succeeded on all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from .variable import Variable, entry_of, variables_of
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What SaveV2 writes as an entry: a whole tensor, or the slice that ``spec`` says; made when it is its turn."""
+    """One entry for SaveV2: a complete tensor, or the slice that ``spec`` names.
+
+    ``make`` returns the tensor; it is called only when the entry is written.
+    """
 
     entry: str
     spec: str
@@ -58,26 +61,27 @@ def save(
     number: int | None = None,
     max_to_keep: int | None = None,
 ) -> str:
-    """Save a state as one checkpoint in TensorFlow's format; all ranks call it together.
+    """Save a state as one checkpoint in TensorFlow's format. All ranks call it together.
 
     Args:
-        prefix: ``folder/name``; the folder is made where it isn't there, and must be one that all machines share. A
-            checkpoint that is there stays whole until the new one takes its place.
-        entries: the state; equal on all ranks but for the pieces.
-        ranks: the ranks that this process builds, in the order of the entries' pieces: one, or all of them.
+        prefix: ``folder/name``. The folder is made if it doesn't exist, and must be shared by all machines. An existing
+            checkpoint stays complete until the new one takes its place.
+        entries: the state; equal on all ranks except for the shards.
+        ranks: the ranks that this process builds, in the order of the entries' shards: one, or all of them.
         processes: the processes that take part.
-        metadata: JSON to keep with it.
+        metadata: JSON to keep in the checkpoint.
         objects: the user's model and optimizer, for ``tf.train.Checkpoint``; only rank 0's is used.
-        number: makes the prefix ``folder/name-number``, such as the step, and is the counter of saves in it.
-        max_to_keep: of the checkpoints that are listed in the folder's ``checkpoint`` file, remove all but so many newest.
+        number: a number such as the step, which makes the prefix ``folder/name-number``, and is the save counter in the
+            checkpoint.
+        max_to_keep: how many of the newest checkpoints to keep of those listed in the folder's ``checkpoint`` file.
 
     Returns:
         The prefix with its number.
 
     Raises:
-        InputError: the folder can't be written; two variables of one name; metadata that isn't JSON.
-        TensorOptError: another run saves to this prefix, or writing failed, on this rank or another one; what was there
-            before is as it was.
+        InputError: the folder can't be written, two variables have one name, or the metadata isn't JSON.
+        TensorOptError: another run saves to this prefix, or writing failed, on this rank or another one. The files that were
+            there before are unchanged.
     """
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
@@ -119,7 +123,7 @@ def _find_scratch(place: Place, processes: Processes) -> None:
 
 
 def _items(variables: Sequence[Variable], ranks: Sequence[int], processes: Processes) -> dict[int, list[Item]]:
-    """By rank of this process, what it writes."""
+    """Return, for each rank of this process, the items that it writes."""
     items = {rank: [_part_item(part, rank, i) for part in parts_of_rank(variables, rank)] for i, rank in enumerate(ranks)}
     wholes = [variable for variable in variables if not variable.in_slices]
     for turn, variable in enumerate(wholes):
@@ -145,7 +149,10 @@ def _part_item(part: Part, rank: int, position: int) -> Item:
 
 
 def _whole(variable: Variable, ranks: Sequence[int], processes: Processes, writer: int) -> Callable[[], Any] | None:
-    """On the process that writes it, how to make the whole of a variable that can't be saved in slices."""
+    """Return, on the writing process, a function that makes the global value of a variable that can't be saved in slices.
+
+    Return None on the other processes.
+    """
     if not variable.layout.split_axes:
         return variable.pieces[0].value if processes.rank == writer else None
     held = {
@@ -168,7 +175,7 @@ def _whole(variable: Variable, ranks: Sequence[int], processes: Processes, write
 
 
 def _write_shards(place: Place, rank: int, items: Sequence[Item]) -> list[str]:
-    """Write items into files of this rank, and return their prefixes."""
+    """Write items into files of this rank, and return the files' prefixes."""
     prefixes = []
     for i, shard in enumerate(shards(items)):
         prefixes.append(str(place.scratch / f"rank-{rank:05d}-{i:05d}"))
@@ -179,7 +186,7 @@ def _write_shards(place: Place, rank: int, items: Sequence[Item]) -> list[str]:
 def _write(place: Place, prefix: str, items: Sequence[Item]) -> None:
     file = Path(f"{prefix}.data-00000-of-00001")
     with writing(place, file, sum(item.n_bytes for item in items)):
-        # Pieces on a GPU are copied to the host for the file.
+        # Shards on a GPU are copied to the host to be written.
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
                 prefix=prefix,
@@ -192,7 +199,7 @@ def _write(place: Place, prefix: str, items: Sequence[Item]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnEntries:
-    """What the checkpoint says about itself."""
+    """The checkpoint's own entries: its metadata, the graph of the user's objects, and the save counter."""
 
     variables: Sequence[Variable]
     content: Mapping[str, Any]
@@ -200,6 +207,7 @@ class OwnEntries:
     counter: int
 
     def items(self, n_files: int) -> list[Item]:
+        """Return the items to write, for a checkpoint of ``n_files`` data files."""
         order = self.objects.order() if self.objects is not None else {}
         text = Metadata.of(self.variables, order, self.content, n_files).to_json().encode()
         graph = object_graph(self.objects)
@@ -222,7 +230,7 @@ def _join(place: Place, files: Sequence[str], own: OwnEntries, lock: Lock, max_t
                 )
             )
     joined = list(files)
-    # One file more where the checkpoint that is there would have as many, and files of the same names.
+    # One more file if the existing checkpoint has the same number, and thus files of the same names.
     n_own = 2 if len(files) + 1 in _file_counts(place) else 1
     items = own.items(len(files) + n_own)
     for i, own_items in enumerate([items] if n_own == 1 else [items[:1], items[1:]]):
@@ -237,7 +245,10 @@ def _join(place: Place, files: Sequence[str], own: OwnEntries, lock: Lock, max_t
 
 
 def _file_counts(place: Place) -> set[int]:
-    """Of how many data files the checkpoint that is there is made; several where it isn't one of ours."""
+    """Return how many data files the existing checkpoint has, as a set.
+
+    The set is empty without a checkpoint, and may have several numbers if TensorOpt didn't write it.
+    """
     if not place.index.exists():
         return set()
     with contextlib.suppress(TensorOptError):

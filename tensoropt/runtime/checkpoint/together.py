@@ -1,4 +1,4 @@
-"""An action that may fail on some ranks only: then it fails on all, with one sentence."""
+"""Run an action that may fail on some ranks only, such that it then fails on all, with one message."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Value = TypeVar("Value")
 
 
 def together(processes: Processes, action: Callable[[], Value]) -> Value:
-    """Run an action on every rank and wait for all; this rank's result.
+    """Run an action on every rank and wait for all; return this rank's result.
 
-    The action must not communicate. Its TensorOptError on any rank becomes the error of the lowest such rank on all
-    ranks; other exceptions are this rank's own, and end the run.
+    The action must not communicate. Its TensorOptError on any rank becomes the error of the lowest such rank on all ranks.
+    Other exceptions are raised on their own rank only, and end the run.
     """
     failed: TensorOptError | None = None
     try:
@@ -31,7 +31,7 @@ def together(processes: Processes, action: Callable[[], Value]) -> Value:
 
 
 def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
-    """Rank 0's result (picklable) of an action, or its error, on every rank."""
+    """Run an action on rank 0. Return its result (picklable), or raise its error, on every rank."""
     return processes.broadcast(together(processes, action if processes.rank == 0 else _nothing))
 
 

@@ -1,4 +1,4 @@
-"""A variable as a checkpoint knows it: a name, a shape, a type, and where its pieces are."""
+"""A variable in a checkpoint: its name, shape, type, layout and shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
 from ...reschedule.layout import Layout, Shape
 
-# The types of which RestoreV2 can copy slices. Variables of other types (float16 above all) are saved whole.
+# The types of which RestoreV2 can copy slices. Variables of other types (float16 above all) are saved unsliced.
 SLICED_TYPES = frozenset(
     "bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool complex64 complex128".split(),
 )
@@ -23,10 +23,14 @@ VALUE = "VARIABLE_VALUE"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable:
-    """Attributes:
-    name: in the checkpoint, such as ``model/dense/kernel``.
-    dtype: TensorFlow's name of it.
-    pieces: those of the ranks that this process builds.
+    """A variable to save or to load.
+
+    Attributes:
+        name: the name in the checkpoint, such as ``model/dense/kernel``.
+        shape: the global shape.
+        dtype: TensorFlow's name of the type.
+        layout: the layout of the shards.
+        pieces: the shards of the ranks that this process builds.
     """
 
     name: str
@@ -37,20 +41,25 @@ class Variable:
 
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:
+        """Return the variable of a state entry."""
         return cls(name_of(entry), tuple(entry.shape), entry.dtype, entry.layout, entry.variables)
 
     @property
     def item_bytes(self) -> int:
+        """The bytes of one element."""
         return int(tf.as_dtype(self.dtype).size)
 
     @property
     def n_bytes(self) -> int:
-        """Of the whole variable."""
+        """The bytes of the global variable."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def in_slices(self) -> bool:
-        """Whether each rank writes and reads slices of its own; else one rank writes the whole and all read it."""
+        """Return whether each rank writes and reads slices of its own.
+
+        Otherwise one rank writes the global value, and all ranks read it.
+        """
         return self.dtype in SLICED_TYPES and self.n_bytes > 0
 
     def __str__(self) -> str:
@@ -58,17 +67,17 @@ class Variable:
 
 
 def name_of(entry: StateEntry) -> str:
-    """The name of an entry in a checkpoint: ``model/<variable>`` or ``optimizer/<step>/<variable>``."""
+    """Return the name of an entry in a checkpoint: ``model/<variable>`` or ``optimizer/<step>/<variable>``."""
     return f"{MODEL if entry.step is None else OPTIMIZER}/{entry.key}"
 
 
 def entry_of(name: str) -> str:
-    """The entry of a variable in the file: its name, and the ending by which TensorFlow's Checkpoint knows values."""
+    """Return the entry of a variable in the file: its name, with the suffix by which TensorFlow finds values."""
     return f"{name}/.ATTRIBUTES/{VALUE}"
 
 
 def variables_of(entries: Sequence[StateEntry]) -> list[Variable]:
-    """The variables of a state.
+    """Return the variables of a state.
 
     Raises:
         InputError: two of them have the same name.

@@ -1,1 +1,1 @@
-"""Communicators that carry out rescheduling steps between real devices."""
+"""Communicators that run collectives between real devices."""

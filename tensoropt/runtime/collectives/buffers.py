@@ -1,4 +1,4 @@
-"""Memory for what collectives receive."""
+"""Allocate memory for what collectives receive."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy.typing as npt
 # TensorFlow takes over a NumPy array without a copy only if it starts on this boundary (its allocators' alignment).
 ALIGNMENT = 64
 
-# glibc's names for them, from malloc.h.
+# Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised C-contiguous array that starts on a 64-byte boundary."""
+    """Return an uninitialised C-contiguous array that starts on a 64-byte boundary."""
     resolved = np.dtype(dtype)
     n_bytes = math.prod(shape) * resolved.itemsize
     memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
-    # Not ctypes.data and views, which take a microsecond longer.
+    # Not by ctypes.data and views, which take a microsecond longer.
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
     return np.ndarray(shape, resolved, memory, start)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed blocks of up to 32 MB for the next step, instead of giving them back to the system.
+    """Make the C library keep freed blocks of up to 32 MB for the next step, instead of giving them back to the system.
 
     A fresh block costs a page fault for every 4 KB: at 1 MB that is more than the collective itself. Settings of the user
-    (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``) stay; another C library than glibc is left alone.
+    (``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_``) stay. C libraries other than glibc are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -45,18 +45,18 @@ def keep_freed_memory() -> None:
 
 
 class Scratch:
-    """Named pieces of memory that grow and are used again: fresh large ones cost more in page faults than a copy."""
+    """Named buffers that grow and are reused: fresh large ones cost more in page faults than a copy."""
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
     @property
     def n_bytes(self) -> int:
-        """What all pieces take."""
+        """The bytes of all buffers."""
         return sum(piece.nbytes for piece in self._memory.values())
 
     def take(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
+        """Return a flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
         resolved = np.dtype(dtype)
         n_bytes = count * resolved.itemsize
         if name not in self._memory or self._memory[name].nbytes < n_bytes:

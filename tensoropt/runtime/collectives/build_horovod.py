@@ -1,8 +1,9 @@
-"""``make horovod``: build Horovod against this environment's TensorFlow and MPI, and install it.
+"""Build Horovod against this environment's TensorFlow and MPI, and install it (``make horovod``).
 
-Horovod 0.28.1, its newest release, is of before TensorFlow moved XLA's headers. Its sources are built as they are: the
-headers are given to the compiler under their old names as well. TensorFlow's wheels lack two libraries' headers that
-its own include; Debian has them. The wheel is kept in the cache, for environments with the same Python, TensorFlow and MPI.
+Horovod 0.28.1, its newest release, dates from before TensorFlow moved XLA's headers. Its sources are built unchanged: the
+compiler finds the headers under their old names as well. TensorFlow's wheels lack the headers of two libraries that
+TensorFlow's own headers include; Debian has them. The wheel is kept in the cache, for environments with the same Python,
+TensorFlow and MPI.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MOVED_HEADERS = {
     "shape.h": "shape.h",
     "xla_data.pb.h": "xla_data.pb.h",
 }
-"""Below ``tensorflow/compiler/xla`` in TensorFlow 2.12, below ``xla`` since."""
+"""Paths of headers: below ``tensorflow/compiler/xla`` in TensorFlow 2.12, and below ``xla`` since."""
 TOOLS = ("g++", "cmake", "make")
-"""Which Debian has in packages of the same names."""
+"""Tools of the build, which Debian has in packages of the same names."""
 DEBIAN_PACKAGES = {"highwayhash/hh_types.h": "libhighwayhash-dev", "farmhash.h": "libfarmhash-dev"}
 BUILT_WITH = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -42,13 +43,13 @@ BUILT_WITH = {
 
 
 def missing(include: Path = Path("/usr/include")) -> list[str]:
-    """What the build needs and this machine lacks, as names of Debian's packages."""
+    """Return what the build needs and this machine lacks, as names of Debian's packages."""
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
     return lacking + [package for header, package in DEBIAN_PACKAGES.items() if not (include / header).is_file()]
 
 
 def write_forwarding_headers(folder: Path) -> None:
-    """Files by the old names that include the new ones."""
+    """Write headers under the old names that include those of the new names."""
     for old, new in MOVED_HEADERS.items():
         header = folder / "tensorflow" / "compiler" / "xla" / old
         header.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def write_forwarding_headers(folder: Path) -> None:
 
 
 def wheel_folder() -> Path | None:
-    """Where the wheel for this Python, TensorFlow and MPI is kept; None where nothing is."""
+    """Return the folder of the wheel for this Python, TensorFlow and MPI; None if there is no cache."""
     cache = cache_folder()
     if cache is None:
         return None
@@ -66,10 +67,10 @@ def wheel_folder() -> Path | None:
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel into a folder.
+    """Build the wheel into a folder and return its path.
 
     Raises:
-        InputError: something that it needs is missing, or the compiler failed.
+        InputError: something that the build needs is missing, or pip failed.
     """
     lacking = missing()
     if lacking:
@@ -96,7 +97,7 @@ def _pip(command: str, *arguments: str, environ: Mapping[str, str] = os.environ)
 
 
 def build_environment(environ: Mapping[str, str], headers: Path) -> dict[str, str]:
-    """The environment of the build: MPI's compiler is the one beside this Python, if there is one."""
+    """Return the environment of the build. MPI's compiler is the one beside this Python, if there is one."""
     changed = dict(environ) | BUILT_WITH
     changed["CPATH"] = os.pathsep.join([str(headers), *filter(None, [environ.get("CPATH")])])
     changed["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", "")])
@@ -114,7 +115,7 @@ def _version_of(*distributions: str) -> str:
 
 
 def main() -> int:
-    """Build, unless that was done before, and install."""
+    """Build Horovod, unless that was done before, and install it; return the exit code."""
     kept = wheel_folder()
     with tempfile.TemporaryDirectory() as temporary:
         folder = kept or Path(temporary)

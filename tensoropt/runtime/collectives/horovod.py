@@ -1,11 +1,11 @@
-"""Collectives by Horovod's operators: inside the graph, with a process set for each group.
+"""Run collectives by Horovod's operators, inside the graph, with a process set for each group.
 
-Horovod is optional, and often built for something else than what is installed: :func:`load_horovod` says so before anything
-runs. Its operators wait for each other by name, so they need no order, and no thread of TensorFlow's waits in them. Horovod
-itself names those for which only some ranks have come.
+Horovod is optional, and often built for another TensorFlow or MPI than the installed one: :func:`load_horovod` checks that
+before anything runs. Its operators match each other by name, so they need no order, and no thread of TensorFlow waits in
+them. Horovod itself reports collectives that only some ranks have reached.
 
-Its reduce-scatter isn't used: the second one of a name ends Horovod 0.28.1, whose cache of responses knows all operators but
-this one ("No corresponding ResponseType for provided RequestType"). An all-to-all and a sum move as much.
+Its reduce-scatter isn't used: the second one of a name ends Horovod 0.28.1, whose cache of responses knows all operators
+except this one ("No corresponding ResponseType for provided RequestType"). An all-to-all and a sum move as much.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 MAKE = "make it again with make horovod"
 WARN_S = 60.0
-"""After how long Horovod names collectives for which some ranks wait; half of a shorter timeout."""
+"""Seconds after which Horovod reports collectives in which some ranks wait; half of the timeout if that is shorter."""
 
 _MOVES = frozenset({tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool})
-# What it moves in place of elements that it doesn't know, by their size in bytes.
+# The types as which Horovod moves elements of unknown types, by their size in bytes.
 _MOVED_AS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 def load_horovod() -> Any:
-    """The module ``horovod.tensorflow``.
+    """Return the module ``horovod.tensorflow``.
 
     Raises:
-        InputError: there is none, or it was built for another TensorFlow or MPI.
+        InputError: there is none, it was built for another TensorFlow or MPI, or it can't be loaded.
     """
     spec = find_spec("horovod")
     if spec is None or spec.origin is None:
@@ -83,12 +83,12 @@ def _built_for(metadata: Path) -> str:
 
 
 def horovod_version() -> str:
-    """Of the installed distribution, with the TensorFlow that it was built for."""
+    """Return the version of the installed Horovod, with the TensorFlow for which it was built."""
     return f"{importlib.metadata.version('horovod')} for TensorFlow {tf.__version__}"
 
 
 def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """The MPI libraries that this process has loaded; none where the system doesn't tell."""
+    """Return the paths of the MPI libraries that this process has loaded; empty if the system doesn't say."""
     try:
         lines = maps.read_text().splitlines()
     except OSError:
@@ -98,10 +98,10 @@ def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
 
 
 def name_stalls(environ: MutableMapping[str, str], timeout: float) -> None:
-    """Have Horovod name collectives for which some ranks wait, ahead of the timeout. A user's own setting stays."""
+    """Make Horovod report collectives in which some ranks wait, before the timeout. A user's own setting stays."""
     if math.isinf(timeout):
         timeout = 2 * WARN_S
-    # Whole seconds, of which 0 would be never.
+    # Whole seconds; 0 would mean never.
     environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, math.floor(min(WARN_S, timeout / 2)))))
 
 
@@ -110,8 +110,8 @@ class _Running:
     """Horovod as it runs in this process.
 
     Attributes:
-        members: their ranks in the world.
-        sets: the numbers of process sets, by their members' ranks among these.
+        members: the members' ranks in MPI's COMM_WORLD.
+        sets: the numbers of process sets, by the ranks of their members among ``members``.
     """
 
     members: tuple[int, ...]
@@ -119,11 +119,11 @@ class _Running:
 
 
 _running: list[_Running] = []
-"""The one that is, if any: Horovod is started for a whole process."""
+"""The running Horovod, if any: Horovod is started once for a whole process."""
 
 
 def _start(hvd: Any, comm: Comm) -> _Running:
-    """Horovod for the ranks of a communicator; graphs that were built for others can't be run any more."""
+    """Start Horovod for the ranks of a communicator. Graphs that were built for other ranks can't run any more."""
     from mpi4py import MPI
 
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -154,7 +154,7 @@ def _start(hvd: Any, comm: Comm) -> _Running:
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.init(comm=comm)
     _running.append(_Running(members))
-    # Horovod's own way is to go down with the first rank that ends, whatever the others still wait for.
+    # By itself Horovod shuts down with the first rank that ends, whatever the others still wait for.
     shutdown = hvd.mpi_ops._basics.shutdown
     if at_the_very_end(shutdown):
         atexit.unregister(shutdown)
@@ -162,15 +162,16 @@ def _start(hvd: Any, comm: Comm) -> _Running:
 
 
 class HorovodCollectives:
-    """Collectives as operators of a graph, on flat tensors; rank r of ``comm`` is device r of the mesh.
+    """Collectives as operators of a graph, on flat tensors. Rank r of ``comm`` is device r of the mesh.
 
-    Making a process set is itself a collective of all ranks: it is made when a graph that is being built first needs it.
+    Making a process set is itself a collective of all ranks. It happens when a graph that is being built first needs the
+    set.
 
     Args:
-        agree: says whether all ranks mean the same, in one text; raises on all of them where they don't.
+        agree: checks that all ranks call it with the same text; raises on all of them if they don't.
 
     Raises:
-        InputError: Horovod can't be used here, or not the same one on all ranks.
+        InputError: Horovod can't be used here, or differs between ranks.
     """
 
     def __init__(self, comm: Comm, mesh: Mesh, agree: Callable[[str], None]) -> None:
@@ -182,21 +183,25 @@ class HorovodCollectives:
         self._numbers = count()
 
     def check_running(self) -> None:
-        """Raises InputError where Horovod was started for other ranks since: numbers of process sets mean others then."""
+        """Check that Horovod wasn't started again for other ranks, which would change the meaning of process sets' numbers.
+
+        Raises:
+            InputError: it was.
+        """
         if not _running or _running[0] is not self._running:
             raise InputError("Horovod was started again for a plan with other devices; build the graph of this plan again")
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """The members' tensors, one after the other in group order."""
+        """Return the members' tensors, concatenated in group order."""
         return _unpacked(self._emit("horovod_allgather", axes, name, _packed(flat)), flat.dtype)
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: tf.Tensor, name: str) -> tf.Tensor:
-        """What the members send to this rank, one after the other; ``counts[i]`` elements go to member i."""
+        """Return what the members send to this rank, concatenated; ``counts[i]`` elements go to member i."""
         received, _ = self._emit("horovod_alltoall", axes, name, _packed(flat), splits=counts)
         return _unpacked(received, flat.dtype)
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
-        """The members' tensors combined by "sum" or "max"."""
+        """Return the members' tensors combined by "sum" or "max"."""
         reduce_op = {"sum": self._hvd.Sum, "max": self._hvd.Max}[op]
         factors = {"prescale_factor": 1.0, "postscale_factor": 1.0}
         summed = self._emit("horovod_allreduce", axes, name, _summable(value), reduce_op=reduce_op, **factors)
@@ -206,16 +211,16 @@ class HorovodCollectives:
         emit = getattr(self._hvd.mpi_ops.MPI_LIB, operator)
         results = emit(value, name=name, process_set_id=self._process_set(axes), **arguments)
         op = (results if isinstance(results, tf.Tensor) else results[0]).op
-        # Else TensorFlow would run two that look the same as one, on the ranks where they do.
+        # Otherwise TensorFlow would merge two operators that look the same, on the ranks where they do.
         op._set_attr("_tensoropt_number", tf.compat.v1.AttrValue(i=next(self._numbers)))
         return results
 
     def _process_set(self, axes: Axes) -> int:
-        """The number of the set of this rank's group."""
+        """Return the number of the process set of this rank's group."""
         groups = sorted({self._mesh.group(axes, rank) for rank in range(self._mesh.n_devices)})
         sets = self._running.sets
         if len(groups) == 1:
-            return 0  # all ranks: Horovod's own
+            return 0  # all ranks: Horovod's own set
         if groups[0] not in sets:
             self._agree(f"process sets {axes_text(axes)}")
             for group in groups:
@@ -224,7 +229,11 @@ class HorovodCollectives:
 
 
 def _packed(value: tf.Tensor) -> tf.Tensor:
-    """Elements as Horovod can move them."""
+    """Return a tensor in a type that Horovod can move.
+
+    Raises:
+        InputError: there is none of this size.
+    """
     if value.dtype.is_complex:
         return _pairs(value)
     if value.dtype in _MOVES:
@@ -244,7 +253,7 @@ def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _summable(value: tf.Tensor) -> tf.Tensor:
-    """Elements as Horovod can sum them."""
+    """Return a tensor in a type that Horovod can sum."""
     return _pairs(value) if value.dtype.is_complex else tf.cast(value, sum_type(value.dtype))
 
 
@@ -261,9 +270,9 @@ def _of_pairs(pairs: tf.Tensor) -> tf.Tensor:
 
 
 def sum_type(dtype: tf.DType) -> tf.DType:
-    """The type in which elements of a (real) type are summed: types of 16 bits and less in wider ones, as in the NumPy sums.
+    """Return the type in which elements of a (real) type are summed: wider for types of 16 bits and less, as in NumPy sums.
 
-    What leaves an integer's range wraps around alike.
+    Sums that exceed an integer's range wrap around likewise.
     """
     if dtype.is_floating:
         return tf.float32 if dtype.size <= 2 else dtype

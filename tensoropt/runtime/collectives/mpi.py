@@ -1,9 +1,9 @@
-"""Collectives between processes by mpi4py, one sub-communicator for each set of mesh axes.
+"""Run collectives between processes by mpi4py, with one sub-communicator for each set of mesh axes.
 
-MPI only moves bytes here; sums are NumPy's, always in the order of the group's ranks. So every dtype works (bfloat16,
-bool), replicas are equal to the bit on all ranks, and the result is the simulation's. Against Open MPI 5's own sums on
-shared memory, 2 ranks on 2 cores: all-reduce is 1.1 to 1.4 times as fast from 4 MB up, equal at 1 MB, and 20 to 60 us slower
-below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
+MPI only moves bytes here. Sums are computed by NumPy, always in the order of the group's ranks. So every dtype works
+(bfloat16, bool), replicas are equal to the bit on all ranks, and the results equal those of the simulation. Against Open MPI
+5's own sums on shared memory, 2 ranks on 2 cores: all-reduce is 1.1 to 1.4 times as fast from 4 MB up, equal at 1 MB, and 20
+to 60 us slower below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
 ``mpirun -n 2 python -m mpi4py tests/runtime/collectives/collectives_worker.py time`` measures again.
 
     all-reduce       2 members           exchange halves, add, exchange sums; with naps in parts
@@ -11,11 +11,11 @@ below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
                      else                all-to-all of chunks, add, all-gather in place
     reduce-scatter                       all-to-all, add
 
-What is received to be added is received in rounds, so that it takes no more than ``ROUND_BYTES``.
+Values to be added are received in rounds, so that they take no more than ``ROUND_BYTES``.
 
-A communicator may give way to another one, whose collectives go on at the same time in another thread: the trailing chain
-to the urgent one. It has its own groups, so that no message of one meets a message of the other, and its own workspace. All
-that it exchanges travels in parts, since what is urgent comes out of the link behind those under way; and it naps longer.
+A communicator may give way to another one, whose collectives run at the same time in another thread: the trailing chain
+gives way to the urgent one. It has its own groups, so that messages of the two never mix, and its own workspace. It
+exchanges everything in parts, since an urgent message leaves the link only after the parts under way. It also naps longer.
 """
 
 from __future__ import annotations
@@ -45,28 +45,31 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 AWAKE_S, NAP_S = 5e-5, 5e-5
-"""How long a rank looks before its first nap, and how long it naps: a link of 1 Gb/s moves 6 KiB meanwhile."""
+"""Seconds that a rank polls before its first nap, and of a nap: a link of 1 Gb/s moves 6 KiB meanwhile."""
 
 PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
-"""Of what travels in parts, bytes of one, and how many are under way at once.
+"""The bytes of one part of a message that is sent in parts, and how many parts are under way at once.
 
-What has come is added while the rest is on its way, and what is urgent waits for 2 ms of a link of 1 Gb/s at most. With all
-parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
+Received parts are added while the rest is on its way, and an urgent message waits for at most 2 ms of a link of 1 Gb/s. With
+all parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
 2289, 2072 and 2117, with two of 512 KiB 2231.
 """
-_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags
+_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags of messages
 
 TRAILING_NAP_S = 2e-4
-"""How long one that gives way naps: parts under way keep the link busy, and each look takes a core from what is computed."""
+"""Seconds of a nap of a communicator that gives way.
 
-# NumPy's characters of types that MPI has, among those that training moves most.
+Parts under way keep the link busy meanwhile, and each poll takes a core from computation.
+"""
+
+# NumPy's type characters of MPI's types, of those that training moves most.
 _MPI_TYPES = frozenset("fdilq")
-# What MPI moves in place of other elements of so many bytes: it need not know what they are, and has no type for some.
+# The types as which MPI moves other elements, by their size: it needn't know what they are, and has no type for some.
 _OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class Outbox:
-    """Parts of arrays on their way to members of a group, few at once."""
+    """A queue of array parts to send to members of a group, of which few are under way at once."""
 
     def __init__(self, group: Comm, gives_way: bool) -> None:
         self._group, self._gives_way = group, gives_way
@@ -74,30 +77,30 @@ class Outbox:
         self._sending: list[MPI.Request] = []
 
     def add(self, flat: Array, member: int, tag: int) -> None:
-        """Have an array sent in parts, after what was added before."""
+        """Queue an array to be sent in parts, after all that was added before."""
         self._waiting.extend((flat[part], member, tag) for part in _parts(flat, PART_BYTES))
 
     def arriving(self, flat: Array, member: int, tag: int) -> list[tuple[slice, MPI.Request]]:
-        """What a member sends so, received into an array: its parts in order."""
+        """Start to receive into an array what a member sends by :meth:`add`; return its parts in order, with requests."""
         parts = _parts(flat, PART_BYTES)
         return [(part, self._group.Irecv(_opaque(flat[part]), member, tag)) for part in parts]
 
     def look(self) -> None:
-        """Send what may be sent now."""
+        """Send as many queued parts as may be under way."""
         self._sending = [request for request in self._sending if not request.Test()]
         while self._waiting and len(self._sending) < PARTS_UNDER_WAY:
             part, member, tag = self._waiting.popleft()
             self._sending.append(self._group.Isend(_opaque(part), member, tag))
 
     def wait_for(self, requests: Iterable[MPI.Request]) -> None:
-        """Return when all are done; sends meanwhile."""
+        """Wait until all requests are done, and send queued parts meanwhile."""
         if self._gives_way:
             _wait(list(requests), self.look, awake_s=0.0, nap_s=TRAILING_NAP_S)
         else:
             _wait(list(requests), self.look)
 
     def empty(self) -> None:
-        """Return when all is sent."""
+        """Wait until all parts are sent."""
         self.look()
         while self._sending:
             self.wait_for(self._sending[:1])
@@ -106,11 +109,11 @@ class Outbox:
 class MpiCommunicator:
     """A :class:`~tensoropt.reschedule.communicator.Communicator` over the processes of an MPI communicator.
 
-    Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are
-    formed by :meth:`prepare` alone, never on first use. ``on_collective`` is called before each collective begins.
+    Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are formed
+    only by :meth:`prepare`, never on first use. ``on_collective`` is called before each collective begins.
 
-    MPI waits by looking again and again, which takes a core. With ``naps`` a rank that waits sleeps between its looks, and
-    leaves the core to what is computed meanwhile. One that ``gives_way`` to another naps, too.
+    MPI waits by polling, which takes a core. With ``naps`` a waiting rank sleeps between its polls, and leaves the core to
+    computation. A communicator that ``gives_way`` to another naps, too.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class MpiCommunicator:
         """Form the groups of these sets of axes. All ranks must call this with the same sets.
 
         Raises:
-            RuntimeError: the ranks ask for different groups (on every rank).
+            RuntimeError: the ranks ask for different groups. It is raised on every rank.
         """
         self._begin()
         wanted = sorted({tuple(sorted(axes)) for axes in axes_list} - self._groups.keys())
@@ -152,31 +155,31 @@ class MpiCommunicator:
             self._groups[axes] = self._comm.Split(self._mesh.index_along(others, rank), rank)
 
     def free(self) -> None:
-        """Give the groups back to MPI. All ranks must call this."""
+        """Free the groups in MPI. All ranks must call this."""
         for axes in sorted(self._groups):
             self._groups.pop(axes).Free()
 
     @property
     def workspace_bytes(self) -> int:
-        """What is kept from one collective to the next; see :mod:`...costs.collective_workspace`."""
+        """The bytes that are kept between collectives; see :mod:`...costs.collective_workspace`."""
         return self._scratch.n_bytes
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
-        """An uninitialised array that TensorFlow takes over without a copy."""
+        """Return an uninitialised array that TensorFlow takes over without a copy."""
         return aligned_empty(shape, dtype)
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
-        """A flat array that is valid until ``name`` is taken again."""
+        """Return a flat array that is valid until ``name`` is taken again."""
         return self._scratch.take(name, count, dtype)
 
     def rounds(self) -> AbstractContextManager[object]:
-        """Rounds are collectives like others."""
+        """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""
         return nullcontext()
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None
     ) -> list[Array]:
-        """The members' ``send``, in group order: consecutive parts of ``out``, or of a new array."""
+        """Return the members' ``send``, in group order: consecutive parts of ``out``, or of a new array."""
         group = self._group(axes)
         self._begin()
         counts = [prod(shape) for shape in recv_shapes]
@@ -197,7 +200,7 @@ class MpiCommunicator:
         out: Array | None = None,
         joined: Array | None = None,
     ) -> list[Array]:
-        """What the members send to this rank, in group order: consecutive parts of ``out``, or of a new array."""
+        """Return what the members send to this rank, in group order: consecutive parts of ``out``, or of a new array."""
         group = self._group(axes)
         self._begin()
         counts = [prod(shape) for shape in recv_shapes]
@@ -208,11 +211,11 @@ class MpiCommunicator:
     def reduce_scatter(
         self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None
     ) -> Array:
-        """The sum of what the members send to this rank, in group order."""
+        """Return the sum of what the members send to this rank, added in group order."""
         group = self._group(axes)
         self._begin()
         own = self.empty(own_shape, sends[0].dtype)
-        # What goes to a member has the same size on all ranks.
+        # All ranks send arrays of the same size to a member.
         most_bytes = max(piece.nbytes for piece in sends) * len(sends)
         n_rounds = max(1, -(-most_bytes // ROUND_BYTES))
         for number in range(n_rounds):
@@ -224,7 +227,7 @@ class MpiCommunicator:
         return own
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
-        """The members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
+        """Return the members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
         group = self._group(axes)
         self._begin()
         array = np.ascontiguousarray(array).reshape(array.shape)
@@ -242,7 +245,7 @@ class MpiCommunicator:
         return result
 
     def _reduce_halves(self, group: Comm, flat: Array, op: str, result: Array) -> None:
-        """Of two members the first reduces the first half, the second the rest; then they exchange what came out."""
+        """Reduce on two members: the first reduces the first half, the second the rest; then they exchange the results."""
         middle, other = flat.size // 2, 1 - group.rank
         halves = slice(None, middle), slice(middle, None)
         own, others = halves[group.rank], halves[other]
@@ -269,10 +272,10 @@ class MpiCommunicator:
         own: Array,
         others: Array,
     ) -> None:
-        """Exchange halves and then what came out, ``own`` and ``others``: the link has always something to carry.
+        """Exchange halves and then the results, ``own`` and ``others``, in parts that keep the link busy all the time.
 
-        Sums wait behind the halves: while the last half is added, those of the parts before are on their way. All that comes
-        has its place from the start, so that sends come to an end whatever the other member sends first.
+        Sums are queued behind the halves: while the last half is added, sums of the parts before are on their way. All
+        receives are posted at the start, so that sends complete whatever the other member sends first.
         """
         outbox = Outbox(group, self._gives_way)
         arriving = outbox.arriving(received, other, _HALVES)
@@ -286,9 +289,9 @@ class MpiCommunicator:
         outbox.wait_for([request for _, request in sums])
 
     def _exchange_by_parts(self, group: Comm, sends: Sequence[Array], received: Sequence[Array]) -> None:
-        """Send ``sends[i]`` to member i and receive ``received[i]`` from it, flat arrays.
+        """Send ``sends[i]`` to member i and receive ``received[i]`` from it, in parts; all arrays are flat.
 
-        All that comes has its place from the start, so that sends come to an end whatever a member sends first.
+        All receives are posted at the start, so that sends complete whatever a member sends first.
         """
         outbox, rank = Outbox(group, self._gives_way), group.rank
         received[rank][...] = sends[rank]
@@ -300,7 +303,7 @@ class MpiCommunicator:
         outbox.wait_for(arriving)
 
     def _reduce_chunks(self, group: Comm, flat: Array, op: str, result: Array) -> None:
-        """Member i reduces the i-th chunk; an element's sum is the same whatever chunk it is in."""
+        """Reduce in chunks: member i reduces the i-th chunk. An element's sum doesn't depend on which chunk it is in."""
         n_members = group.size
         bounds = [block_bounds(flat.size, n_members, member) for member in range(n_members)]
         counts = [end - start for start, end in bounds]
@@ -323,9 +326,9 @@ class MpiCommunicator:
         joined: Array | None,
         parts: Sequence[slice] | None = None,
     ) -> None:
-        """Send ``sends[i]``, or of its elements a part, to member i; what arrives fills ``received``.
+        """Send ``sends[i]``, or only the elements ``parts[i]`` of it, to member i; what arrives fills ``received``.
 
-        ``joined`` is all that ``sends`` are consecutive parts of, if known.
+        ``joined`` is the flat array of which ``sends`` are consecutive parts, if there is one.
         """
         flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
         parts = parts or [slice(0, piece.size) for piece in sends]
@@ -343,7 +346,7 @@ class MpiCommunicator:
         self._call(group, "Alltoallv", (_opaque(joined), (send_counts, places)), (_opaque(received), counts))
 
     def _call(self, group: Comm, name: str, *buffers: Any) -> None:
-        """A collective of MPI's by its name."""
+        """Call a collective of MPI by its name; with naps, its non-blocking form."""
         if self._naps:
             _wait([getattr(group, f"I{name.lower()}")(*buffers)])
         else:
@@ -371,7 +374,7 @@ class MpiCommunicator:
 
 
 def _parts(flat: Array, n_bytes: int) -> list[slice]:
-    """Consecutive parts of an array, of so many bytes but for the last; one at least."""
+    """Return consecutive parts of an array, at least one, each of about ``n_bytes`` except the last."""
     step = max(1, n_bytes // flat.dtype.itemsize)
     return [slice(start, min(start + step, flat.size)) for start in range(0, max(1, flat.size), step)]
 
@@ -382,7 +385,7 @@ def _wait(
     awake_s: float = AWAKE_S,
     nap_s: float = NAP_S,
 ) -> None:
-    """Return when all are done: without a nap if that is soon. ``meanwhile`` is called before each look."""
+    """Wait until all requests are done, without a nap if that is soon. Call ``meanwhile`` before each poll."""
     awake_until_s = time.perf_counter() + awake_s
     meanwhile()
     while not MPI.Request.Testall(requests):
@@ -392,7 +395,7 @@ def _wait(
 
 
 def _opaque(array: Array) -> Array:
-    """The array as MPI can move it; a view costs a microsecond, of which a small collective has ten."""
+    """Return the array as MPI can move it. A view costs a microsecond, of which a small collective takes ten."""
     if array.dtype.char in _MPI_TYPES:
         return array
     opaque: Array = array.reshape(-1).view(_OPAQUE[array.dtype.itemsize])
@@ -400,6 +403,6 @@ def _opaque(array: Array) -> Array:
 
 
 def _split(flat: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Consecutive parts of a flat array, as views."""
+    """Return consecutive parts of a flat array as views of these shapes."""
     ends = accumulate(prod(shape) for shape in shapes)
     return [flat[end - prod(shape) : end].reshape(shape) for shape, end in zip(shapes, ends, strict=True)]

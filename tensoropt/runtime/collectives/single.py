@@ -1,4 +1,4 @@
-"""The communicator of one device, for which no MPI is needed: every group is the device alone."""
+"""The communicator of one device, which needs no MPI: every group is the device alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SingleCommunicator:
         self._scratch = Scratch()
 
     def prepare(self, axes_list: Iterable[Axes]) -> None:
-        """Does nothing: there are no groups to form."""
+        """Do nothing: there are no groups to form."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -34,7 +34,7 @@ class SingleCommunicator:
         return self._scratch.take(name, count, dtype)
 
     def rounds(self) -> AbstractContextManager[object]:
-        """Rounds are collectives like others."""
+        """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""
         return nullcontext()
 
     def all_gather(

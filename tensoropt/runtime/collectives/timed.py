@@ -1,8 +1,7 @@
-"""A communicator that writes down how long each collective took and what memory its results take up, for holding plans
-against what they predicted.
+"""Record how long each collective took and what memory its results take, to compare plans with their predictions.
 
-TensorFlow takes over the results without a copy: their memory is neither TensorFlow's, whose profiler sees only its own, nor
-free before TensorFlow lets go of them.
+TensorFlow takes over the results without a copy. TensorFlow's profiler sees only its own memory, so it misses theirs. It is
+freed only when TensorFlow lets go of the results.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """One collective of one rank, by the communicator's clock; ``n_bytes`` in the sense of its kind, as costs have it."""
+    """One collective of one rank, timed by the communicator's clock; ``n_bytes`` is defined per kind, as in the costs."""
 
     kind: str
     axes: Axes
@@ -37,10 +36,15 @@ class TimedCall:
 
 @dataclass
 class TimedCommunicator:
-    """Attributes:
-    inner: carries out the collectives.
-    calls, memory: since they were last taken; memory with the picoseconds of the system's clock.
-    follows_memory: whether memory is written down, which takes longer than a small collective does.
+    """A communicator that records the time of each collective, and the memory of its results.
+
+    Attributes:
+        inner: the communicator that runs the collectives.
+        clock: returns the time in seconds.
+        calls: the collectives since :meth:`take` was called last.
+        memory: the changes of memory since :meth:`take_memory` was called last, with times in picoseconds of the system's
+            clock.
+        follows_memory: whether memory is recorded, which takes longer than a small collective does.
     """
 
     inner: Communicator
@@ -54,13 +58,13 @@ class TimedCommunicator:
         return self.inner.workspace_bytes
 
     def take(self) -> tuple[TimedCall, ...]:
-        """The calls so far, which are forgotten."""
+        """Return the calls recorded so far, and forget them."""
         taken = tuple(self.calls)
         self.calls.clear()
         return taken
 
     def take_memory(self) -> tuple[MemoryEvent, ...]:
-        """What was taken up and let go of so far, which is forgotten."""
+        """Return the allocations and releases recorded so far, and forget them."""
         taken = tuple(self.memory)
         self.memory.clear()
         return taken
@@ -73,7 +77,7 @@ class TimedCommunicator:
 
     @contextmanager
     def rounds(self) -> Iterator[None]:
-        """The calls of the rounds are one, of their bytes and seconds together."""
+        """Record the calls within this context as one call, with the sums of their bytes and seconds."""
         before = len(self.calls)
         yield
         calls, self.calls[before:] = self.calls[before:], []
@@ -119,7 +123,7 @@ class TimedCommunicator:
         self.calls.append(TimedCall(kind, axes, n_bytes, started, self.clock() - started))
 
     def _followed(self, result: Array) -> Array:
-        """Note that a new result is there now, and, once nothing refers to its memory any more, that it is not."""
+        """Record a new result's memory, and its release once nothing refers to it any more. Return the result."""
         if not self.follows_memory:
             return result
         owner = result

@@ -1,14 +1,15 @@
-"""What others choose, under the same costs: one algorithm a module, each ``search(task) -> Answer`` (see :mod:`.task`).
+"""Find the strategies that other algorithms choose, under the same costs.
 
-Each has a space of its own, within which its result is exact; OptCNN's is the one that the frontier is searched in.
+Each algorithm is a module with a function ``search(task) -> Answer`` (see :mod:`.task`). Each has a space of its own, within
+which its result is exact; OptCNN's is the space that the frontier is searched in.
 
-| name | module | what it gives |
+| name | module | result |
 |---|---|---|
 | ``data-parallel`` | :mod:`.data_parallel` | one point |
 | ``one-weird-trick`` | :mod:`.one_weird_trick` | one point |
 | ``optcnn`` | :mod:`.optcnn` | one point: the least time |
 | ``tofu`` | :mod:`.tofu` | one point: every tensor split over all devices |
-| ``mesh-tensorflow`` | :mod:`.mesh_tensorflow` | a frontier: a logical dimension is split the same way everywhere |
+| ``mesh-tensorflow`` | :mod:`.mesh_tensorflow` | a frontier: each logical dimension is split the same way everywhere |
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ SPACES = MappingProxyType(
         "mesh-tensorflow": "mesh-tensorflow: each logical dimension split the same way everywhere",
     }
 )
-"""In words, of those that have spaces of their own."""
+"""The spaces of the baselines that have their own, in words."""
 
 
 def search_baseline(task: Task, algorithm: str) -> Answer:
-    """What one of BASELINES answers to a task.
+    """Return the answer of one of BASELINES to a task.
 
     Raises:
         ValueError: there is no such baseline.
-        InfeasibleError: it has no strategy.
+        InfeasibleError: the baseline has no strategy.
     """
     if algorithm not in BASELINES:
         raise ValueError(f"unknown baseline {algorithm!r}; choose one of {', '.join(BASELINES)}")

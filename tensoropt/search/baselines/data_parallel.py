@@ -1,8 +1,8 @@
-"""Data parallelism: every operator splits the batch over all axes, parameters are replicated.
+"""Build data parallelism's strategy: every operator splits the batch over all mesh axes; parameters are replicated.
 
-What the batch is of an operator follows from the placeholders' leading dimension (:mod:`.dimensions`). Reductions over the
-batch leave partial sums, which whoever takes them asks for in whole; the gradients of parameters are summed over all
-devices. Where the batch is too short, or doesn't divide where it must, it is split over as many axes as it can be.
+Which factor of an operator is the batch follows from the placeholders' leading dimension (:mod:`.dimensions`). Reductions
+over the batch produce partial sums, which consumers ask for replicated; the gradients of parameters are summed over all
+devices. Where the batch is too short, or isn't divisible where it must be, it is split over as many axes as it can be.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .task import Answer, Task
 
 
 def search(task: Task) -> Answer:
-    """Data parallelism's one point."""
+    """Return data parallelism's one point."""
     return of_one_strategy(task, configs(task), "data-parallel")
 
 
 def configs(task: Task) -> dict[str, Config]:
-    """A config for every operator, by name."""
+    """Return data parallelism's config for every operator, by name."""
     batch = batch_dimension(task.operators, task.rules, logical_dimensions(task.operators, task.rules))
     factors = {} if batch is None else by_operator(batch, task.rules)
     axes = () if batch is None else longest_split(batch, task.mesh, task.rules)

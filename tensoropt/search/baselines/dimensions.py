@@ -1,8 +1,9 @@
-"""Logical dimensions: factors of different operators that are one, since tensors carry them from the one to the other.
+"""Find a model's logical dimensions: factors of different operators that are one, since a tensor connects them.
 
-A result's dimension is its consumer's operand's dimension, so the factors that name it are joined (where several are merged
-in it, the major ones, as in :mod:`..problem.fusion_groups`). The classes of this relation are the model's logical
-dimensions: the batch, a hidden layer's width, and so on. A factor whose operator can't split it is in no class.
+A dimension of an operator's result is a dimension of its consumer's operand, so the factors that name it on both sides are
+joined (where several are merged in it, the major ones, as in :mod:`..problem.fusion_groups`). The classes of this relation
+are the model's logical dimensions: the batch, a hidden layer's width, and so on. A factor that its operator can't split is
+in no class.
 
 Complexity: O(operands), by union-find.
 """
@@ -25,17 +26,17 @@ Member = tuple[str, str]
 
 @dataclass(frozen=True)
 class Dimension:
-    """One logical dimension: its members in program order."""
+    """A logical dimension: its members in program order."""
 
     members: tuple[Member, ...]
 
     def degree_fits(self, degree: int, rules: Mapping[str, Rule]) -> bool:
-        """Whether every member can be split into so many blocks."""
+        """Return whether every member can be split into ``degree`` blocks."""
         return all(rules[name].divides(factor, degree) for name, factor in self.members)
 
 
 def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule]) -> tuple[Dimension, ...]:
-    """All logical dimensions, in order of first appearance."""
+    """Return all logical dimensions, in order of first appearance."""
     operators = tuple(operators)
     members = [(op.name, factor) for op in operators for factor in rules[op.name].extents]
     joined: DisjointSet = DisjointSet(members)
@@ -59,7 +60,7 @@ def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule])
 def batch_dimension(
     operators: Iterable[Operator], rules: Mapping[str, Rule], dimensions: Iterable[Dimension]
 ) -> Dimension | None:
-    """The dimension that leads most of the placeholders; None if there is none that can be split."""
+    """Return the logical dimension that is the first one of most placeholders; None if none that can be split is."""
     leading: dict[Member, int] = {}
     for op in operators:
         names = rules[op.name].results[0][:1] if op.type == PLACEHOLDER and op.outputs else ()
@@ -75,7 +76,7 @@ def batch_dimension(
 
 
 def longest_split(dimension: Dimension, mesh: Mesh, rules: Mapping[str, Rule]) -> Axes:
-    """As many mesh axes as all members can be split over, the outer ones first."""
+    """Return as many mesh axes as all members can be split over, the outer axes first."""
     axes: Axes = ()
     for axis in mesh.axes:
         if dimension.degree_fits(mesh.size_of((*axes, axis)), rules):
@@ -84,7 +85,10 @@ def longest_split(dimension: Dimension, mesh: Mesh, rules: Mapping[str, Rule]) -
 
 
 def config_of(rule: Rule, mesh: Mesh, given: Iterable[tuple[str, Axes]]) -> Config:
-    """A config that gives axes to factors, one after the other, each as far as the rule has it and axes are free."""
+    """Return a config that assigns axes to factors, one after the other.
+
+    A factor is left out if the rule doesn't allow its axes or if one of them is assigned already.
+    """
     assignment = [NONE] * len(mesh.sizes)
     for factor, axes in given:
         if any(assignment[axis] != NONE for axis in axes):
@@ -96,10 +100,10 @@ def config_of(rule: Rule, mesh: Mesh, given: Iterable[tuple[str, Axes]]) -> Conf
 
 
 def by_operator(dimension: Dimension, rules: Mapping[str, Rule]) -> dict[str, str]:
-    """The factor of each operator that carries a dimension.
+    """Return the factor of each operator that belongs to a logical dimension, by the operator's name.
 
-    Where a dimension meets itself in one operator (a product of a tensor with itself, a square weight within a recurrence)
-    it is a factor of the result, and there the first; the other is whole, as a dimension of another name would be.
+    An operator may have several (a product of a tensor with itself, a square weight within a recurrence). Then the first
+    that is a factor of the result is returned; the others stay unsplit, as a dimension of another name would.
     """
     found: dict[str, str] = {}
     for name, factor in dimension.members:

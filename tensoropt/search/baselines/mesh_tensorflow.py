@@ -1,14 +1,15 @@
-"""Mesh-TensorFlow: the frontier of all strategies that split a logical dimension the same way everywhere, on one mesh.
+"""Find Mesh-TensorFlow's frontier: of all strategies that split each logical dimension the same way everywhere.
 
-All assignments of names to places (:mod:`.naming`) are costed; what is left to choose under each is the copies that
-consumers share. The costs of an assignment are a sum over operators, reshardings and shared copies, each of which depends on
-few names: it is worked out once for each combination of their places, and then looked up by all assignments at once.
+All assignments of names to runs of mesh axes (:mod:`.naming`) are costed; only the shared copies are left to choose under
+each. The costs of an assignment are a sum over operators, reshardings and shared copies. Each of these terms depends on few
+names: it is computed once for each combination of their runs, and then looked up by all assignments at once.
 
     lowest(a)   = (sum of least memories, sum of least times): no strategy of assignment a is below
     fastest(a)  = the strategy whose copies are all the fastest: a real one, at the least time of a
 
-The frontier of all ``fastest`` comes first. An assignment whose ``lowest`` this doesn't dominate may hold more points:
-the product of its copies' frontiers (:func:`...ft.pareto.product`). So the result is the frontier of all assignments.
+The frontier of all ``fastest`` is computed first. An assignment whose ``lowest`` it doesn't dominate may hold more points:
+those of the product of its copies' frontiers (:func:`...ft.pareto.product`). So the result is the frontier of all
+assignments.
 
 Complexity: O(assignments x distinct sets of names + terms x combinations x copies).
 """
@@ -30,7 +31,7 @@ Columns = tuple[int, ...]
 
 
 def search(task: Task, most: int = MOST_ASSIGNMENTS) -> Answer:
-    """Mesh-TensorFlow's frontier, of at most so many assignments."""
+    """Return Mesh-TensorFlow's frontier, of at most ``most`` assignments."""
     naming = Naming.of(task, most)
     problem = _Restricted.of(task, naming)
     found = problem.frontier()
@@ -41,11 +42,11 @@ def search(task: Task, most: int = MOST_ASSIGNMENTS) -> Answer:
 
 @dataclass(frozen=True, eq=False)
 class _Combinations:
-    """What some names do together in all assignments.
+    """The distinct combinations of some names' runs that occur among all assignments.
 
     Attributes:
-        first: an assignment for each combination.
-        of: int[assignments], the combination in each.
+        first: an assignment that has each combination.
+        of: int[assignments], each assignment's combination.
     """
 
     first: Ints
@@ -54,7 +55,12 @@ class _Combinations:
 
 @dataclass(frozen=True, eq=False)
 class _Copies:
-    """The copies of one tensor that its consumers may share, by combination: int64[combinations, copies]."""
+    """The costs of the copies of one tensor that its consumers may share, int64[combinations, copies].
+
+    Attributes:
+        node: the number of the tensor's node.
+        columns: the names whose combinations these are.
+    """
 
     node: int
     columns: Columns
@@ -67,8 +73,9 @@ class _Restricted:
     """A problem whose operators' states all follow from an assignment.
 
     Attributes:
-        states: by operator node the names it depends on, and its state in each of their combinations.
-        copies: the nodes that don't follow.
+        states: for each operator node, the names that it depends on, and its state in each of their combinations.
+        combinations: the combinations of each set of names that is needed.
+        copies: the nodes of shared copies, whose states don't follow.
     """
 
     built: StrategyProblem
@@ -97,7 +104,7 @@ class _Restricted:
         return len(self.states)
 
     def frontier(self) -> Frontier:
-        """Of all assignments."""
+        """Return the frontier of all assignments."""
         self._add_copies()
         lowest, fastest = self._costs()
         kept = reduce_unsorted(fastest[0], lowest[1])
@@ -114,14 +121,14 @@ class _Restricted:
         return Frontier(mem, time_ns, strategies, {}, "mesh-tensorflow")
 
     def _at(self, node: int, assignments: Ints) -> Ints:
-        """A node's state in some assignments; a training step has but one."""
+        """Return a node's state in each of some assignments; a training step's node has only one state."""
         if node >= self.n_operators:
             return np.zeros(len(assignments), np.intp)
         columns, place = self.states[node]
         return place[self.combinations[columns].of[assignments]]
 
     def _names_of(self, *nodes: int) -> Columns:
-        """The names on which some nodes depend together; their combinations are at hand from now on."""
+        """Return the names on which some nodes together depend, and store their combinations."""
         of_nodes = (self.states[node][0] for node in nodes if node < self.n_operators)
         columns = tuple(sorted({column for each in of_nodes for column in each}))
         if columns not in self.combinations:
@@ -145,7 +152,10 @@ class _Restricted:
             self.copies.append(_Copies(node, columns, mem, time))
 
     def _costs(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Memory and time of ``lowest`` and of ``fastest``, int64[assignments] each."""
+        """Return (memory, time) of ``lowest`` and of ``fastest``, int64[assignments] each; see the module's docstring.
+
+        Both have the same time: the least for every copy.
+        """
         totals: dict[Columns, list[Ints]] = {}
 
         def add(columns: Columns, *costs: Ints) -> None:
@@ -175,7 +185,7 @@ class _Restricted:
         return (sums[0], sums[2]), (sums[1], sums[2])
 
     def _strategy(self, assignment: int) -> Ints:
-        """The states of all nodes, with the fastest copies."""
+        """Return the states of all nodes under an assignment, with the fastest copies."""
         at = np.array([assignment])
         states = np.zeros(len(self.built.problem.nodes), np.int32)
         for node in range(self.n_operators):
@@ -185,7 +195,7 @@ class _Restricted:
         return states
 
     def _of_assignment(self, assignment: int) -> tuple[Ints, Ints, Ints]:
-        """The frontier of one assignment: memory, time, strategies."""
+        """Return the frontier of one assignment: memory, time, strategies."""
         states = self._strategy(assignment)
         total = self.built.problem.cost(states.tolist())
         mem, time_ns = np.array([total[0]], np.int64), np.array([total[1]], np.int64)
@@ -213,6 +223,6 @@ def _combinations(naming: Naming, columns: Columns) -> _Combinations:
 
 
 def _fastest(copies: _Copies) -> Ints:
-    """The fastest copy, of those the one of least memory, in each combination."""
+    """Return the fastest copy in each combination, and among equally fast ones that of the least memory."""
     result: Ints = np.lexsort((copies.mem, copies.time), axis=1)[:, 0]
     return result

@@ -1,12 +1,13 @@
-"""Mesh-TensorFlow's layout rules (Shazeer et al., 2018): which logical dimension is split over which part of one mesh.
+"""Enumerate Mesh-TensorFlow's layout rules (Shazeer et al., 2018): which logical dimension is split by which mesh dimension.
 
-The mesh is the same for all operators: the axes in their order, cut into at most MOST_GROUPS runs, its dimensions. Each
-logical dimension (:mod:`.dimensions`) goes to one of them or to none; two that meet in one operator not to the same. As a
-user would, equal layers' dimensions are given one name: those whose members have the same types, factors and extents.
+The device mesh is the same for all operators: the mesh's axes in their order, cut into at most MOST_GROUPS runs, which are
+the dimensions of Mesh-TensorFlow's mesh. An *assignment* gives each logical dimension (:mod:`.dimensions`) one of these runs
+or none; two logical dimensions of one operator never have the same run. As a user would, it gives the dimensions of equal
+layers one *name*: those whose members have the same operator types, factors and extents.
 
-With many names there are too many assignments; then only those names are split whose tensors have the most bytes, as many
-as there are at most MOST_ASSIGNMENTS assignments of. The assignments of d + 1 names are those of d, extended by each place
-of the next name that no conflicting name has.
+With many names there are too many assignments. Then only the names whose tensors have the most bytes are split, as many as
+have at most MOST_ASSIGNMENTS assignments together. The assignments of d + 1 names are those of d names, each extended by
+every run for the next name that no conflicting name has.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ Ints = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Naming:
-    """All assignments.
+    """All assignments of names (groups of logical dimensions) to runs of mesh axes.
 
     Attributes:
-        places: where a name may go; the first is nowhere.
-        factors: by operator (name, factor) for each name that may be split, in the order of the columns below.
-        assigned: int16[assignments, names], the place of each name.
-        n_names: of the model, whether they may be split or not.
+        places: the runs of axes that a name may be assigned to; the first is empty: not split.
+        factors: for each operator, (column of ``assigned``, factor) for each of its names that may be split, in the order of
+            the columns.
+        assigned: int16[assignments, names], the index in ``places`` of each name's run.
+        n_names: the number of the model's names that can be split by some axis, also of those left out here.
     """
 
     places: tuple[Axes, ...]
@@ -47,7 +49,7 @@ class Naming:
 
     @classmethod
     def of(cls, task: Task, most: int) -> Naming:
-        """The assignments of a model on a mesh, at most so many."""
+        """Return the assignments of a model's names on a mesh; ``most`` is how many there may be."""
         names = _names(task)
         grids = tuple(_grids(task.mesh))
         places: tuple[Axes, ...] = ((), *dict.fromkeys(run for grid in grids for run in grid))
@@ -71,18 +73,23 @@ class Naming:
         return cls(places, factors, assigned, len(names))
 
     def columns(self, operator: str) -> tuple[int, ...]:
-        """The names on which an operator's config depends."""
+        """Return the columns of the names on which an operator's config depends."""
         return tuple(column for column, _ in self.factors[operator])
 
     def config(self, task: Task, operator: str, assignment: int) -> Config:
-        """An operator's config under an assignment."""
+        """Return an operator's config under an assignment."""
         of_names = self.assigned[assignment]
         given = [(factor, self.places[of_names[column]]) for column, factor in self.factors[operator]]
         return config_of(task.rules[operator], task.mesh, given)
 
 
 def _extended(assigned: Ints, possible: Sequence[int], conflicts: Sequence[int]) -> Ints:
-    """All assignments with one more name, in each place that is free of names that conflict."""
+    """Return the assignments extended by one more name, in each run that no conflicting name has.
+
+    Args:
+        possible: the indices of the runs that the name may have; 0 is none.
+        conflicts: the columns of the names that share an operator with it.
+    """
     extended = []
     for place in possible:
         free = np.ones(len(assigned), bool) if not place else (assigned[:, conflicts] != place).all(axis=1)
@@ -92,7 +99,7 @@ def _extended(assigned: Ints, possible: Sequence[int], conflicts: Sequence[int])
 
 
 def _grids(mesh: Mesh) -> Iterator[tuple[Axes, ...]]:
-    """The axes cut into runs, in every way that makes at most MOST_GROUPS."""
+    """Yield the mesh's axes cut into runs, in every way that makes at most MOST_GROUPS runs."""
     n_axes = len(mesh.sizes)
     for n_cuts in range(min(MOST_GROUPS, max(n_axes, 1))):
         for cuts in combinations(range(1, n_axes), n_cuts):
@@ -101,7 +108,10 @@ def _grids(mesh: Mesh) -> Iterator[tuple[Axes, ...]]:
 
 
 def _names(task: Task) -> list[Dimension]:
-    """The dimensions by name, those first whose tensors have the most bytes."""
+    """Return the logical dimensions of each name as one, those first whose tensors have the most bytes.
+
+    Names that no mesh axis can split are left out.
+    """
     operators = {op.name: op for op in task.operators}
     alike: dict[frozenset[tuple[str, str, int]], list[Dimension]] = {}
     for dimension in logical_dimensions(task.operators, task.rules):
@@ -113,6 +123,6 @@ def _names(task: Task) -> list[Dimension]:
 
 
 def _bytes(task: Task, op: Operator, factor: str) -> int:
-    """Of the results that have a factor."""
+    """Return the bytes of the operator's results that have a factor."""
     results = zip(op.outputs, task.rules[op.name].results, strict=True)
     return sum(tensor.mem_bytes for tensor, dims in results if any(factor in names for names in dims))

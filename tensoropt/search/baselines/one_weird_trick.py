@@ -1,8 +1,8 @@
-"""One weird trick (Krizhevsky, 2014): dense layers split by output, all else by batch.
+"""Build the strategy of one weird trick (Krizhevsky, 2014): dense layers are split by output, all else by batch.
 
 A dense layer is a matrix product with a parameter. Its output factor is the one that the parameter has and its other
-operand lacks; the parameter is split with it, so that it needs no synchronisation. All other operators are as in data
-parallelism. (The paper's trick of overlapping the layers' communication has no counterpart in this cost model.)
+operand lacks; the parameter is split with it, so that its gradient needs no synchronisation. All other operators are as in
+data parallelism. (The paper's trick of overlapping the layers' communication has no counterpart in this cost model.)
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".spl
 
 
 def search(task: Task) -> Answer:
-    """One weird trick's one point."""
+    """Return one weird trick's one point."""
     return of_one_strategy(task, configs(task), "one-weird-trick")
 
 
 def configs(task: Task) -> dict[str, Config]:
-    """A config for every operator, by name."""
+    """Return one weird trick's config for every operator, by name."""
     found = data_parallel.configs(task)
     for op in task.operators:
         parameter = _parameter(task, op)
@@ -42,7 +42,7 @@ def configs(task: Task) -> dict[str, Config]:
 
 
 def _parameter(task: Task, op: Operator) -> tuple[int, str] | None:
-    """The position and the name of the parameter of a dense layer; None for another operator."""
+    """Return the position and the name of a dense layer's parameter; None for another operator."""
     if op.type not in PRODUCTS or len(op.operands) != 2:
         return None
     producers = [(position, task.graph.producers[tensor.name]) for position, tensor in op.operands]
@@ -51,7 +51,7 @@ def _parameter(task: Task, op: Operator) -> tuple[int, str] | None:
 
 
 def _output_factor(rule: Rule, position: int) -> str | None:
-    """The first factor of results that only the parameter has."""
+    """Return the first factor of the result that only the parameter has and that can be split; None if there is none."""
     of_parameter = {name for names in rule.operands[position] or () for name in names}
     of_others = {
         name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names
@@ -61,7 +61,7 @@ def _output_factor(rule: Rule, position: int) -> str | None:
 
 
 def _split(task: Task, rule: Rule, factor: str) -> Config:
-    """A factor over as many axes as it can be."""
+    """Return the config that splits a factor over as many axes as it can be."""
     config = config_of(rule, task.mesh, ())
     for axis in task.mesh.axes:
         longer = config_of(rule, task.mesh, [(factor, (*config.axes_of(factor), axis))])

@@ -1,4 +1,4 @@
-"""OptCNN: the least time, whatever memory that takes. The search itself is :mod:`...ft.reference.optcnn`."""
+"""Find OptCNN's strategy: the least time, whatever memory that takes. :mod:`...ft.reference.optcnn` is the search itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .task import Answer, Task
 
 
 def search(task: Task) -> Answer:
-    """OptCNN's one point, among all strategies of the space."""
+    """Return OptCNN's one point, among all strategies of the space."""
     built = task.whole()
     found = least_time(built.problem, task.report)
     note = "" if found.exact else f"not proven the fastest: {found.worst_gap:.2%} above a lower bound at most"

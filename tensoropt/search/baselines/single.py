@@ -1,4 +1,4 @@
-"""The point of one strategy, where only the copies that consumers share are left to choose."""
+"""Cost one strategy, given as a config for each operator, with the fastest choice of shared copies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .task import Answer, Task
 
 
 def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -> Answer:
-    """The fastest way to run a strategy."""
+    """Return the point of a strategy with the shared copies that take the least time."""
     built = task.of_strategy(configs)
     fastest = WeightedSearch(built.problem).least((0, 1))
     return Answer(built, point_of(built.problem, fastest, algorithm))
 
 
 def point_of(problem: Problem, least: Least, algorithm: str) -> Frontier:
-    """What a weighted search found, as a baseline's result."""
+    """Return the strategy that a weighted search found, as a frontier of one point."""
     assert least.strategy is not None, "reshardings are possible between any two configs"
     mem_bytes, time_ns = problem.cost(least.strategy.tolist())
     costs = np.array([[mem_bytes], [time_ns]], np.int64)

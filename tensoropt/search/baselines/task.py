@@ -1,4 +1,4 @@
-"""What a baseline is asked, and what it answers."""
+"""Define the task that a baseline is given, and its answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Task:
     """A model on a mesh, its costs, and the space within which the frontier is searched.
 
     Attributes:
-        built: the whole space's problem, if it is at hand.
-        progress: is told (stage, done, total); the stages are ``costs`` and ``search``.
+        built: the problem of the whole space, if it has been built already.
+        progress: called with (phase, done, total); the phases are ``costs`` and ``search``.
     """
 
     costing: OperatorCosting
@@ -41,7 +41,7 @@ class Task:
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
-        """Those that have a config."""
+        """Return the operators that have a config: all of a training step but the updates."""
         return tuple(op for op in self.graph.step_operators if op.updates is None)
 
     @cached_property
@@ -49,22 +49,22 @@ class Task:
         return {op.name: rule_of(op) for op in self.operators}
 
     def whole(self) -> StrategyProblem:
-        """The problem of the whole space."""
+        """Return the problem of the whole space."""
         return self.built or self._build(self.space, None)
 
     def of_strategy(self, configs: Mapping[str, Config]) -> StrategyProblem:
-        """The problem of one config for each operator: only shared copies are left to choose.
+        """Return the problem with one config for each operator, in which only shared copies are left to choose.
 
-        The nodes are those of the space, so that a strategy of the space costs what it costs there.
+        Its nodes are those of the space, so that a strategy of the space costs what it costs there.
         """
         return self._build(self.space, lambda node: (tuple(configs[op.name] for op in node.operators),))
 
     def among(self, configs: Mapping[str, tuple[Config, ...]]) -> StrategyProblem:
-        """The problem of some configs for each operator, every operator a node of its own."""
+        """Return the problem with the given configs for each operator, in which every operator is a node of its own."""
         return self._build(FULL, lambda node: tuple((config,) for config in configs[node.operators[0].name]))
 
     def report(self, done: int, total: int) -> None:
-        """Tell how far the search is."""
+        """Report the progress of the search."""
         if self.progress is not None:
             self.progress("search", done, total)
 
@@ -78,10 +78,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """Attributes:
-    built: the problem whose states the strategies are of.
-    found: the baseline's point, or its frontier; ``exact`` if it is what the algorithm defines.
-    note: what to know of how it was got, in a sentence; may be empty.
+    """A baseline's answer to a task.
+
+    Attributes:
+        built: the problem in whose states the strategies are given.
+        found: the baseline's point, or its frontier; it is ``exact`` if it is what the algorithm defines.
+        note: a sentence on how the result was obtained; may be empty.
     """
 
     built: StrategyProblem

@@ -1,17 +1,16 @@
-"""ToFu (Wang, Huang and Li, EuroSys 2019): every tensor is split over all devices, for the least memory.
+"""Find ToFu's strategy (Wang, Huang and Li, EuroSys 2019): every tensor is split over all devices, for the least memory.
 
-As TensorOpt's section 5.1 simulates it: no operator leaves a mesh axis idle while one of its dimensions is long enough, so
-that nothing is replicated that could be split; sums that are still partial are no split of a tensor. As in ToFu the devices
-are halved again and again (here by the mesh's axes, the outermost first): each round decides for every operator which
-factor the next axis splits, all earlier ones as they were decided, and takes the least memory, and with that the least
-time. A round is a small problem, a weighted search (:mod:`...ft.weighted.weighted_search`) in which memory is as good as all
-that counts:
+This is ToFu as section 5.1 of the TensorOpt paper simulates it. No operator leaves a mesh axis unused while one of its
+dimensions is long enough, so that nothing is replicated that could be split; a partial sum doesn't count as a split of a
+tensor. As in ToFu the devices are halved again and again (here by the mesh's axes, the outermost first). Each round decides
+for every operator which factor the next axis splits, with the earlier axes as decided before, for the least memory and
+among those the least time. A round is a small problem, solved by a weighted search
+(:mod:`...ft.weighted.weighted_search`) in which memory counts for nearly everything:
 
     round a:  config(op) = decided(op) on axes 0..a-1, one of its factors (or none, if none is long enough) on axis a
               least of  mem / most mem + TIME_COUNTS time / most time
 
-That the rounds together are the best of their kind is not claimed: ToFu's own recursion isn't either, where costs depend on
-which axis it is.
+The rounds together aren't claimed to be optimal: neither is ToFu's own recursion, where costs depend on which axis it is.
 
 Complexity: axes x one search with as many configs per operator as it has factors.
 """
@@ -27,12 +26,12 @@ from .single import point_of
 from .task import Answer, Task
 
 TIME_COUNTS = 1e-6
-"""A part of the memory this small, of the most that there could be, is worth all of the time."""
+"""The weight of time against memory, each as a share of its maximum: all of the time is worth this share of memory."""
 ROUNDING = 1e-9
 
 
 def search(task: Task) -> Answer:
-    """ToFu's one point."""
+    """Return ToFu's one point."""
     decided = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
     built = task.among({name: (config,) for name, config in decided.items()})
     found, off = _least_memory(built.problem), 0.0
@@ -56,14 +55,14 @@ def _least_memory(problem: Problem) -> Least:
 
 
 def _off(found: Least) -> float:
-    """By which part a weighted cost may be above the least one."""
+    """Return the share by which a found weighted cost may be above the least one; 0 where that is rounding."""
     cost = found.weights[0] * found.mem_bytes + found.weights[1] * found.time_ns
     off = cost / max(found.bound, math.ulp(0.0)) - 1.0
     return off if off > ROUNDING else 0.0
 
 
 def longer(rule: Rule, config: Config, axis: int) -> tuple[Config, ...]:
-    """The configs that split one more axis; the config itself if no factor is long enough."""
+    """Return the configs that split one factor over one more axis; the config itself if no factor is long enough."""
     found = []
     for factor in rule.splittable:
         assignment = (*config.assignment[:axis], factor, *config.assignment[axis + 1 :])

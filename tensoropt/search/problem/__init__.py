@@ -1,1 +1,1 @@
-"""The search problem of a graph: nodes, edges, and arrays of costs."""
+"""Build the search problem of a graph: nodes, edges, and arrays of costs."""

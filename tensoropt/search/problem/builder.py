@@ -1,8 +1,8 @@
-"""From a graph to a Problem: nodes, edges and arrays of costs, all that the search sees.
+"""Build the Problem of a graph: nodes, edges and arrays of costs, all that the search sees.
 
-A node is an operator with its configs, or several that follow each other (:mod:`.config_space`); how they are connected, by
-edges and by further nodes, :mod:`.edges` says. What is equal is built once and shared by identity: states by signature
-(:mod:`.node_states`), costs by what they connect.
+A node is an operator with its configs, or a fusion group of several (:mod:`.config_space`); :mod:`.edges` connects them by
+edges and by further nodes. What is equal is built once and is one object: states by the node's signature
+(:mod:`.node_states`), cost arrays by the two ends that they connect.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from .strategy_problem import StrategyProblem
 
 @dataclass
 class ProblemBuilder:
-    """Builds the Problem of a graph's training steps on one mesh.
+    """A builder of the Problem of a graph's training steps on one mesh.
 
     Attributes:
-        progress: is told (nodes done, nodes).
-        states: the states of each node, where they are not to be all of the space.
+        force: the degrees of operators' factors that a user insists on.
+        progress: called with (nodes done, nodes).
+        states: returns the configs of a node's states, where they are not to be all of the space.
         choices: what strategies may choose beside configs and shared copies.
     """
 
@@ -49,7 +50,7 @@ class ProblemBuilder:
     choices: Choices = field(default_factory=Choices)
 
     def build(self) -> StrategyProblem:
-        """The Problem of all operators that a training step runs, none of which is computed again.
+        """Return the Problem of all operators that a training step runs, without rematerialization.
 
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
@@ -57,7 +58,7 @@ class ProblemBuilder:
         return self._connected(self._evaluated(), NO_BLOCKS)
 
     def build_recomputing(self) -> tuple[StrategyProblem, StrategyProblem | None]:
-        """The same, and the Problem in which operators may be computed again; None where that can't save anything.
+        """Return the Problem without rematerialization and the one with it; None where that can't save any memory.
 
         Raises:
             InputError: as :meth:`build`.

@@ -1,4 +1,4 @@
-"""What strategies may choose beside configs and shared copies; a search may be told to do without."""
+"""Name the choices of a strategy beside configs and shared copies; a search can be told to do without each of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from ...common.errors import InputError, short
 
 REUSE = "reuse"
-"""A resharded copy is kept for the backward pass, or made again there."""
+"""A resharded copy is saved for the backward pass, or regathered there."""
 REMAT = "remat"
-"""What an operator makes is kept for the backward pass, or computed again there."""
+"""An operator's result is saved for the backward pass, or rematerialized there."""
 ZERO = "zero"
-"""A parameter, and so its gradient and slots, may lie split finer than it is used: it is gathered for its use then."""
+"""A parameter, and with it its gradient and slots, may be split finer than its consumers use it; it is then gathered for
+each use.
+"""
 ACCUMULATE = "accumulate"
-"""A training step takes its batch in several slices, where the memory limit asks for that; see
+"""A training step takes its batch in several micro-batches, where the memory limit asks for that; see
 :mod:`...sharding.micro_batches`.
 """
 CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
@@ -22,17 +24,17 @@ CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Which of them a Problem has by itself; what may be computed again is :meth:`.ProblemBuilder.build_recomputing`'s."""
+    """The choices that every Problem may have; :meth:`.ProblemBuilder.build_recomputing` adds rematerialization."""
 
     reuse: bool = False
     zero: bool = True
 
 
 def checked_choices(names: object) -> frozenset[str]:
-    """Choices to do without, as a user named them.
+    """Return the choices that a search shall do without, as a user named them.
 
     Raises:
-        InputError: there is no such choice.
+        InputError: the names aren't a list, or one of them is no choice.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(f"without= takes a list of choices, such as ['{REUSE}'], got {short(names)}")

@@ -1,17 +1,17 @@
-"""What is searched: which operators have configs of their own, and which configs those are.
+"""Define the space of a search: which operators have configs of their own, and which configs.
 
 | space | nodes | configs |
 |---|---|---|
-| ``full`` | every operator | every mesh axis to any factor, to a linear group, or to none |
-| ``compact`` | heavy operators; light ones follow (:mod:`.fusion_groups`) | at most MOST_FACTORS factors, each a run of
-units |
+| ``full`` | every operator | every mesh axis assigned to any factor, to a linear group, or to none |
+| ``compact`` | fusion groups (:mod:`.fusion_groups`): a contraction, or elementwise operators together | at most
+MOST_FACTORS factors, each split by a run of units |
 
-A *unit* of the compact space is an axis, or on more than MOST_AXES axes a bundle of them (:mod:`...reschedule.units`): 8
-devices are then 2 x 4. A level's units may come in ascending or in descending order; a factor takes a run of them in some
-order. Of the factors that windows slide along (height and width of a convolution) only the first is offered there.
+A *unit* of the compact space is an axis or, on more than MOST_AXES axes, a bundle of them (:mod:`...reschedule.units`): 8
+devices are then 2 x 4. The units of a level may come in ascending or in descending order; a factor takes a run of them in
+some order. Of the factors that windows slide along (height and width of a convolution) only the first is offered there.
 
-A result is exact, or its gap certified, within the space that it names. Without being told, a search takes the full space
-while that has at most MOST_CONFIGS configs.
+A search result is exact, or its gap certified, within the space that it names. If no space is given, a search takes the
+full space while that has at most MOST_CONFIGS configs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MOST_FACTORS = 2
 MOST_CONFIGS = 4_000
 
 Assignments = tuple[tuple[Config, ...], ...]
-"""Configs of the operators of a node together: [states][operators]."""
+"""The configs of a node's operators in each of its states: [states][operators]."""
 
 
 def space_for(graph: Graph, mesh: Mesh) -> str:
-    """The space that a search takes by itself."""
+    """Return the space that a search takes by default: full while it has at most MOST_CONFIGS configs."""
     rules = [rule_of(op) for op in graph.step_operators if op.updates is None]
     total = sum((1 + len(rule.splittable) + len(rule.linear)) ** len(mesh.sizes) for rule in rules)
     return FULL if total <= MOST_CONFIGS else COMPACT
 
 
 def described(space: str) -> str:
-    """The space in words, for people and result files."""
+    """Return the space in words, for people and result files."""
     if space == FULL:
         return "full: all configs of all operators"
     return f"compact: light operators follow; at most {MOST_FACTORS} factors, each over a run of axes or of bundles of them"
@@ -54,7 +54,7 @@ def described(space: str) -> str:
 def nodes_of(
     space: str, graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
-    """The nodes of a space; operators in ``apart`` are always nodes of their own."""
+    """Return the nodes of a space; operators named in ``apart`` are always nodes of their own."""
     if space == COMPACT:
         return followers(graph, rules, consumers, apart)
     alone = [op for op in graph.step_operators if op.updates is None]
@@ -62,7 +62,11 @@ def nodes_of(
 
 
 def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
-    """What the operators of a node may do together; all that a single one may if ``everything``."""
+    """Return the configs of the node's operators in each of its states.
+
+    Args:
+        everything: whether to return all configs, as in the full space; the node must have one operator then.
+    """
     of = [rules[op.name] for op in node.operators]
     names = [
         tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
@@ -95,13 +99,19 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
 
 
 def _later_halos(rule: Rule) -> list[str]:
-    """The factors that windows slide along, without the first that can be split: to split the width costs as much as to
-    split the height, and pays beside it only on very many devices."""
+    """Return the factors that windows slide along, without the first that can be split.
+
+    They are left out because splitting the width costs as much as splitting the height, and splitting both pays only on
+    very many devices.
+    """
     return [name for name in rule.splittable if name in rule.halos][1:]
 
 
 def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Assignments of axes to at most MOST_FACTORS names, each but the first (none) a run of units."""
+    """Yield the assignments of axes to at most MOST_FACTORS names, where each name has one run of units.
+
+    The first name stands for no factor; it may have any number of units anywhere.
+    """
     none = names[0]
 
     def extend(before: tuple[tuple[str, ...], ...], n_units: int) -> Iterator[tuple[tuple[str, ...], ...]]:
@@ -124,7 +134,7 @@ def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str,
 
 
 def unit_orders(mesh: Mesh) -> list[tuple[Axes, ...]]:
-    """The orders in which the units of a mesh may come, each unit a tuple of axes."""
+    """Return the orders in which the units of a mesh may come; each unit is a tuple of axes."""
     if len(mesh.sizes) <= MOST_AXES:
         return [units(mesh)]
     levels = [tuple(level) for _, level in groupby(units(mesh), key=lambda unit: mesh.level_of_axis[unit[0]])]

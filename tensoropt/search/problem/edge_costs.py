@@ -1,22 +1,10 @@
-"""The arrays of a Problem's costs: of reshardings between the states of nodes, each built once and shared by identity.
+"""Compute the cost arrays of reshardings between the states of two nodes; equal arrays are built once and are one object.
 
-What a resharding keeps for the backward pass depends on both its ends: on *how the source is there* then and on *how the
-copy is read*. So each end has a way by state beside its layout or demand, and a table says what the pairs of ways come to.
-
-| source | |
-|---|---|
-| ``LEFT`` | it is kept if the copy needs it |
-| ``REGATHERED`` | it isn't kept but computed again |
-| ``PAID`` | it is kept, and paid for elsewhere |
-| ``REMADE`` | a shared copy that is made again of a source that is kept |
-
-| copy | |
-|---|---|
-| ``UNREAD`` | the backward pass doesn't read it |
-| ``READ`` | it does, and the copy may be made again |
-| ``FIXED`` | it does, by way of a view or of exchanged windows: such a copy isn't made again by itself |
-| ``HELD`` | as ``READ``, and before that to compute the operator that takes it again: it is there from then on |
-| ``PASSED`` | no gradient does; it is read to compute the operator that takes it again, and not needed longer |
+A resharding makes a *copy* of a *source*: of a tensor as its producer produced it, or of a shared copy. How long each is
+in memory, and whether it is resharded again in the backward pass, depends on the *residual policies* of both ends. Each
+state of a node has one for the source and one for the copy, beside the layout or operand sharding. They are the constants
+LEFT ... HELD, documented in the tables above them. A :data:`Table` maps each pair of policies to a :class:`Keeping`, and
+:meth:`.ReshardingCosting.matrix` turns that into bytes and nanoseconds.
 """
 
 from __future__ import annotations
@@ -34,19 +22,67 @@ from ...ir.graph import VARIABLE, Graph, Tensor
 from ...rules.rule import Demand
 from .node_states import Choice
 
+# Residual policies
+#
+# Every resharding takes its time in the forward pass and, where a gradient comes back, in the backward pass. The columns say
+# what comes on top if the backward pass reads the copy. Memory is held from the forward to the backward pass ("saved") or
+# only during a part of the backward pass ("transient"). To save a copy that is the source itself, or a view of it,
+# is to save the source.
+#
+# | source's policy | meaning for a produced tensor      | saved memory            | added time, in the backward pass      |
+# |-----------------|------------------------------------|-------------------------|---------------------------------------|
+# | LEFT            | saved, if the copy is it or a view | source's or copy's      | none                                  |
+# | PAID            | saved, charged at another place    | copy's                  | none                                  |
+# | REGATHERED      | not saved: its operator is         | copy's, if communicated | the path again, if local and the copy |
+# |                 | rematerialized                     |                         | isn't FIXED                           |
+#
+# | source's policy | meaning for a shared copy          | saved memory            | added time, in the backward pass      |
+# |-----------------|------------------------------------|-------------------------|---------------------------------------|
+# | LEFT            | saved                              | its own                 | none                                  |
+# | PAID            | neither saved nor regathered       | each reader's own copy  | none                                  |
+# | REGATHERED      | regathered from a rematerialized   | none                    | the path to the shared copy again     |
+# |                 | tensor                             |                         |                                       |
+# | REMADE          | regathered from a saved tensor     | the produced shard's    | the path to the shared copy again     |
+#
+# A reader of a PAID shared copy must need a resharding of its own. A shared copy of a REGATHERED tensor is LEFT or PAID only
+# if communication makes it. A consumer's copy of a shared copy that is REGATHERED or REMADE costs as one of a
+# REGATHERED tensor. The saved memory that a REGATHERED source avoids is transient in the producer's rematerialization
+# segment, unless the copy is PASSED.
+#
+# | copy's policy | meaning                                                              | if saved | if regathered       |
+# |---------------|----------------------------------------------------------------------|----------|---------------------|
+# | UNREAD        | the backward pass doesn't read it                                    | nothing  | nothing             |
+# | READ          | a gradient reads it                                                  | as above | source's bytes; the |
+# |               |                                                                      |          | path again          |
+# | FIXED         | a gradient reads it through a view, or reads exchanged windows       | as above | can't be            |
+# | PASSED        | no gradient reads it: read to rematerialize its consumer, and not    | as above | as READ             |
+# |               | needed after that                                                    |          |                     |
+# | HELD          | read to rematerialize its consumer, then by a gradient: it stays     | as above | as READ; its bytes  |
+# |               | in between                                                           |          | are transient in    |
+# |               |                                                                      |          | the consumer's      |
+# |               |                                                                      |          | segment             |
+#
+# "Source's bytes" and "the produced shard's" are 0 where they are charged elsewhere (Keeping.COPY_OF_KEPT, AGAIN_OF_KEPT).
+#
+# A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one the
+# columns are numbered by the shared copy's policies as a source.
 LEFT, REGATHERED, PAID, REMADE = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
-"""By the way of the source, and by that of the copy."""
+"""What is saved for the backward pass: a row for each policy of the source, a column for each policy of the copy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Attributes:
-    mem, time_ns: int64[K of source, K of target].
-    trailing_ns: of the time what only updates of variables wait for; None where that is nothing.
-    transient: what is there for a while in the backward pass, where the source is computed again; None where nothing is.
-    held: the copies that are made again and are there while what takes them is computed again; None where none are.
+    """The costs of a resharding by the states of both ends.
+
+    Attributes:
+        mem, time_ns: int64[K of source, K of target], in bytes and in nanoseconds.
+        trailing_ns: the part of the time that only updates of variables wait for; None where it is zero everywhere.
+        transient: the bytes that are in memory only during a part of the backward pass, since the source is rematerialized
+            and not saved; None where there are none.
+        held: the bytes of regathered copies that are in memory from their consumer's rematerialization on; None where there
+            are none.
     """
 
     mem: np.ndarray
@@ -56,17 +92,19 @@ class Costs:
     held: np.ndarray | None = None
 
     def at(self, *index: object) -> Costs:
-        """The same at some places of each array."""
+        """Return the costs with every array indexed by ``index``."""
         arrays = (self.mem, self.time_ns, self.trailing_ns, self.transient, self.held)
         return Costs(*(None if array is None else array[index] for array in arrays))  # type: ignore[arg-type, index]
 
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """One end of a resharding by the states of a node: what it asks or leaves, and the way (see above), int[K].
+    """One end of a resharding, by the states of a node.
 
     Attributes:
-        is_shared: whether it is a copy that consumers share.
+        choice: the operand sharding in each state; of a source, the produced layout as an operand sharding.
+        way: the residual policy in each state (see the table above), int[K].
+        is_shared: whether this end is a copy that consumers share.
     """
 
     choice: Choice[Demand]
@@ -79,7 +117,7 @@ class End:
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The distinct (place, way) that occur, as two arrays, and for each state its place among them."""
+        """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
         found, place = np.unique(self.way.astype(np.int64) * n_values + choice.place, return_inverse=True)
         return found % n_values, found // n_values, place.reshape(-1)
@@ -87,13 +125,13 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """A resharding with a choice, as a node between its ends.
+    """A resharding whose copy is saved or regathered, as a node between its two ends.
 
     Attributes:
-        is_remade: whether a state makes the copy again, bool[M].
+        is_remade: whether the copy is regathered in each of the M states, bool[M].
         nothing: the costs of the node itself, zeros[M].
-        to_choice: costs between source and node: nothing, or forbidden.
-        of_choice: costs between node and target.
+        to_choice: the costs between the source and this node: zero, or forbidden.
+        of_choice: the costs between this node and the target.
     """
 
     is_remade: np.ndarray
@@ -103,11 +141,11 @@ class Choosing:
 
 
 class ReshardingArrays:
-    """What reshardings of a graph's tensors cost, as arrays over the layouts in which they are left and the demands."""
+    """The costs of the reshardings of a graph's tensors, as arrays over produced layouts and operand shardings (Demand)."""
 
     def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
         self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
-        self._alive: list[object] = []  # what keys name by its id
+        self._alive: list[object] = []  # Objects whose id is in a key: they must not be freed.
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._returning: dict[tuple[object, ...], np.ndarray] = {}
@@ -125,9 +163,9 @@ class ReshardingArrays:
                 self.reshardings.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
     def trails(self, tensor: Tensor) -> bool:
-        """Whether a tensor's gradient keeps nobody but an update waiting, and compute may run meanwhile.
+        """Return whether only an update waits for the tensor's gradient, so that compute may run at the same time.
 
-        Accumulated gradients go back after the last slice of the batch, when little compute is left.
+        False with micro-batches: accumulated gradients go back after the last one, when little compute is left.
         """
         return self.reshardings.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
 
@@ -138,26 +176,26 @@ class ReshardingArrays:
         return tensor.shape, tensor.item_bytes, *ends, table, *kind
 
     def _kind(self, tensor: Tensor, source: End) -> tuple[bool | int, ...]:
-        """What reshardings of tensors of one shape cost is equal where this is."""
+        """Return what else the costs depend on: equal for two tensors of one shape means equal costs."""
         in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
         return self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_slices
 
     def _is_variable(self, tensor: Tensor, source: End) -> bool:
-        """Whether the source is a variable itself."""
+        """Return whether the source is a variable's own value, not a shared copy of it."""
         return self.graph.producers[tensor.name].type == VARIABLE and not source.is_shared
 
     def _stays(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter that is never communicated in the forward pass."""
+        """Return whether the tensor is a parameter that must not be communicated in the forward pass."""
         return not self.gathers_parameters and self.graph.producers[tensor.name].type == VARIABLE
 
     def along(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
-        """Reshardings within each state of one node: int64[K] each."""
+        """Return the costs of a resharding whose ends are one node, by its states: int64[K] each."""
         *_, of_source = source.pairs
         *_, of_target = target.pairs
         return self._by_pair(tensor, source, target, table).at(of_source, of_target)
 
     def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
-        """Between the states of two nodes."""
+        """Return the costs of a resharding between the states of two nodes."""
         key = self._key(tensor, source, target, table)
         if key not in self._expanded:
             pairs = np.ix_(source.pairs[2], target.pairs[2])
@@ -165,7 +203,7 @@ class ReshardingArrays:
         return self._expanded[key]
 
     def _by_pair(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
-        """Between the distinct (place, way) of both ends."""
+        """Return the costs between the distinct pairs (operand sharding, residual policy) of both ends."""
         (left, of_left, _), (wanted, of_wanted, _) = source.pairs, target.pairs
         mem, time_ns = np.zeros((2, len(left), len(wanted)), np.int64)
         transient, held = np.zeros((2, *mem.shape), np.int64)
@@ -214,10 +252,10 @@ class ReshardingArrays:
         return self._returning[key]
 
     def choosing(self, tensor: Tensor, source: End, target: End, tables: tuple[Table, Table]) -> Choosing | None:
-        """To keep a copy or to make it again, for each way in which the source is left; None where that can't pay.
+        """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay.
 
         Args:
-            tables: of a copy that is kept, and of one that is made again.
+            tables: the Table of a copy that is saved, and that of one that is regathered.
         """
         key = self._key(tensor, source, target, sum(tables, start=()))
         if key not in self._choosing:
@@ -247,7 +285,7 @@ class ReshardingArrays:
 
 
 def accumulators_bytes(tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
-    """Memory of the gradients that are accumulated at copies of a tensor, int64[sources, demands]."""
+    """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, demands]."""
     return np.array(
         [[accumulator_bytes(tensor, source.layout, demand) for demand in demands] for source in sources], np.int64
     )

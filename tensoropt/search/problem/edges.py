@@ -1,13 +1,16 @@
-"""How the nodes of a Problem are connected: what the reshardings between them cost, and which are nodes themselves.
+"""Connect the nodes of a Problem: build an edge or a node for every resharding, with its costs.
 
-A tensor that one node takes is an edge; one that its own node takes, a cost of that node. A tensor that several take is a
-node as well: its states are the demands for which it may be resharded once, for all to take it from there. So collectives
-charged are collectives executed.
+A tensor that one other node uses is an edge. One that only its producer's own node uses is a cost of that node. A tensor
+that several nodes use is a node as well, the *shared copy*: its states are the operand shardings (Demand) to which it may
+be resharded once, for all consumers to use it from there. So the collectives charged are the collectives executed.
 
-A copy that a gradient reads may be kept or made again in the backward pass (:class:`...sharding.strategy.Copy`). Of a shared
-copy that is another state of its tensor's node; of a single consumer's, a node between its ends, with a state for each
-choice that can matter (:mod:`...ft.choices`). Where a shared copy isn't what a consumer wants, the consumer keeps its own;
-where all who read do, the shared copy need be neither kept nor made again, which is a state as well.
+A copy that a gradient reads is saved for the backward pass or regathered there (:class:`...sharding.strategy.Copy`). For a
+shared copy these are different states of its node. For a single consumer's copy the choice is a node between producer and
+consumer, with a state for each choice that can matter (:mod:`...ft.choices`). A consumer that wants another layout than the
+shared copy's has a copy of its own; where all consumers that read do, the shared copy is neither saved nor regathered,
+which is a state as well.
+
+The residual policies LEFT ... HELD are documented in tables in :mod:`.edge_costs`.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from .transient_memory import Transients
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The training steps of a graph on a mesh, and what they cost; ``rules`` by operator."""
+    """A graph's training steps on a mesh, and their costs; ``rules`` holds the sharding rule of each operator by name."""
 
     graph: Graph
     backward: Backward
@@ -64,7 +67,7 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class _Consumer:
-    """A consumer as the search sees it: its node and what it asks, and how it reads that, by the node's state."""
+    """A consumer in the search: its node and, by the node's state, its operand sharding and its copy's residual policy."""
 
     node: int
     end: End
@@ -75,7 +78,7 @@ class _Consumer:
 
     @property
     def reads(self) -> bool:
-        """Whether the backward pass reads its copy, in some state."""
+        """Return whether the backward pass reads the consumer's copy in some state."""
         return bool((self.end.way != UNREAD).any())
 
     @property
@@ -84,13 +87,13 @@ class _Consumer:
 
     @property
     def may_be_remade(self) -> bool:
-        """Whether its copy may always be made again where it is read."""
+        """Return whether the consumer's copy may be regathered in every state in which it is read."""
         return not (self.end.way == FIXED).any()
 
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """A tensor as its producer leaves it, by the producer's node's state."""
+    """A tensor as produced: its layout and residual policy, by the state of its producer's node."""
 
     node: int
     tensor: Tensor
@@ -106,14 +109,14 @@ class _Made:
 
 
 class Connections:
-    """The nodes' costs, and between them the reshardings of every tensor.
+    """The nodes of a Problem, and the reshardings of every tensor between them.
 
     Args:
-        of_node: the nodes that are operators.
-        merges: whether nodes are several operators that follow each other.
+        of_node: the nodes that are operators, with their states.
+        merges: whether a node may hold several operators (a fusion group).
         choices: what strategies may choose beside configs and shared copies.
-        blocks: which nodes have states that compute their operators again.
-        tell: is told (nodes done, nodes).
+        blocks: the rematerialization segments: which nodes have states that rematerialize operators.
+        tell: called with (nodes done, nodes).
     """
 
     def __init__(
@@ -144,7 +147,12 @@ class Connections:
         self._copies: dict[tuple[int, ...], Choice[Demand]] = {}
 
     def _program_places(self) -> list[int]:
-        """Of each node, where the backward pass comes to it last; of a parameter's, where its gradient is there."""
+        """Return, for each node, the index in program order to which the backward pass comes last.
+
+        The backward pass runs from high to low, so that is the index of the node's first operator that isn't a source. A
+        node of sources alone, such as a parameter, has the lowest index among its consumers': its gradient is complete when
+        the backward pass has come there.
+        """
         program = {name: i for i, name in enumerate(self.steps.graph.operators)}
         places = [program[_name(node)] for node, _ in self.of_node] + [len(program)] * len(self.step_place)
         for n, (node, _) in enumerate(self.of_node):
@@ -156,7 +164,7 @@ class Connections:
         return places
 
     def connect(self) -> None:
-        """Everything: first which layouts there are of each shape, then what the reshardings between them cost."""
+        """Connect all nodes: first collect the layouts that occur for each shape, then cost the reshardings between them."""
         tensors = []
         for n, (node, states) in enumerate(self.of_node):
             for i, op in enumerate(node.operators):
@@ -194,7 +202,10 @@ class Connections:
         return _Consumer(n, End(demands, way))
 
     def _exchanged(self, consumer: Consumer) -> np.ndarray:
-        """In which states the operator exchanges windows: its gradient reads these instead of the operand."""
+        """Return the states in which the operator exchanges window borders (halos), bool[K].
+
+        Its gradient then reads the exchanged windows instead of the operand.
+        """
         n, i = self.place[consumer.name]
         states, rule = self.of_node[n][1], self.steps.rules[consumer.name]
         if not rule.halos or consumer.position:
@@ -202,7 +213,7 @@ class Connections:
         return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
 
     def _as_left(self, layouts: Choice[Layout], ends: list[_Consumer]) -> Choice[Demand]:
-        """How a tensor's producer leaves it, by its node's state, as a demand: the gradient comes back summed."""
+        """Return the produced layout by the node's state, as an operand sharding: the gradient comes back summed."""
         with_gradient = any(_has_gradient(end.demands) for end in ends)
         key = id(layouts), with_gradient
         if key not in self._left:
@@ -211,9 +222,9 @@ class Connections:
         return self._left[key]
 
     def _shared_copies(self, left: Choice[Demand], ends: list[_Consumer]) -> Choice[Demand] | None:
-        """The copies among which a tensor's consumers may choose one to share; None where there is no such choice.
+        """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share.
 
-        As the producer leaves it, or as more than one consumer asks for it.
+        They are the produced layouts (sums completed), and all that more than one consumer asks for.
         """
         if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
             return None
@@ -239,14 +250,17 @@ class Connections:
             self._take_inside(made, consumers)
 
     def _of_consumer(self, tensor: Tensor, consumer: _Consumer) -> Copy | None:
-        """The copy of a single consumer, if it may be made again in some state."""
+        """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
         if not np.isin(consumer.end.way, (READ, PASSED, HELD)).any():
             return None
         (only,) = self.consumers[tensor.name]
         return Copy(tensor.name, only.name)
 
     def _take_inside(self, made: _Made, consumers: list[_Consumer]) -> None:
-        """Connect consumers, all but one at most in the producer's node, which pays for the shard if it is read."""
+        """Connect a tensor to consumers of which at most one is outside the producer's node.
+
+        The producer's node is charged for the shard if the backward pass reads it.
+        """
         way, keeping = made.end.way.copy(), self._keeping(made.tensor)
         if keeping == Keeping.COPY:
             inside = [consumer.end.way != UNREAD for consumer in consumers if consumer.node == made.node]
@@ -259,24 +273,30 @@ class Connections:
             self._add(_Made(made.node, made.tensor, End(made.left, way)), consumer, keeping)
 
     def _may_remake(self, tensor: Tensor) -> bool:
-        """Copies that all slices of a batch read are kept: they would be made again for each."""
+        """Return whether copies of the tensor may be regathered.
+
+        Copies that all micro-batches read are saved: they would be regathered for each.
+        """
         return self.reuse and not self.steps.graph.accumulates(tensor.name)
 
     def _keeping(self, tensor: Tensor) -> Keeping:
-        """What a copy of a tensor that is read keeps: whether its producer's piece is paid for by itself."""
+        """Return what a read copy of the tensor saves: COPY_OF_KEPT where the produced shard is charged elsewhere."""
         costing = self.steps.costing
         viewed = costing.viewed(tensor.name)
         is_left = viewed in costing.left or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return Keeping.COPY_OF_KEPT if is_left else Keeping.COPY
 
     def _share(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand]) -> None:
-        """A node for the shared copy: for each demand a state that keeps it; where that can pay, one that makes it again;
-        and one that does neither, in which nobody may read it.
+        """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
 
-        For a single consumer that reads a copy it is known by its demand whether it reads this one or its own. Of a tensor
-        that is computed again the copy is made again, unless communication makes it: a state of its own, since what
-        consumers make of that is there as long as the block, and what they make of another that is made again is gone at
-        once.
+        In state LEFT the copy is saved. In REMADE, offered where it can pay, it is regathered from a saved tensor. In
+        REGATHERED it is made again from a rematerialized tensor. In PAID it is neither saved nor regathered, and nobody may
+        read it.
+
+        If a single consumer reads, its operand sharding tells whether it reads the shared copy or its own. The copy of a
+        rematerialized tensor is rematerialized with it, unless communication makes it. That state differs from REMADE,
+        since what consumers make of such a copy stays in memory as long as the rematerialization segment, and what they
+        make of a copy that is regathered otherwise is freed at once.
         """
         tensor, number = made.tensor, len(self.nodes)
         keeping, readers = self._keeping(tensor), [consumer for consumer in consumers if consumer.reads]
@@ -312,7 +332,7 @@ class Connections:
             self._add_edge(number, consumer.node, costs, made.node)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
-        """The places of the copies that take more memory than some piece from which communication makes them."""
+        """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
         pieces = [(demand.layout, piece_bytes(tensor, demand.layout)) for demand in left.values]
         return np.array(
             [
@@ -327,7 +347,10 @@ class Connections:
         )
 
     def _take_together(self, made: _Made, consumers: list[_Consumer]) -> None:
-        """Several consumers of one node share the copy that one of them asks for: in each state whose is the cheapest."""
+        """Connect a tensor to several consumers that are one node.
+
+        They share the copy that one of them asks for; in each state the one for which resharding takes the least time.
+        """
         tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].demands.place)
         options = []
         for consumer, copy in zip(consumers, _as_copies(consumers), strict=True):
@@ -340,7 +363,7 @@ class Connections:
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
         shared = Choice.of(demands)
         self.arrays.expect(tensor, [shared])
-        # Made again only where all consumers that read the copy do so without a copy of their own.
+        # Regathered only where all consumers that read the copy do so without a copy of their own.
         ways = np.stack([consumer.end.way for consumer in consumers])
         has_its_own = [
             [shared.values[shared.place[k]].layout != t.demands.values[t.demands.place[k]].layout for k in range(n_states)]
@@ -359,10 +382,10 @@ class Connections:
         self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
 
     def _add(self, made: _Made, consumer: _Consumer, keeping: Keeping, copy: Copy | None = None) -> None:
-        """Charge reshardings between the states of two nodes, or within one.
+        """Charge a tensor's resharding between the states of two nodes, or within one node.
 
         Args:
-            copy: that may be made again, if that can pay.
+            copy: the copy that may be regathered, if that can pay; None where it may not.
         """
         tensor, ends = made.tensor, (made.end, consumer.end)
         if made.node == consumer.node:
@@ -381,7 +404,7 @@ class Connections:
         self._add_edge(made.node, consumer.node, self.arrays.by_state(tensor, *ends, tables[0]))
 
     def _add_edge(self, from_node: int, to_node: int, costs: Costs, producer: int | None = None) -> None:
-        """An edge; ``producer`` is the node of the tensor's producer, if it isn't the source."""
+        """Add an edge; ``producer`` is the node of the tensor's producer, if it isn't ``from_node``."""
         number = len(self.edges)
         if costs.trailing_ns is not None:
             self.beside.add_edge(number, to_node, costs.trailing_ns)
@@ -389,7 +412,12 @@ class Connections:
         self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
 
     def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
-        """Charge a producer for the piece that it leaves, in some states; in others that is there for a while."""
+        """Charge a producer's node for the shard that it produced.
+
+        Args:
+            is_paid: the states in which the shard is saved, bool[K].
+            is_regathered: the states in which the shard is transient, bool[K].
+        """
         tensor, left = made.tensor, made.left
         pieces = np.array([piece_bytes(tensor, demand.layout) for demand in left.values], np.int64)[left.place]
         self._charge(made.node, Costs(pieces * is_paid, np.zeros_like(pieces), None, pieces * is_regathered))
@@ -406,7 +434,7 @@ _NOTHING = Keeping.NOTHING
 
 
 def _direct(keeping: Keeping) -> Table:
-    """What a copy keeps that a single consumer has."""
+    """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REGATHERED, PAID."""
     return (
         (_NOTHING, keeping, keeping, keeping, keeping),
         (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
@@ -415,7 +443,7 @@ def _direct(keeping: Keeping) -> Table:
 
 
 def _direct_again(keeping: Keeping) -> Table:
-    """The same where it is made again, if it may be."""
+    """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
     kept = _direct(keeping)
     ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
     return tuple(
@@ -424,7 +452,11 @@ def _direct_again(keeping: Keeping) -> Table:
 
 
 def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
-    """What a shared copy keeps: where it is kept, made again of a source that is computed again, unread, or made again."""
+    """Return the Table of a shared copy of a produced tensor.
+
+    Rows are the tensor's policies LEFT and REGATHERED; columns the shared copy's policies LEFT, REGATHERED, PAID (unread)
+    and REMADE.
+    """
     again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
     return (
         (of_copy, Keeping.FORBIDDEN, _NOTHING, again),
@@ -438,7 +470,7 @@ def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table
 
 
 def _of_shared(of_consumer: Keeping) -> Table:
-    """What a consumer's copy of a shared copy keeps, in the same order."""
+    """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
     of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
     return (
         (_NOTHING, *(of_consumer,) * 4),
@@ -457,7 +489,7 @@ def _has_gradient(demands: Choice[Demand]) -> bool:
 
 
 def _may_be_unread(shared: Choice[Demand], readers: list[_Consumer]) -> np.ndarray:
-    """The places of the copies that none of the readers may read, each having a copy of its own."""
+    """Return the indices of the shared copies that possibly nobody reads: each reader has its own copy in some state."""
 
     def may_have_its_own(end: _Consumer, layout: Layout) -> bool:
         return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
@@ -467,6 +499,6 @@ def _may_be_unread(shared: Choice[Demand], readers: list[_Consumer]) -> np.ndarr
 
 
 def _as_copies(ends: list[_Consumer]) -> list[list[Demand]]:
-    """By consumer, its demands as those of a copy that all can share; each list in the order of its distinct demands."""
+    """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
     with_gradient = any(_has_gradient(end.demands) for end in ends)
     return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

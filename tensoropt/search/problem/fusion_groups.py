@@ -1,15 +1,15 @@
-"""Which operators follow which: the nodes of a Problem whose space is compact.
+"""Group operators into fusion groups, the nodes of a Problem in the compact space.
 
-An operator that contracts (a matrix product, a convolution) or looks rows up is *heavy* and a node of its own. All others
-are *light*: they follow one another, so that a run of elementwise operators, normalisations and reductions is one node, in
-which nothing is rescheduled but the sums that reductions leave. Factors of different operators that lie in the same
-dimension of a tensor between them are one factor of the node.
+A *contraction* (a matrix product, a convolution; lookups of rows and operators that can't be split count as such; ``heavy``
+in the code) starts a node. All other operators are *elementwise* (``light``): a run of them, normalisations and reductions
+included, is one node, in which nothing is resharded but the partial sums that reductions produce. Factors of different
+operators that name the same dimension of a tensor between them are one factor of the node.
 
-A light operator follows the latest light node among those that make its operands, as long as no other operand depends on
-that node by way of a third: so a residual connection ends in another node than it begins, and may be rescheduled. A view, or
-an operator that is linear in its one operand that isn't constant, follows even a heavy operator: it takes sums that are
-pending as they are. A source with one node of consumers follows it, except for the parameters of heavy operators, whose
-layout is chosen for itself.
+An elementwise operator joins the latest elementwise node among those that produce its operands, as long as no other operand
+depends on that node through a third one. So a residual connection ends in another node than it begins in, and may be
+resharded. A view, or an operator that is linear in its one operand that isn't constant, joins even a contraction's node: it
+uses partial sums as they are. A source whose consumers are all in one node joins that node, except for parameters of
+contractions, whose layout is chosen separately.
 
 Complexity: O(operators x operands).
 """
@@ -24,16 +24,16 @@ from ...rules.rule import Rule
 from ...sharding.consumers import Consumer
 
 Member = tuple[int, str]
-"""An operator of a node, by its place, and one of its factors."""
+"""An operator of a node, by its index there, and one of its factors."""
 
 
 @dataclass(frozen=True)
 class Followers:
-    """One node: operators in program order, and the factors that they have in common.
+    """A fusion group: operators in program order that are one node, and the factors that they have in common.
 
     Attributes:
-        factors: each a set of (place of the operator, its factor), in order of first appearance. In a node with a heavy
-            operator only that operator's.
+        factors: each a set of (index of the operator, its factor), in order of first appearance. In a node with a
+            contraction, only the factors that the contraction has.
     """
 
     operators: tuple[Operator, ...]
@@ -43,10 +43,10 @@ class Followers:
 def followers(
     graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
 ) -> tuple[Followers, ...]:
-    """The nodes of the operators of training steps, in topological order of what computes first in each.
+    """Return the fusion groups of a graph's training steps, in program order of each group's first operator.
 
     Args:
-        apart: names of operators that are nodes of their own.
+        apart: names of operators that must be nodes of their own.
     """
     operators = [op for op in graph.step_operators if op.updates is None]
     groups = _Groups(graph, rules, apart)
@@ -63,13 +63,13 @@ def followers(
 
 
 def is_heavy(op: Operator, rule: Rule) -> bool:
-    """Whether an operator is a node of its own: it contracts, or looks up, or must run whole."""
+    """Return whether an operator starts a node: it contracts, looks rows up, or must run on global tensors."""
     contracts = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
     return bool(rule.without) or contracts
 
 
 def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
-    """The producer of an operator's only operand that isn't constant, if the operator is linear in it."""
+    """Return the producer of an operator's only operand that isn't constant, if the operator is linear in it; else None."""
     producers = [(position, graph.producers[tensor.name]) for position, tensor in op.operands]
     varying = [(position, producer) for position, producer in producers if producer.type != CONSTANT]
     if len(varying) != 1:
@@ -80,7 +80,7 @@ def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
 
 @dataclass
 class _Groups:
-    """Nodes under construction, by number; ``before`` holds the nodes that each depends on."""
+    """Fusion groups under construction, by number; ``before`` holds the groups that each depends on."""
 
     graph: Graph
     rules: Mapping[str, Rule]
@@ -123,7 +123,10 @@ class _Groups:
 
 
 def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> Followers:
-    """Join the factors that share a dimension of a tensor within the node, or the major ones where several are merged."""
+    """Return the operators as one node, with the factors joined that share a dimension of a tensor within it.
+
+    Where a dimension merges several factors, the major ones are joined.
+    """
     place = {op.name: index for index, op in enumerate(operators)}
     every = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
     parent: dict[Member, Member] = {member: member for member in every}
@@ -160,5 +163,5 @@ def _names(rule: Rule) -> list[str]:
 
 
 def _pending(rule: Rule, result: int) -> list[str]:
-    """What leaves a result partial: factors that are summed, and linear groups."""
+    """Return the factors, and linear groups, whose split makes a result partial."""
     return [*sorted(rule.summed[result]), *(f"+{group}" for group in range(len(rule.linear)))]

@@ -1,8 +1,8 @@
-"""What the states of a node mean and cost: worked out once for all nodes that are alike, such as those of equal layers.
+"""Compute the states of a node and their costs, once for all nodes that are alike, such as those of equal layers.
 
-A node's *signature* is all that its costs depend on: types, rules, shapes, which operands get gradients, what is kept, and
-how its operators feed each other. Nodes of one signature share one :class:`States`, so that edges between alike nodes
-share their arrays as well, and the search can tell that they are equal by identity.
+A node's *signature* is all that its costs depend on: operator types, rules, shapes, which operands get gradients, which
+tensors are saved, and how its operators feed each other. Nodes of one signature share one :class:`States` object. So the
+edges between alike nodes share their arrays too, and the search recognises equal layers by identity.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Costed = tuple[Interface, int, int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Choice(Generic[Value]):
-    """A layout or a demand per state: the distinct ones, and for each state its place among them."""
+    """A layout or an operand sharding (Demand) for each state: the distinct ones, and each state's index among them."""
 
     values: tuple[Value, ...]
     place: Ints
@@ -47,18 +47,18 @@ class Choice(Generic[Value]):
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What the states of a node mean, and what its operators cost by themselves.
+    """The K states of a node: the configs of its operators in each, and the operators' own costs.
 
     Attributes:
-        configs: per operator of the node the distinct configs that it may have.
-        place: per operator the place among those in each state, int[K].
-        seen: per operator the interface of each distinct config.
+        configs: the distinct configs of each operator of the node.
+        place: each operator's index among those in each state, int[K].
+        seen: the interface of each distinct config of each operator.
         mem_bytes, compute_ns, network_ns: int64[K].
-        backward_ns: int64[K], the part of the compute that is the backward pass.
-        trailing_ns: int64[K], the part of the network that only updates of variables wait for.
-        recomputes: bool[K], whether the state computes operators of the node again in the backward pass: those at the places
+        backward_ns: int64[K], the part of the compute time that is in the backward pass.
+        trailing_ns: int64[K], the part of the network time that only updates of variables wait for.
+        recomputes: bool[K], whether operators of the node are rematerialized in this state: those at the indices
             ``recomputed`` in the node.
-        transient_bytes: int64[K], what it doesn't keep for that, of what its operators are charged for.
+        transient_bytes: int64[K], the bytes of the operators' results that are not saved because they are rematerialized.
     """
 
     configs: tuple[tuple[Config, ...], ...]
@@ -80,7 +80,7 @@ class States:
 
     @cached_property
     def others(self) -> Ints:
-        """Of each state the one that differs only in whether it computes again, int64[K]; -1 without one."""
+        """Return the state that differs from each state only in rematerialization, int64[K]; -1 where there is none."""
         found = np.full(self.n_states, -1, np.int64)
         by_configs: dict[tuple[int, ...], int] = {}
         for state, configs in enumerate(zip(*(place.tolist() for place in self.place), strict=True)):
@@ -90,11 +90,11 @@ class States:
         return found
 
     def layouts(self, operator: int, result: int) -> Choice[Layout]:
-        """The layout in which an operator of the node leaves a result, by state."""
+        """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node."""
         return self._choice(operator, "result", result, lambda seen: seen.results[result])
 
     def demands(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
-        """What a consumer that is an operator of the node asks of its operand, by state."""
+        """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there."""
         kind = "update" if consumer.is_update else "operand"
         return self._choice(operator, kind, consumer.position, lambda seen: consumer_demand(seen, consumer, gradients))
 
@@ -108,7 +108,7 @@ class States:
 
 @dataclass
 class Evaluation:
-    """Evaluates nodes, each signature once."""
+    """The states of nodes, computed once for each signature."""
 
     costing: OperatorCosting
     rules: Mapping[str, Rule]
@@ -118,7 +118,12 @@ class Evaluation:
     _recomputing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
-        """The states of a node; ``assignments`` is asked only where no node was like it (and equal in ``told_apart``)."""
+        """Return the states of a node.
+
+        Args:
+            assignments: called for the node's configs only where no node of the same signature came before.
+            told_apart: what else nodes must be equal in to share their states.
+        """
         signature = (*self._signature(node), told_apart)
         if signature not in self._states:
             self._states[signature] = self._evaluated(node, assignments())
@@ -169,9 +174,10 @@ class Evaluation:
         return States(*of, mem, compute, network, backward, trailing, keeps, nothing)
 
     def recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
-        """The same states, and each once more with the operators at some places computed again, where they can be.
+        """Return the states, and each a second time with the operators at the indices ``places`` rematerialized.
 
-        Only operators that make nothing communicate while they compute: such states have no second one.
+        A state in which one of these operators can't be rematerialized, because it communicates while it computes, has no
+        second one.
         """
         key = id(states), tuple(self._of_operator(node.operators[i]) for i in places), places
         if key not in self._recomputing:
@@ -208,7 +214,7 @@ class Evaluation:
         )
 
     def _costed(self, op: Operator, signature: tuple[object, ...], configs: tuple[Config, ...]) -> list[_Costed]:
-        """Of configs the interface and what :class:`States` adds up."""
+        """Return, for each config, the interface and the five costs that :class:`States` adds up."""
         rule, costing = self.rules[op.name], self.costing
         new = [config for config in configs if (signature, config.assignment) not in self._costs]
         for config, (within_ns, updating_ns) in zip(new, costing.inner_times_ns(op, rule, new), strict=True):

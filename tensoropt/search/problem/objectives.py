@@ -1,7 +1,7 @@
-"""Which two costs a search trades against each other; the paper's section 3 has memory and time, and allows any pair.
+"""Define the two costs that a search trades against each other.
 
-The search has two arrays of costs and doesn't know what they are. So another pair is another :class:`Problem` of the same
-states:
+The TensorOpt paper's section 3 has memory and time, and allows any pair. The search has two arrays of costs and doesn't know
+what they are. So another pair is another :class:`Problem` of the same states:
 
 | searched | a node | an edge |
 |---|---|---|
@@ -9,9 +9,9 @@ states:
 | memory, network | memory, time - compute | memory, time |
 | time, network | time, time - compute | time, time |
 
-since the reshardings of tensors, along edges and to shared copies, are all network. Time against memory knows what runs
-beside what (:mod:`...ft.nonadditive.overlap`); time against network adds both up. What a strategy costs beside the pair is
-worked out from the problem as it was built (:func:`costs_of`, O(points x (nodes + edges))).
+since the reshardings of tensors, along edges and to shared copies, are all network. A search of time against memory takes
+overlap into account (:mod:`...ft.nonadditive.overlap`); one of time against network adds both up. A strategy's costs beside
+the pair are computed from the problem as it was built (:func:`costs_of`, O(points x (nodes + edges))).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PAIRS: tuple[Objectives, ...] = (MEMORY_TIME, ("memory", "network"), ("time", "n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """What strategies cost: int64[P] each, whatever pair of costs was searched.
+    """All costs of P strategies, int64[P] each, whatever pair of costs was searched.
 
     Attributes:
-        time_ns: of a step: compute and network, less what of them runs at the same time.
-        hidden_ns: what does.
+        time_ns: the time of a step: compute plus network, less their overlap.
+        hidden_ns: the overlap: network time during which the device computes.
     """
 
     mem_bytes: np.ndarray
@@ -52,17 +52,17 @@ class Costs:
         return difference
 
     def pair(self, objectives: Objectives) -> tuple[np.ndarray, np.ndarray]:
-        """The two that were searched."""
+        """Return the two costs that were searched."""
         of_name = {"memory": self.mem_bytes, "time": self.time_ns, "network": self.network_ns}
         first, second = objectives
         return of_name[first], of_name[second]
 
 
 def parse_objectives(text: str) -> Objectives:
-    """Two costs, such as ``memory,network``; their order doesn't matter.
+    """Return the pair of costs that a text such as ``memory,network`` names; the order doesn't matter.
 
     Raises:
-        InputError: that is no pair of costs that can be searched.
+        InputError: the text names no pair of costs that can be searched.
     """
     names = {name.strip() for name in text.split(",")}
     for pair in PAIRS:
@@ -73,7 +73,7 @@ def parse_objectives(text: str) -> Objectives:
 
 
 def problem_for(built: StrategyProblem, objectives: Objectives) -> Problem:
-    """The problem whose two costs are these."""
+    """Return the problem whose two costs are the objectives."""
     if objectives == MEMORY_TIME:
         return built.problem
     first, _ = objectives
@@ -93,7 +93,7 @@ def problem_for(built: StrategyProblem, objectives: Objectives) -> Problem:
 
 
 def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) -> Costs:
-    """What the points of a frontier of this pair cost."""
+    """Return all costs of the points of a frontier that was searched for these objectives."""
     chosen = found.strategies
     compute_ns = built.compute_ns(chosen)
     hidden_ns = built.hidden_ns(chosen)

@@ -1,5 +1,6 @@
-"""Which parts of a Problem's times run beside each other, gathered while it is built, for
-:mod:`...ft.nonadditive.overlap`.
+"""Collect which parts of a Problem's times overlap while the Problem is built.
+
+:mod:`...ft.nonadditive.overlap` searches with them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ Ints = np.ndarray
 
 
 class Beside:
-    """Network that only updates of variables wait for, and compute of the backward pass, by node and edge.
+    """The times that may overlap, by node and edge.
+
+    They are network time that only updates of variables wait for, and compute time of the backward pass.
 
     Attributes:
-        places: by node, where in the program it is: the backward pass goes from the highest to the lowest.
+        places: each node's index in program order; the backward pass goes from the highest to the lowest.
     """
 
     def __init__(self, reshardings: ReshardingCosting, places: list[int], states: Sequence[States]) -> None:
@@ -31,15 +34,15 @@ class Beside:
         self._hideable: dict[int, Ints] = {}
 
     def add(self, node: int, trailing_ns: Ints) -> None:
-        """Network of a node, by state, beside what it has by itself."""
+        """Add network time that only updates wait for to a node, int64[K], beside that of its own states."""
         self._trailing_ns[node] = self._trailing_ns.get(node, 0) + trailing_ns
 
     def add_edge(self, edge: int, target: int, trailing_ns: Ints) -> None:
-        """Network of an edge to a node, from where gradients come back."""
+        """Set the network time of an edge that only updates wait for; its gradient comes back from the node ``target``."""
         self._edges[edge] = self.places[target], trailing_ns
 
     def overlap(self) -> Overlap | None:
-        """All of it; None where nothing runs beside anything."""
+        """Return all parts that may overlap; None where the cost model has no overlap."""
         if not self._reshardings.overlaps:
             return None
         hideable = {i: Part(self.places[i], self._hidden(ns)) for i, ns in self._trailing_ns.items() if ns.any()}
@@ -48,7 +51,10 @@ class Beside:
         return Overlap(hideable, edges, hiding)
 
     def _hidden(self, trailing_ns: Ints) -> Ints:
-        """Equal arrays stay equal by identity, by which a search knows equal layers."""
+        """Return the overlappable part of a time, the same object for the same array.
+
+        A search recognises equal layers by the identity of their arrays.
+        """
         key = id(trailing_ns)
         if key not in self._hideable:
             self._hideable[key] = self._reshardings.hideable_ns(trailing_ns)

@@ -1,18 +1,18 @@
-"""Which operators a search may have computed again, and in which blocks.
+"""Divide a program into rematerialization segments, and choose the operators that a search may rematerialize in each.
 
-All that is recomputed between two kept tensors is there at once when the backward pass comes to it. If everything were
-recomputed all of it would be there at once, and nothing won. So the program is cut into *blocks*, at tensors through which
-all goes that gradients come back to: the residual stream of a Transformer between its layers, the activations of a chain.
-What is cut through is kept, and so is what is still taken many operators later (what the encoder made, by all layers of a
-decoder); within blocks a search chooses. One block's recomputed tensors are there at a time, and the parameters that its
-operators read: where they are gathered they are there from when the first operator is computed again until the gradients of
-all have read theirs.
+All that is rematerialized between two saved tensors is in memory at once when the backward pass comes to it. If everything
+were rematerialized as one, all of it would be in memory at once, and nothing won. So the program is cut into *segments*
+(``blocks`` in the code), at tensors through which every dependency passes that gradients come back along: the residual
+stream of a Transformer between its layers, the activations of a chain. The tensors at the cuts are saved, and so are those
+still used many operators later (an encoder's result, which all layers of a decoder use); within segments a search chooses.
+The rematerialized tensors of one segment are in memory at a time, and the parameters that its operators read: those that are
+gathered are in memory from the first operator's rematerialization until the gradients of all have read them.
 
-Where to cut is decided by sizes: cut tensors, largest block and most parameters of a block should be small together (Chen et
-al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at every square root of their
-number). Results count by what a device has of them, parameters whole. Of divisions that are about as good the finest is
-taken: the smaller a block, the less there is at once of gradients and of what is there for a moment, too, and searches are
-faster and closer to their bounds.
+Sizes decide where to cut: the bytes of the cut tensors, of the largest segment and of the most parameters of a segment
+should be small together (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, for chains of equal layers cut at
+every square root of their number). Results count by the bytes of a device's shards, parameters by their global bytes. Among
+divisions that are about as good the finest is taken: the smaller a segment, the less memory gradients and other transient
+tensors take at once, and the faster and closer to their bounds searches are.
 
 Complexity: O(operators + cuts x LIMITS^2).
 """
@@ -34,24 +34,24 @@ from ...sharding.rematerializable import may_be_recomputed
 from .fusion_groups import Followers
 
 LIMITS = 24
-"""Sizes of the largest block that are tried, and as many of a block's parameters."""
+"""The number of sizes of the largest segment that are tried, and of sizes of a segment's parameters."""
 SLACK, SLACK_OF_RESULTS = 1 / 6, 0.6
-"""By how much a division may be worse than the best, for being finer, and by cut tensors and the largest block alone."""
+"""The part by which a division may cost more than the cheapest, for being finer: in all, and counting results alone."""
 LEAST_SHARE = 0.0025
-"""Of all that is kept, what a node must keep for it to have a choice."""
+"""The share of all saved bytes that a node must save itself for its rematerialization to be a choice."""
 LONG = 0.125
-"""Of the program, how far from its producer a tensor is taken that is kept."""
+"""The share of the program's operators: a tensor still used farther than this from its producer is always saved."""
 LARGE = 0.5
-"""Of the largest block, how large one is that may come to be the largest under a strategy."""
+"""The share of the largest segment's bytes from which a segment may come to be the largest under some strategy."""
 
 
 @dataclass(frozen=True)
 class Recomputable:
-    """What may be recomputed of a node.
+    """The operators of a node that may be rematerialized.
 
     Attributes:
-        places: of the operators in the node.
-        block: its number; the search knows what is there at once of those that are ``large``
+        places: the operators' indices in the node.
+        block: the number of their segment. The search charges the transient bytes of segments that are ``large``
             (:mod:`...ft.nonadditive.segment_memory`).
     """
 
@@ -61,9 +61,11 @@ class Recomputable:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Attributes:
-    nodes: by number of the node.
-    large: the numbers of the blocks whose results are about as large as the largest's.
+    """The rematerialization segments of a program.
+
+    Attributes:
+        nodes: for each node with such operators, by its number, those that may be rematerialized.
+        large: the numbers of the segments whose results have at least LARGE of the largest segment's bytes.
     """
 
     nodes: dict[int, Recomputable]
@@ -75,7 +77,7 @@ NO_BLOCKS = Blocks({}, frozenset())
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place in the program, behind the operator at ``after``, that one tensor crosses, made by operator ``producer``."""
+    """A possible cut behind the operator at index ``after``, where only the tensor made by ``producer`` is still used."""
 
     after: int
     producer: str
@@ -83,7 +85,7 @@ class _Cut:
 
 
 def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting, n_devices: int) -> Blocks:
-    """The division of a program's operators, for a number of devices; no nodes where there are no two blocks."""
+    """Return the rematerialization segments of a program, for a number of devices; without nodes if no cut pays."""
     graph, program = costing.graph, [op for op in costing.graph.step_operators if op.updates is None]
     path = _path(graph, program, costing)
     kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
@@ -123,7 +125,10 @@ def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting, n_devices: i
 def _worth_it(
     nodes: Sequence[Followers], possible: Mapping[int, Recomputable], costing: OperatorCosting
 ) -> dict[int, Recomputable]:
-    """The nodes that keep much, and those whose results they take, which would be kept instead of their own."""
+    """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
+
+    The operands would have to be saved instead if their producers couldn't be rematerialized too.
+    """
     node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
     made_by = {
         number: [op for i, op in enumerate(nodes[number].operators) if i in each.places] for number, each in possible.items()
@@ -145,7 +150,7 @@ def _worth_it(
 
 
 def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -> set[str]:
-    """The operators to whose operands a gradient comes back; of what follows from variables alone there is little."""
+    """Return the operators that gradients pass through, without those computed from variables alone, which are few."""
     gradients = costing.backward.gradients
     return {
         op.name
@@ -156,12 +161,12 @@ def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -
 
 
 def _kept_bytes(op: Operator, costing: OperatorCosting) -> int:
-    """Of whole tensors, what the backward pass reads."""
+    """Return the bytes of the operator's global results that the backward pass reads."""
     return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
 
 
 def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
-    """The parameters that the operator's gradient reads."""
+    """Return the global bytes of the parameters that the operator's gradient reads."""
     graph, read = costing.graph, costing.backward.kept_operands
     return sum(
         tensor.mem_bytes for i, tensor in op.operands if tensor.name in graph.made_of_variables and (op.name, i) in read
@@ -169,12 +174,12 @@ def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
 
 
 def _last_consumers(program: Sequence[Operator]) -> dict[str, int]:
-    """By tensor, the place of the last operator that takes it."""
+    """Return, for each tensor's name, the index of the last operator that uses it."""
     return {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}
 
 
 def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) -> list[_Cut]:
-    """All places that one tensor crosses, of those that operators of the path make."""
+    """Return all possible cuts: where exactly one result of the path's operators is still used."""
     alive: dict[str, tuple[int, str, int]] = {}
     found = []
     for i, op in enumerate(program):
@@ -190,7 +195,7 @@ def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) 
 
 
 def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
-    """These operators, and those whose results theirs are views of."""
+    """Return the named operators, and those whose results theirs are views of."""
     found, pending = set(names), list(names)
     while pending:
         op = graph.operators[pending.pop()]
@@ -203,12 +208,12 @@ def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
 
 
 def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
-    """The cuts of the finest division for which cut tensors, largest block and most parameters are about least together.
+    """Return the cuts of the finest division whose cost (see :func:`_cost`) is about the least.
 
-    None where all divisions keep as many results at once as no division does.
+    No cuts where every division holds as many bytes of results at once as no division does.
 
     Args:
-        kept, gathered: by operator of the program.
+        kept, gathered: the bytes of each operator's saved results, and of the parameters that it gathers.
     """
     sums = np.cumsum([kept, gathered], axis=1)
     ends = np.concatenate([sums[:, [cut.after for cut in cuts]], sums[:, -1:]], axis=1)
@@ -230,7 +235,7 @@ def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) 
 
 
 def _cost(taken: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> int:
-    """The cut tensors, and of the blocks between them the most by each row of ``ends``."""
+    """Return the bytes of the cut tensors plus, for each row of ``ends``, those of the largest segment between cuts."""
     return int(np.diff(ends[:, [*taken, -1]], prepend=0).max(axis=1).sum()) + sum(n_bytes[i] for i in taken)
 
 
@@ -239,10 +244,11 @@ def _limits(low: int, high: int) -> list[int]:
 
 
 def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: Sequence[int]) -> tuple[int, ...]:
-    """Of cuts, the places of those of the least bytes that leave no block above the limits.
+    """Return the indices of the cuts with the fewest bytes in all that make no segment exceed the limits.
 
-    Blocks end at ``ends``, int64[limits, cuts + 1], by what is before: a limit for each of its rows. Whatever ends last
-    takes the cheapest cut within the limits before it: a queue holds the candidates, ascending.
+    ``ends``, int64[limits, cuts + 1], holds the bytes before each cut and before the program's end, a row for each limit.
+    A dynamic program over the cuts: each is preceded by the cheapest cut within the limits before it; a queue holds the
+    candidates, cheapest first.
     """
     cost, origin = [0], [-1]  # of the division up to the start, and up to each cut
     rows = ends.T.tolist()

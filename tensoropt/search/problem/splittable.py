@@ -1,4 +1,4 @@
-"""Whether a model can use so many devices at all: whether some operator can be split over all of them."""
+"""Check that a model can use a number of devices: that some operator can be split over all of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Factors = tuple[tuple[int, bool], ...]  # (extent, whether the blocks must divid
 
 
 def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
-    """Refuse a parallelism of which no operator can use all devices: some would only repeat what others compute.
+    """Raise an error if no operator can use all devices of a parallelism: some would only repeat what others compute.
 
     Raises:
-        InputError: names the operator that can use most, and the largest parallelism that some operator can use.
+        InputError: no operator can; names the one that can use most, and the largest parallelism that some operator can use.
         HardwareError: the hardware doesn't have this parallelism.
     """
     mesh = hardware.mesh(parallelism)
@@ -46,9 +46,9 @@ def _factors(rule: Rule) -> Factors:
 
 @cache
 def most_devices(factors: Factors, axes: Sequence[int]) -> int:
-    """The largest product of axes that can be given to factors, each to one factor.
+    """Return the largest product of mesh axes that can be assigned to the factors, each axis to one factor.
 
-    O(product over factors of the number of different degrees): states that differ in nothing but order are one.
+    O(product over factors of the number of different degrees): assignments with the same degrees are one.
     """
     reachable = {(1,) * len(factors)}
     for axis in axes:

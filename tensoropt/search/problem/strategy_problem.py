@@ -1,4 +1,4 @@
-"""A Problem together with what its nodes and states mean."""
+"""Translate between the states of a Problem's nodes and strategies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .node_states import States
 
 @dataclass(frozen=True)
 class SharedCopy:
-    """The copy of a tensor that its consumers share, by the state of a node.
+    """The copy of a tensor that its consumers share: its operand sharding (Demand) in each state of a node.
 
     Attributes:
-        is_unread: whether every consumer whose copy is read in the backward pass has one of its own, bool[K].
+        is_unread: whether every consumer whose copy the backward pass reads has a copy of its own, bool[K].
     """
 
     tensor: Tensor
@@ -34,7 +34,7 @@ class SharedCopy:
 
 @dataclass(frozen=True, eq=False)
 class CopyChoice:
-    """Whether a copy is made again in the backward pass, by the state of a node: bool[K]."""
+    """The choice whether a copy is regathered in the backward pass, in each state of a node: bool[K]."""
 
     copy: Copy
     node: int
@@ -43,14 +43,16 @@ class CopyChoice:
 
 @dataclass(frozen=True)
 class StrategyProblem:
-    """Attributes:
-    space: what was searched, see :mod:`.config_space`.
-    nodes: the operators behind the first nodes, with their states.
-    shared: the tensors with a shared copy.
-    overlap: what may run beside what; None where all times add up.
-    choices: the copies that may be made again.
-    transient: what is there for a while where operators are computed again; None where none may be. It isn't in the
-        problem's memory.
+    """A Problem together with the strategies that its states mean.
+
+    Attributes:
+        space: the name of the space that is searched, see :mod:`.config_space`.
+        nodes: the operators of the problem's first nodes, with their states.
+        shared: the shared copies of tensors.
+        overlap: the times that may overlap; None where all times add up.
+        choices: the copies that may be regathered.
+        transient: the transient memory of rematerialization; None where nothing may be rematerialized. The problem's own
+            memory doesn't include it.
     """
 
     problem: Problem
@@ -68,11 +70,11 @@ class StrategyProblem:
 
     @property
     def n_configs(self) -> int:
-        """States of all nodes that are operators."""
+        """Return the number of states of all nodes that are operators."""
         return sum(states.n_states for _, states in self.nodes)
 
     def strategy(self, chosen: Sequence[int]) -> Strategy:
-        """What one state per node means."""
+        """Return the strategy that one state for each node means."""
         configs = {
             op.name: of_op[place[int(state)]]
             for (node, states), state in zip(self.nodes, chosen, strict=False)
@@ -89,9 +91,10 @@ class StrategyProblem:
         return Strategy(self.mesh, configs, shared, remade, recomputed)
 
     def states_of(self, strategy: Strategy) -> np.ndarray:
-        """The inverse of :meth:`strategy`: int32[nodes]; a training step's node has one state.
+        """Return the state of each node that together mean the strategy, int32[nodes]: the inverse of :meth:`strategy`.
 
-        A shared copy that the strategy doesn't name, as plans don't where nothing is to be done, is what the producer left.
+        A training step's node has one state. A shared copy that the strategy doesn't name (plans don't where nothing is
+        resharded) has the produced layout.
 
         Raises:
             ValueError: the strategy is not in the space, or shares a copy that nobody asks for.
@@ -115,7 +118,7 @@ class StrategyProblem:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
                 fits = edge.time_ns[states[edge.source]] < INFEASIBLE
                 is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
-                # Where nothing is resharded to keep and to make again are the same, and one of them may be missing.
+                # Where nothing is resharded, saving and regathering are the same, and one of them may be missing.
                 states[choice.node] = np.argmax(is_it if is_it.any() else fits)
         choices = {choice.node: choice for choice in self.choices}
         for copy in self.shared:
@@ -130,10 +133,10 @@ class StrategyProblem:
         return states
 
     def _cheapest(self, node: int, is_it: np.ndarray, fits: np.ndarray, states: np.ndarray) -> int:
-        """Of a node's states the one that takes the least memory, then time, beside those of its neighbours.
+        """Return the cheapest of the node's states ``is_it``, given its neighbours' states: least memory, then least time.
 
-        How a shared copy is kept beside them follows from what they read. Where none that ``is_it`` is allowed beside them,
-        one that ``fits``: of a source that is computed again a copy for which nothing is done isn't named by plans.
+        Whether a shared copy is saved follows from what the neighbours read. If no state of ``is_it`` is compatible with
+        them, one of ``fits`` is taken: plans don't name a copy of a rematerialized tensor for which nothing is done.
         """
         mem, time_ns = self.problem.nodes[node].mem_bytes.copy(), self.problem.nodes[node].time_ns.copy()
         for edge in self.problem.edges:
@@ -155,25 +158,25 @@ class StrategyProblem:
         raise ValueError(f"no node makes {copy.tensor.name}")
 
     def missing_bytes(self, chosen: np.ndarray) -> np.ndarray:
-        """What strategies take more than their memory adds up to. int[P, nodes] to int64[P]."""
+        """Return the transient bytes that strategies take beyond their summed memory. int[P, nodes] to int64[P]."""
         if self.transient is None:
             return np.zeros(len(chosen), np.int64)
         return self.transient.most_bytes(self.problem, chosen)
 
     def hidden_ns(self, chosen: np.ndarray) -> np.ndarray:
-        """What strategies take less than their times add up to. int[P, nodes] to int64[P]."""
+        """Return the time that overlap saves strategies, compared to the sum of their times. int[P, nodes] to int64[P]."""
         if self.overlap is None:
             return np.zeros(len(chosen), np.int64)
         return self.overlap.hidden_ns(self.problem, chosen)
 
     def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
-        """The part of strategies' time that is compute; the rest is network. int[..., nodes] to int64[...]."""
+        """Return the compute time of strategies; the rest of their time is network. int[..., nodes] to int64[...]."""
         parts = [states.compute_ns[chosen[..., i]] for i, (_, states) in enumerate(self.nodes)]
         total: np.ndarray = np.asarray(np.sum(parts, axis=0, dtype=np.int64))
         return total
 
     def allowing(self, allows: Callable[[Operator, Config], bool]) -> StrategyProblem:
-        """The same problem, where no operator may have a config that isn't allowed."""
+        """Return the problem with every state forbidden in which an operator has a config that isn't allowed."""
         nodes = list(self.problem.nodes)
         for i, (node, states) in enumerate(self.nodes):
             kept = np.ones(states.n_states, bool)

@@ -1,5 +1,6 @@
-"""What is there for a while in the backward pass, gathered by block while a Problem is built, for
-:mod:`...ft.nonadditive.segment_memory`.
+"""Collect the transient bytes of each rematerialization segment while a Problem is built.
+
+:mod:`...ft.nonadditive.segment_memory` searches with them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ Ints = np.ndarray
 
 
 class Transients:
-    """By block what its nodes, and the edges from them, don't keep since it is computed again."""
+    """The bytes of each rematerialization segment that are in memory only while the backward pass is in it.
+
+    They belong to nodes of the segment and to edges from them: what isn't saved because it is rematerialized.
+    """
 
     def __init__(self, blocks: Blocks) -> None:
         self._block = {node: each.block for node, each in blocks.nodes.items()}
@@ -25,18 +29,21 @@ class Transients:
         self._edges: dict[int, dict[int, Ints]] = {}
 
     def begin(self, node: int, transient: Ints) -> None:
-        """What a node doesn't keep of its own, by state."""
+        """Set the transient bytes of the node's own results, int64[K]; ignored if the node is in no segment."""
         if node in self._block:
             self._nodes[node] = transient
 
     def add(self, node: int, costs: Costs, where: Ints | bool) -> None:
-        """What it doesn't keep beside that, in some states."""
+        """Add the transient bytes of a resharding within the node, in the states given by ``where``."""
         if costs.transient is not None and node in self._block:
             self._nodes[node] = self._nodes[node] + np.where(where, costs.transient, 0)
 
     def add_edge(self, edge: int, producer: int, consumer: int, costs: Costs) -> None:
-        """What isn't kept since the producer is computed again is there in the producer's block; copies that are there
-        while the consumer is computed again, in the consumer's."""
+        """Add an edge's transient bytes to the producer's segment, and its held bytes to the consumer's.
+
+        Transient is what isn't saved because the producer is rematerialized; held are the regathered copies that stay in
+        memory from the consumer's rematerialization on.
+        """
         for node, n_bytes in ((producer, costs.transient), (consumer, costs.held)):
             if n_bytes is not None and node in self._block:
                 of_edge = self._edges.setdefault(edge, {})
@@ -44,11 +51,11 @@ class Transients:
                 of_edge[self._block[node]] = n_bytes if before is None else before + n_bytes
 
     def transient(self, recomputes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
-        """All of it; None where nothing is computed again.
+        """Return the transient memory of all segments; None where nothing can be rematerialized.
 
         Args:
-            recomputes: by node, whether its states compute something again, bool[K].
-            others: as of :class:`...ft.nonadditive.segment_memory.Transient`.
+            recomputes: for each node, whether each of its states rematerializes operators, bool[K].
+            others: as in :class:`...ft.nonadditive.segment_memory.Transient`.
         """
         if not self._block:
             return None

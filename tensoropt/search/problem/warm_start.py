@@ -1,8 +1,8 @@
-"""Strategies of one StrategyProblem in the states of another that has more choices about the same operators.
+"""Translate strategies of one StrategyProblem into states of another that has more choices about the same operators.
 
-A search that may choose more begins with what one that may choose less has found, so that it never finds worse. The states
-of operators are the same, those with less to choose first; what stands for copies are other nodes with other states, of
-which those are taken that mean the same, at the least cost beside the states around them.
+A search with more choices starts from what a search with fewer has found, so that it never finds worse. The states of
+operators are the same, those of the smaller problem first. The nodes of copies are others with other states; of those that
+mean the same, the one is taken that costs the least given the states of its neighbours.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .strategy_problem import StrategyProblem
 
 @dataclass(frozen=True)
 class _Meaning:
-    """Of a node that isn't an operator.
+    """The meanings that P strategies give to a node that isn't an operator.
 
     Attributes:
-        of_strategy: the number of what each strategy means by it, int[P].
-        states: which states mean that, bool[meanings, K].
+        of_strategy: the number of the meaning that each strategy has, int[P].
+        states: for each meaning, the states of the node that have it, bool[meanings, K].
     """
 
     node: int
@@ -33,10 +33,10 @@ class _Meaning:
 
 @dataclass(frozen=True, eq=False)
 class _Beside:
-    """An edge of a node.
+    """An edge at a node.
 
     Attributes:
-        of_a_moment: what it takes for a while in the backward pass, in the shape of its costs; None where that is nothing.
+        of_a_moment: the edge's transient bytes, in the shape of its costs; None where there are none.
     """
 
     edge: Edge
@@ -44,10 +44,10 @@ class _Beside:
 
 
 def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
-    """Strategies of ``other``, int32[P, its nodes], in states of ``built``: int32[P, nodes].
+    """Return strategies of ``other``, int32[P, its nodes], as states of ``built``, int32[P, nodes].
 
     Args:
-        other: of the same graph, mesh and space; what it may choose ``built`` may, too.
+        other: a problem of the same graph, mesh and space; ``built`` has all of its choices.
     """
     problem = built.problem
     found = np.zeros((len(strategies), len(problem.nodes)), np.int32)
@@ -71,7 +71,11 @@ def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarr
 
 
 def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> Iterator[_Meaning]:
-    """A shared copy is another tensor's or asked for otherwise, kept or made again; another copy is one of the latter."""
+    """Yield, for each node of a copy, what the strategies mean by it.
+
+    For a shared copy that is its operand sharding and whether it is saved or regathered; for another copy, only whether it
+    is saved or regathered.
+    """
     shared_before = {copy.tensor.name: copy for copy in other.shared}
     before = {choice.copy: choice for choice in other.choices}
     remade, remade_before = ({choice.node: choice.is_remade for choice in each.choices} for each in (built, other))
@@ -92,18 +96,18 @@ def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.nda
 
 
 def _of_a_moment(built: StrategyProblem, edge: int) -> np.ndarray | None:
-    """What an edge takes for a while, of all blocks together; None where that is nothing."""
+    """Return an edge's transient bytes, summed over all rematerialization segments; None where there are none."""
     blocks = built.transient.blocks if built.transient is not None else ()
     parts = [block.edges[edge] for block in blocks if edge in block.edges]
     return np.sum(parts, axis=0) if parts else None
 
 
 def _cheapest(own: Node, node: int, edges: Sequence[_Beside], meant: np.ndarray, states: np.ndarray) -> int:
-    """Of a node's states that mean something the one of the least memory, then time, then of memory for a while, beside the
-    states around it.
+    """Return the cheapest state of the node among those ``meant`` that are compatible with its neighbours.
 
-    Where none may be there, any that may: where nothing is resharded, to keep a copy and to make it again are the same, and
-    one of them may be missing.
+    The cheapest has the least memory, then the least time, then the least transient memory. If none is compatible, the
+    cheapest of all compatible states is returned: where nothing is resharded, saving and regathering a copy are the same,
+    and one of them may be missing.
     """
     mem, time_ns, for_a_while = own.mem_bytes.copy(), own.time_ns.copy(), np.zeros_like(own.mem_bytes)
     for edge, of_a_moment in ((each.edge, each.of_a_moment) for each in edges):

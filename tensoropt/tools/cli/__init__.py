@@ -1,1 +1,1 @@
-"""The command line ``tensoropt``, one module a command."""
+"""Implement the command line ``tensoropt``, one module for each command."""

@@ -1,10 +1,10 @@
-"""``mpirun -n N tensoropt calibrate``: measure these devices and the links between them, and write a hardware file.
+"""Run ``mpirun -n N tensoropt calibrate``: measure these devices and the links between them, and write a hardware file.
 
-First the device and every collective over every device partition, briefly; then the classes of operators; then the device
-and the collectives once more, which count: a machine that comes out of its rest is faster than one that has computed for a
-while, as training has (collectives took a tenth less in the first ten seconds than later, and up to a fifth less than after
-minutes). After each part rank 0 writes what is known so far, so that an interruption, even one that kills the ranks at once,
-leaves a usable file.
+First the device and every collective over every device partition are measured briefly; then the classes of operators; then
+the device and the collectives again. Only the second measurement of these counts: an idle machine that starts is faster than
+one that has computed for some time, as in training (collectives took a tenth less in the first ten seconds than later, and
+up to a fifth less than after minutes). After each part rank 0 writes what is known so far, so that an interruption, even one
+that kills the ranks at once, leaves a usable file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 SECONDS, QUICK_SECONDS = 240.0, 20.0
 OF_FIRST, OF_COLLECTIVES = 0.1, 0.25
-"""The shares of the device and the collectives, both times; the rest is for classes of operators."""
+"""The shares of the time for the first and the second measurement of device and collectives; the rest is for operators."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt calibrate``."""
+    """Add the arguments of ``tensoropt calibrate``."""
     parser.usage = "mpirun -n N tensoropt calibrate [--quick] [--output FILE]"
     how_long = parser.add_mutually_exclusive_group()
     how_long.add_argument("--quick", action="store_true", help=f"in about {QUICK_SECONDS:g} s instead of {SECONDS:g}")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt calibrate``; every rank runs it."""
+    """Run ``tensoropt calibrate`` and return the exit code; every rank runs it."""
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     if arguments.seconds is not None:
         seconds = parse_seconds(arguments.seconds, "--seconds")
@@ -126,7 +126,7 @@ def _marked(hardware: Hardware, is_complete: bool) -> Hardware:
 
 
 class _Bar:
-    """Rank 0's bar on stderr, which mpirun passes on."""
+    """A progress bar on stderr, which mpirun passes on; only rank 0 shows it."""
 
     def __init__(self, what: str, is_shown: bool) -> None:
         self._bar = tqdm(desc=what, disable=not is_shown, file=sys.stderr, mininterval=0.5)

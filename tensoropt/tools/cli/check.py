@@ -1,4 +1,4 @@
-"""``mpirun -n N tensoropt check MODEL --plan PLAN``: run a plan and print what it predicted beside what was measured."""
+"""Run ``mpirun -n N tensoropt check MODEL --plan PLAN``: run a plan and print predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, MOST_WRONG, NAME_WIDTH = 20, 5, 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt check``."""
+    """Add the arguments of ``tensoropt check``."""
     parser.usage = "mpirun -n N tensoropt check MODEL --plan PLAN.json [--steps N] [OPTION ...]"
     add_plan_arguments(parser)
     parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are timed; default: {STEPS}")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model runs, by which plan."""
+    """Add the arguments that say which model runs, by which plan."""
     parser.add_argument(
         "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
     )
@@ -44,7 +44,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt check``; every rank runs it."""
+    """Run ``tensoropt check`` and return the exit code; every rank runs it."""
     steps = number_of_devices(arguments.steps, "--steps")
     if arguments.json is not None:
         check_writable(arguments.json, "result")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(check: PlanCheck) -> str:
-    """Predicted beside measured, as tables."""
+    """Return tables of predictions beside measurements."""
     ordered = sorted(check.steps_us)
     low, high = (ordered[i * (len(ordered) - 1) // 4] for i in (1, 3))
     totals = [

@@ -1,6 +1,6 @@
-"""``tensoropt compare``: the frontier of a model next to what other algorithms choose, as a table and as one picture.
+"""Run ``tensoropt compare``: a model's frontier next to the choices of other algorithms, as a table and as one picture.
 
-As for ``tensoropt search``, nothing runs and nothing is measured.
+As in ``tensoropt search``, no training step runs and nothing is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .search import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt compare``."""
+    """Add the arguments of ``tensoropt compare``."""
     parser.usage = "tensoropt compare MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt compare``."""
+    """Run ``tensoropt compare`` and return the exit code."""
     try:
         _compare(arguments)
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    """All that can be refused is refused before the search, which may be long."""
+    """Compare; everything that can be refused is refused before the search, which may be long."""
     hardware, count = _hardware_and_count(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     budget = budget_of(arguments)

@@ -1,7 +1,7 @@
-"""The command line ``tensoropt``: one module a command, imported only when its command is given.
+"""Run the command line ``tensoropt``: one module for each command, imported only when its command is given.
 
 A command is a line in :data:`COMMANDS`. Its module has ``add_arguments(parser)`` and ``run(arguments)``, which returns
-the exit code or raises; :func:`main` turns what is raised into a sentence and an exit code: 0 done, 1 failed while
+the exit code or raises; :func:`main` turns an exception into a sentence and an exit code: 0 done, 1 failed while
 running, 2 wrong use or input.
 """
 
@@ -29,8 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser; only the chosen command's module is imported, so that help is quick."""
-    # Either place is fine: tensoropt --debug run, tensoropt run --debug.
+    """Return the parser; only the chosen command's module is imported, so that help is quick."""
+    # --debug may stand before or after the command: tensoropt --debug run, tensoropt run --debug.
     debug = argparse.ArgumentParser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show traces of errors")
     parser = argparse.ArgumentParser(
@@ -51,7 +51,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (argparse itself exits with 2 on wrong use)."""
+    """Run the command line and return the exit code (argparse itself exits with 2 on wrong use)."""
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if not word.startswith("-")), None)
     arguments = build_parser(chosen).parse_args(argv)

@@ -1,6 +1,7 @@
-"""``tensoropt search``: the frontier, a plan, or the curve of a model, for hardware that needn't be at hand.
+"""Run ``tensoropt search``: find the frontier, a plan, or the curve of a model, for hardware that needn't be at hand.
 
-No ranks, no GPU, no measurement: the model is recorded (:mod:`..offline`), its costs come from the hardware's description.
+It needs no ranks, no GPU and, unless it is given a profile budget, no measurement: the model is recorded
+(:mod:`..offline`), and its costs come from the hardware's description.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 DEFAULT, OF_CURVE = Budget(), 1
-# Those of options.py and offline.py, which import TensorFlow: help and refusals are quick without.
+# Copies of those in options.py and offline.py, which import TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 OPTIMIZERS = ("sgd", "momentum", "adam")
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt search``."""
+    """Add the arguments of ``tensoropt search``."""
     parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
@@ -80,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the hardware, and what a search may take: the arguments that commands share."""
-    # So that an amount such as -1GB is a value, to be refused in words, and no option.
+    """Add the arguments that commands share: the model, the hardware, and the limits of a search."""
+    # So that an amount such as -1GB is parsed as a value, which is refused with a reason, and not as an option.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     parser.add_argument(
         "model",
@@ -110,10 +111,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def budget_of(arguments: argparse.Namespace) -> Budget | None:
-    """How hard to search, where that was said.
+    """Return the budget of the search; None where neither ``--seconds`` nor ``--gap`` is given.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number is out of range.
     """
     if arguments.seconds is None and arguments.gap is None:
         return None
@@ -123,10 +124,10 @@ def budget_of(arguments: argparse.Namespace) -> Budget | None:
 
 
 def parse_seconds(text: str, argument: str) -> float:
-    """A number of seconds above 0.
+    """Return the number of seconds that a text gives, above 0.
 
     Raises:
-        InputError: it is none; ``argument`` stands in the message.
+        InputError: the text is no such number; ``argument`` is named in the message.
     """
     seconds = _amount(text, argument, "number of seconds")
     if not seconds:
@@ -145,14 +146,14 @@ def _amount(text: str, argument: str, what: str) -> float:
 
 
 def add_strictness(parser: argparse.ArgumentParser) -> None:
-    """The argument of what measured hardware files must agree with."""
+    """Add the argument that refuses hardware files measured under other circumstances."""
     parser.add_argument(
         "--strict", action="store_true", help="refuse a hardware file that was measured with another TensorFlow"
     )
 
 
 def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> None:
-    """Say, or refuse, that a hardware file was measured under other circumstances than now.
+    """Print a warning if a hardware file was measured under other circumstances than now.
 
     Raises:
         InputError: it was, and ``is_strict``.
@@ -165,7 +166,7 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt search``."""
+    """Run ``tensoropt search`` and return the exit code."""
     try:
         _search(arguments)
     except KeyboardInterrupt:
@@ -177,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> None:
-    """All that can be refused is refused before the search, which may be long."""
+    """Search; everything that can be refused is refused before the search, which may be long."""
     hardware, counts = _hardware_and_counts(arguments)
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
@@ -230,7 +231,7 @@ def _search(arguments: argparse.Namespace) -> None:
 
 
 def _whole_number(text: str) -> int:
-    """What was given as a whole number; 0 if it is none."""
+    """Return the whole number that a text gives; 0 if it gives none."""
     try:
         return int(text)
     except ValueError:
@@ -258,7 +259,10 @@ def _find(option: str, request: Request, counts: list[int], profile_budget: str 
 
 
 def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[int]]:
-    """The hardware, and the parallelisms to search: those asked for, all that it has, or for mini_time the largest."""
+    """Return the hardware, and the parallelisms to search.
+
+    They are those asked for, else all that the hardware has, or for mini_time only the largest.
+    """
     hardware = hardware_of(arguments)
     if arguments.parallelism is None:
         possible = list(hardware.parallelisms())
@@ -275,7 +279,7 @@ def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[
 
 
 def hardware_of(arguments: argparse.Namespace) -> Hardware:
-    """What ``--cluster`` or ``--devices`` names.
+    """Return the hardware that ``--cluster`` or ``--devices`` names.
 
     Raises:
         InputError, HardwareError: there is no such hardware.
@@ -286,10 +290,10 @@ def hardware_of(arguments: argparse.Namespace) -> Hardware:
 
 
 def number_of_devices(text: str, argument: str) -> int:
-    """What was given as a number of devices.
+    """Return the number of devices that a text gives.
 
     Raises:
-        InputError: it isn't one; ``argument`` stands in the message.
+        InputError: the text is no positive whole number; ``argument`` is named in the message.
     """
     number = _whole_number(text)
     if number < 1:
@@ -298,10 +302,10 @@ def number_of_devices(text: str, argument: str) -> int:
 
 
 def default_cluster(n_devices: int) -> Hardware:
-    """So many devices of the default kind: part of one machine, or full machines.
+    """Return a cluster of ``n_devices`` of DEFAULT_DEVICE: a part of one machine, or full machines.
 
     Raises:
-        InputError: they don't fill machines.
+        InputError: the devices don't fill machines.
     """
     machines, rest = divmod(n_devices, PER_MACHINE)
     if n_devices <= PER_MACHINE:
@@ -327,7 +331,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 def check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Refuse, before long work, result files that can't be written after it.
+    """Check, before long work, that the result files can be written after it.
 
     Raises:
         InputError: one can't be written, two are the same, or Matplotlib can't draw the picture.

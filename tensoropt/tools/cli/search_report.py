@@ -1,4 +1,4 @@
-"""What ``tensoropt search`` prints and writes: text, FORMATS' search result and curve, and pictures."""
+"""Format what ``tensoropt search`` prints and writes: text, the search result and curve of FORMATS, and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PICTURE_DPI = 150
 
 @dataclass(frozen=True)
 class Asked:
-    """What was searched, and how."""
+    """The model and hardware of a search, and its option and algorithm."""
 
     recorded: Recorded
     hardware: Hardware
@@ -41,7 +41,7 @@ class Asked:
 
 
 def introduction(asked: Asked) -> str:
-    """The model and the hardware."""
+    """Return lines that describe the model and the hardware."""
     graph, hardware, seconds = asked.recorded.model.graph, asked.hardware, asked.recorded.seconds_by_stage
     replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
     lines = [
@@ -57,7 +57,7 @@ def introduction(asked: Asked) -> str:
 
 
 def result_text(asked: Asked, found: Plan | Curve) -> str:
-    """The frontier, how it was got, and the chosen plan; or the curve."""
+    """Return the frontier, how it was found, and the chosen plan, as text; or the curve as a table."""
     if isinstance(found, Curve):
         exact = "exact" if all(point.exact for point in found.points) else "not exact"
         return f"\n{found.table()}\n\n{asked.algorithm}, {exact}"
@@ -77,7 +77,7 @@ def result_text(asked: Asked, found: Plan | Curve) -> str:
 
 
 def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
-    """What is alive at once, by what for."""
+    """Return a line with the plan's peak memory, by what it is used for."""
     assert plan.point is not None
     peak = frontier.peak(plan.point)
     parts = [f"{memory_text(n_bytes)} {use}" for use, n_bytes in peak.by_use.most_common() if n_bytes > peak.n_bytes / 100]
@@ -85,7 +85,7 @@ def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
 
 
 def _operators_told(plan: Plan) -> list[str]:
-    """Where the times of operators come from, if some were measured one by one."""
+    """Return a line that says how many operators' times were measured; none if no operator was measured by itself."""
     told = plan.assumed.get("operators")
     if not isinstance(told, Mapping):
         return []
@@ -95,13 +95,13 @@ def _operators_told(plan: Plan) -> list[str]:
 
 
 def space(frontier: ModelFrontier) -> str:
-    """In words, among what the search chose."""
+    """Return the space that was searched, in words."""
     searched = frontier.built.space
     return BASELINE_SPACES.get(searched) or described(searched)
 
 
 def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
-    """FORMATS' search result, or for ``profiling`` its curve with what was searched."""
+    """Return the JSON value of a search result, or for ``profiling`` of a curve with what was searched; see FORMATS."""
     if isinstance(found, Plan):
         return _frontier_json(asked, found)
     searched = {"model": asked.recorded.name, "algorithm": asked.algorithm, "optimizer": asked.optimizer}
@@ -109,10 +109,11 @@ def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
 
 
 def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
-    """``seconds`` count from the recorded graph; recording is one of the stages beside.
+    """Return the JSON value of a frontier.
 
-    A point's bound is the least of the second objective that any plan of no more of the first could have. Peaks are those
-    that the search looked at or the table shows; of the others they are None.
+    ``seconds`` count from the recorded graph; recording is a phase of its own beside them. A point's bound is the least of
+    the second objective that any plan with no more of the first objective could have. A point's peak is None unless the
+    search computed it or the table shows it.
     """
     frontier = _frontier_of(plan)
     found, stages = frontier.found, _seconds_by_stage(asked, frontier)

@@ -1,4 +1,4 @@
-"""``mpirun -n N tensoropt timeline MODEL --plan PLAN``: traces of some steps that a browser shows, one for each rank."""
+"""Run ``mpirun -n N tensoropt timeline MODEL --plan PLAN``: write a trace of some steps for each rank, for a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS, FOLDER, ALL = 3, Path("timeline"), "all.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``tensoropt timeline``."""
+    """Add the arguments of ``tensoropt timeline``."""
     parser.usage = "mpirun -n N tensoropt timeline MODEL --plan PLAN.json [--steps N] [--output FOLDER]"
     add_plan_arguments(parser)
     parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are traced; default: {STEPS}")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``tensoropt timeline``; every rank runs it."""
+    """Run ``tensoropt timeline`` and return the exit code; every rank runs it."""
     steps = number_of_devices(arguments.steps, "--steps")
     import_tensorflow()
     from ...plan.plan import Plan
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()
-    # On all ranks, which end alike where it can't be made; ahead of the work.
+    # On all ranks, so that all end in the same way if the folder can't be made; before the work.
     _make(arguments.output)
     recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
@@ -59,14 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
-    """Where the steps go, rank by rank, as a table."""
+    """Return a table of where each rank's step time goes."""
     titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that hidden ms", "neither ms")
     rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
     return tabulate(rows, titles, floatfmt=",.3f")
 
 
 def _make(folder: Path) -> None:
-    """Make sure that traces can be written.
+    """Make the folder for the traces, and make sure that they can be written.
 
     Raises:
         InputError: they can't.
