@@ -1,4 +1,4 @@
-"""What the examples share beside their models: handwritten digits in batches, arguments, and the training log."""
+"""Handwritten digits in batches, arguments and the training log, which the examples share."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 
 def parse_arguments(description):
-    """``--steps``, ``--memory`` and ``--json``."""
+    """Return the arguments ``--steps``, ``--memory`` and ``--json``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="training steps (default %(default)s)")
     parser.add_argument("--memory", help="limit per device, such as 500kB; default: what is free")
@@ -20,7 +20,7 @@ def parse_arguments(description):
 
 
 def digit_batches(batch, n_steps):
-    """``n_steps`` pairs of images [batch, 64] and one-hot classes [batch, 10], the same ones each time."""
+    """Yield ``n_steps`` pairs of images [batch, 64] and one-hot classes [batch, 10], the same ones each time."""
     images, classes = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
     for _ in range(n_steps):
@@ -29,7 +29,7 @@ def digit_batches(batch, n_steps):
 
 
 def write_log(arguments, losses, statistics=None, rank=0):
-    """Print how the loss went, and write the training log where ``--json`` asks for it; rank 0 alone does."""
+    """Print some losses and write the training log to the file of ``--json``, on rank 0 only."""
     if rank:
         return
     for step in sorted({0, len(losses) // 2, len(losses) - 1}):

@@ -2,7 +2,7 @@
 
     mpirun -n 2 python examples/listing1.py
 
-``listing1_tensorflow.py`` is the same script in plain TensorFlow; ``diff`` shows what TensorOpt asks of a user.
+``listing1_tensorflow.py`` is the same script in plain TensorFlow; ``diff`` shows what changes for TensorOpt.
 """
 
 from digits import digit_batches, parse_arguments, write_log

@@ -2,7 +2,7 @@
 
     mpirun -n 2 python examples/train_digits.py
 
-The model is written in TensorFlow's words; no line says how anything is split. The losses are those of one device.
+The model is written with TensorFlow's names. No line says how anything is split. The losses are those of one device.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parse_arguments():
 
 
 def create_model(images, labels):
-    """Two convolutions and two dense layers; returns the mean loss and the predicted classes."""
+    """Record two convolutions and two dense layers; return the mean loss and the predicted classes."""
 
     def dense(x, name, n_in, n_out):
         weights = tensoropt.get_variable(f"{name}/weights", [n_in, n_out], x.dtype)
@@ -60,7 +60,7 @@ def create_model(images, labels):
 
 
 def accuracy(predictions, images, images_fed, labels):
-    """The share of right answers; the last batch is filled up with zeros."""
+    """Return the share of right predictions; the last batch is filled up with zeros."""
     batch = images.shape[0]
     n_right = 0
     for start in range(0, len(labels), batch):

@@ -2,8 +2,8 @@
 
     mpirun -n 2 python examples/train_keras.py
 
-The model is an ordinary Keras model, a small residual network with normalisation and dropout, and is trained as Keras does:
-no line says how anything is split.
+The model is an ordinary Keras model, a small residual network with normalisation and dropout. It trains as with Keras. No
+line says how anything is split.
 """
 
 import argparse

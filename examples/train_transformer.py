@@ -3,10 +3,10 @@
     mpirun -n 4 python examples/train_transformer.py --memory 150MB --room 350MB
 
 Two layers of an encoder and two of a decoder with 60 million parameters, trained with momentum: parameters and slots alone
-are 478 MB. ``--memory`` is what the plan may need of each device. ``--room`` holds every process to its share, as a
-container would: it may take so much memory beyond what it has once TensorFlow is loaded, for plan, graph and search.
+are 478 MB. ``--memory`` is the plan's limit per device. ``--room`` limits every process, as a container would: it may
+allocate so much memory beyond what it has once TensorFlow is loaded, for plan, graph and search.
 
-Replicated, the same model needs 589 MB, and fails in the same room:
+Replicated, the same model needs 589 MB, and fails under the same limit:
 
     tensoropt search examples/train_transformer.py:model --devices 4 --algorithm data-parallel --plan replicated.json
     mpirun -n 4 python examples/train_transformer.py --plan replicated.json --room 350MB
@@ -26,18 +26,18 @@ BATCH, LENGTH, VOCABULARY, LAYERS, WIDTH, HEADS = 8, 8, 1024, 2, 1024, 8
 
 
 def create_model(width=WIDTH):
-    """The mean loss of the next words, and its training step."""
+    """Record the model; return the mean loss of the next words and its training step."""
     loss = tensoropt.zoo.transformer(BATCH, LENGTH, LAYERS, width, HEADS, vocabulary=VOCABULARY)
     return loss, tensoropt.MomentumOptimizer(0.01, 0.9).minimize(loss)
 
 
 def model():
-    """What ``tensoropt search`` plans for."""
+    """Record the model for ``tensoropt search``."""
     create_model()
 
 
 def limit_this_process(room):
-    """Let it take no more than so many bytes beyond what it has: what asks for more fails, as in a container."""
+    """Limit this process to so many bytes beyond what it has; an allocation beyond that fails, as in a container."""
     status = Path("/proc/self/status").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in status if line.startswith("VmData:"))
     resource.setrlimit(resource.RLIMIT_DATA, (int(kilobytes) * 1024 + room,) * 2)

@@ -1,4 +1,7 @@
-"""Frontier-Tracking: search for the memory-time frontier of a problem given by arrays of costs (see ``docs/ft.md``)."""
+"""Frontier-Tracking: search for the memory-time frontier of a problem given by arrays of costs.
+
+See ``docs/how-it-works/frontier-tracking.md``.
+"""
 
 from .budget import Budget
 from .frontier import Frontier

@@ -3,7 +3,7 @@
     python tests/benchmarks/paper_figures.py [--only 6,7a,7b,7c,8,table4] [--seconds S] [--limit S]
 
 Draws ``docs/figures/paper_*.png``, prints the numbers, and keeps them in ``docs/figures/paper.json`` (with ``--only``, those
-that were made again). ``docs/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of
+that were made again). ``docs/reference/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of
 a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two cores.
 """
 
@@ -209,7 +209,7 @@ def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
 
 
 def table_of(name: str, numbers: Numbers) -> str:
-    """The numbers of a figure as they are printed, and as ``docs/paper.md`` quotes them."""
+    """The numbers of a figure as they are printed, and as ``docs/reference/paper.md`` quotes them."""
     if name == "8":
         return _table_of_counts(numbers)
     if name in ("6", "table4"):

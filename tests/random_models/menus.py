@@ -390,7 +390,7 @@ def drawn_optimizer(rng: random.Random, looks_up: bool) -> Made:
     """An optimizer, in half of the draws with clipping, averages, accumulation or a schedule.
 
     Args:
-        looks_up: whether the model has tables, with which LAMB has other numbers (docs/optimizers.md).
+        looks_up: whether the model has tables, with which LAMB has other numbers (docs/how-it-works/optimizers.md).
     """
     made = rng.choice(OPTIMIZERS)(rng)
     while looks_up and made.name.endswith("Lamb"):

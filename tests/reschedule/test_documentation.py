@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "rescheduling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "resharding.md"
 
 
 def test_the_example_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:

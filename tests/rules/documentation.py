@@ -1,4 +1,7 @@
-"""The tables of docs/operators.md and docs/rules.md: ``python tests/rules/documentation.py`` writes them again."""
+"""The tables of docs/reference/operators.md and docs/how-it-works/rules.md.
+
+``python tests/rules/documentation.py`` writes them again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def operators_table() -> str:
     for op_type in dict.fromkeys(sorted(case.type for case in CASES)):
         rule = rule_of(next(case for case in CASES if case.type == op_type).op)
         types_of.setdefault(_row(rule), []).append(op_type)
-    lines = ["| operator types | factors | split | whole | collectives inside | linear in | cases |", "|" + "---|" * 7]
+    lines = ["| operator types | factors | split | never split | collectives inside | linear in | cases |", "|" + "---|" * 7]
     lines += [f"| {' '.join(types)} | {row} | {_cases(types)} |" for row, types in types_of.items()]
     return "\n".join(lines)
 
@@ -54,7 +57,10 @@ def missing_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"operators": (DOCS / "operators.md", operators_table), "missing": (DOCS / "rules.md", missing_table)}
+TABLES = {
+    "operators": (DOCS / "reference" / "operators.md", operators_table),
+    "missing": (DOCS / "how-it-works" / "rules.md", missing_table),
+}
 
 
 def section(page: str, name: str) -> str:

@@ -41,8 +41,8 @@ EVEN = "right only where a block happens to end between two windows or strides, 
 # Why a rule doesn't offer these, by case.
 REASONS = {
     "StridedSlice/every second": EVEN,
-    "MaxPool/over channels": "windows over batch or channels run whole: no model was seen to have them",
-    "Einsum/trace": "an equation that repeats a letter within a term runs whole",
+    "MaxPool/over channels": "windows over batch or channels are never split: no model was seen to have them",
+    "Einsum/trace": "an equation that repeats a letter within a term is replicated",
     "SoftmaxCrossEntropyWithLogits/broadcast": "TensorFlow has no gradient for labels that are broadcast",
     "PadV2/nothing": "linear only where nothing is padded at all",
     **dict.fromkeys(("Xdivy", "Xdivy/extents of 1", "Xdivy/missing dimension"), "not linear where both operands are 0"),

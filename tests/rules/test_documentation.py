@@ -9,7 +9,7 @@ import pytest
 from . import documentation, missing
 from .cases import CASES
 
-RULES = documentation.DOCS / "rules.md"
+RULES = documentation.DOCS / "how-it-works" / "rules.md"
 
 
 @pytest.mark.parametrize("name", documentation.TABLES)

@@ -1,4 +1,4 @@
-"""docs/paper.md quotes what the benchmark that draws the paper's figures has printed."""
+"""docs/reference/paper.md quotes what the benchmark that draws the paper's figures has printed."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.paper_figures import FIGURES, NUMBERS, table_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "paper.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "paper.md").read_text()
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -19,6 +19,6 @@ def test_the_page_has_the_tables_of_the_numbers(name):
 
 def test_the_page_shows_all_pictures():
     pictures = sorted(NUMBERS.parent.glob("paper_*.png"))
-    assert sorted(re.findall(r"\(figures/(paper_\w+\.png)\)", PAGE)) == [picture.name for picture in pictures]
+    assert sorted(re.findall(r"\(\.\./figures/(paper_\w+\.png)\)", PAGE)) == [picture.name for picture in pictures]
     assert len(pictures) == 5
     assert all(picture.stat().st_size < 150_000 for picture in pictures)
