@@ -130,7 +130,7 @@ class Gradients:
             self._back_through(op)
 
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
-        """Deliver a gradient, in the layout that a tensor's consumers reshard from, to the shared copy or to the result."""
+        """Bring a gradient, in the layout that a tensor's consumers reshard from, to the shared copy or to the result."""
         place = self.places.left_at(tensor)
         self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
 
