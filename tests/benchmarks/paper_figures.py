@@ -3,8 +3,9 @@
     python tests/benchmarks/paper_figures.py [--only 6,7a,7b,7c,8,table4] [--seconds S] [--limit S]
 
 Draws ``docs/figures/paper_*.png``, prints the numbers, and keeps them in ``docs/figures/paper.json`` (with ``--only``, those
-that were made again). ``docs/reference/paper.md`` holds them against what the paper observes. Nothing is measured: costs are those of
-a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two cores.
+that were made again). ``docs/reference/paper.md`` holds them against what the paper observes. Nothing is measured: costs are
+those of a roofline model of 16-GB V100s as the paper's section 5 describes them. Needs no MPI and no GPU; minutes on two
+cores.
 """
 
 from __future__ import annotations
