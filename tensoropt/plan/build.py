@@ -19,7 +19,8 @@ from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .find_frontier import ModelFrontier
-from .plan import Plan, PlannedOperator, PlannedResharding
+from .plan import Plan
+from .record import PlannedOperator, PlannedResharding
 
 
 @dataclass(frozen=True, slots=True)
