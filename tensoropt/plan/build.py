@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..common.errors import InputError
-from ..costs.operator_costs import OperatorCosting, accumulator_bytes
+from ..costs.operator_costs import OperatorCosting
+from ..costs.resharding_costs import accumulator_bytes
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
