@@ -29,6 +29,7 @@ import numpy as np
 
 from ..problem import Ints, Problem
 from .cost_tables import Costs, Shape, first_equal, given_tables
+from .elimination_steps import Bucket, Input, Step
 
 MAX_TOTAL_CELLS = 1 << 26
 """The most cells of all tables together: 8 bytes each."""
@@ -36,78 +37,6 @@ _MOST_KINDS = 6
 """The largest number of different scopes in a bucket for which all ways to put its tables in two parts are tried."""
 _WORK_PER_CELL = 1 << 8
 """Steps that a bucket may take for each cell that a result may have."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Input:
-    """A table in a bucket.
-
-    Attributes:
-        table: its number.
-        axes: the order in which its axes are put to line up with the bucket's.
-        selectors: for each axis in that order, the table's class of each of the bucket's groups or classes.
-        expanded: its shape next to the bucket's other tables, 1 for a neighbour that it does not depend on.
-    """
-
-    table: int
-    axes: tuple[int, ...]
-    selectors: tuple[Ints, ...]
-    expanded: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bucket:
-    """Tables that choose a state of one variable together.
-
-    The tables are in two parts, so that the least sum is a product of matrices in the algebra (min, +): one for each
-    combination of classes of those neighbours that both parts depend on.
-
-    Attributes:
-        variable: the variable that is eliminated.
-        group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
-        n_groups: the number of groups.
-        left: tables of several variables, by [neighbours of both parts, of this part alone, group].
-        right: tables of several variables, by [neighbours of both parts, group, of this part alone].
-        axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.
-        result: the number of the table that it makes.
-    """
-
-    variable: int
-    group: Ints
-    n_groups: int
-    left: tuple[Input, ...]
-    right: tuple[Input, ...]
-    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    result: int
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Return how many combinations of classes the neighbours have: of both parts, of the left, of the right alone."""
-        return math.prod(self.axes[0]), math.prod(self.axes[1]), math.prod(self.axes[2])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the result, with one axis per neighbour."""
-        return self.axes[0] + self.axes[1] + self.axes[2]
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """Return the tables of both parts."""
-        return self.left + self.right
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """The elimination of one variable.
-
-    Attributes:
-        own: the numbers of the tables that depend on this variable only.
-        buckets: the other tables; more than one bucket is a relaxation.
-    """
-
-    variable: int
-    own: tuple[int, ...]
-    buckets: tuple[Bucket, ...]
 
 
 @dataclass(slots=True)

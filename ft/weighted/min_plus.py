@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import Ints
-from .elimination_plan import Input
+from .elimination_steps import Input
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 1 << 15

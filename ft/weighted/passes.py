@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
 from .cost_tables import Costs
-from .elimination_plan import Bucket, Input, Plan, Step
+from .elimination_plan import Plan
+from .elimination_steps import Bucket, Input, Step
 from .min_plus import Floats, Pool, added, contract, expand, least_of_classes, less, turned
 
 EXACT = 1 << 52

@@ -7,7 +7,8 @@ from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, Known
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
-from .operator_costs import OperatorCosting, ReshardingCosting
+from .operator_costs import OperatorCosting
+from .resharding_costs import ReshardingCosting
 
 
 def costing_of(

@@ -17,15 +17,14 @@ from ..common.errors import InputError
 from ..common.source_lines import source_line
 from ..ir.attributes import attributes_of
 from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
-from ..ir.optimizer import Optimizer
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
-from ..reschedule.layout import Shape
 from ..rules.registry import has_rule, static_positions
 from .connected import Connections
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
+from .recorded_graph import RecordedStep, initializer_names, known_shape
 from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _READS = ("ReadVariableOp",)
@@ -42,23 +41,6 @@ _UNSUPPORTED = {
     "Variable": _REFERENCE,
 }
 _LOOKUP = "ResourceGather"
-# (type, result) of unknown shape: memory that a kernel for GPUs keeps for its backward pass, empty on CPUs.
-_ROOM = (("FusedBatchNormV3", 5),)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """A ``minimize`` in terms of the recorded graph.
-
-    :class:`tensoropt.ir.graph.TrainStep` is its counterpart in the imported graph. Variables are named by the operations
-    that make their handles.
-    """
-
-    op: tf.Operation
-    loss: tf.Tensor
-    variables: tuple[str, ...]
-    optimizer: Optimizer
-    step_counter: str | None = None
 
 
 def import_graph(
@@ -78,16 +60,6 @@ def import_graph(
     """
     wanted = None if targets is None else tuple(targets)
     return _Importer(recorded, lines or {}, wanted).run(tuple(steps))
-
-
-def initializer_names(recorded: tf.Graph) -> frozenset[str]:
-    """Return the operators that give variables their initial values, and those that only group such operators."""
-    variables = recorded.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    names = {variable.initializer.name for variable in variables}
-    for op in recorded.get_operations():
-        if op.type == "NoOp" and op.control_inputs and all(c.name in names for c in op.control_inputs):
-            names.add(op.name)
-    return frozenset(names)
 
 
 @dataclass
@@ -217,7 +189,7 @@ class _Importer:
         return self.aliases.get(name, name)
 
     def _tensor(self, tensor: tf.Tensor, op: tf.Operation) -> Tensor:
-        return Tensor(tensor.name, _known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
+        return Tensor(tensor.name, known_shape(tensor, op, self.line(op)), tensor.dtype.base_dtype.name)
 
     def _add(self, op: Operator) -> None:
         self.places.setdefault(op.name, len(self.places))
@@ -405,22 +377,3 @@ class _Importer:
             step.step_counter,
             self._controls(step.op),
         )
-
-
-def _known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
-    if tensor.shape.is_fully_defined():
-        return tuple(tensor.shape.as_list())
-    if (op.type, tensor.value_index) in _ROOM:
-        return (0,)
-    if op.type != "Placeholder" and all(each.shape.is_fully_defined() for each in op.inputs):
-        raise InputError(
-            f"the result of {op.type} '{op.name}' ({line}) has shape {tensor.shape}: how much there is depends on the "
-            "values that the model computes, and a plan is made for known shapes; keep all, and choose by "
-            "tf.where(condition, x, y) or a mask that is multiplied in"
-            + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
-        )
-    what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
-    raise InputError(
-        f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
-        "is made for one batch: write the batch size where the shape says None"
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
-from .importer import source_line
+from ..common.source_lines import source_line
 
 
 class FirstValues:

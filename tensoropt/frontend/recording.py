@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from ..common.errors import InputError, short
+from ..common.source_lines import source_line
 from ..optimizers.classic import Classic
-from .importer import RecordedStep, source_line
+from .recorded_graph import RecordedStep
 
 
 class Recording:

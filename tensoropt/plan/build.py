@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..common.errors import InputError
-from ..costs.operator_costs import OperatorCosting, accumulator_bytes
+from ..costs.operator_costs import OperatorCosting
+from ..costs.resharding_costs import accumulator_bytes
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
@@ -19,7 +20,8 @@ from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .find_frontier import ModelFrontier
-from .plan import Plan, PlannedOperator, PlannedResharding
+from .plan import Plan
+from .record import PlannedOperator, PlannedResharding
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from .build import Charge, charges, complete, planned_operator
 from .find_frontier import ModelFrontier
 from .first_fit import grid
 from .frontier_file import Entry, Part, SavedFrontier, Searched
-from .plan import PlannedOperator
+from .record import PlannedOperator
 
 Ints = np.ndarray
 MOST_PEAKS = 128

@@ -11,7 +11,8 @@ from ..common.memory_units import memory_text
 from ..ir.graph import VARIABLE
 
 if TYPE_CHECKING:
-    from .plan import Plan, PlannedOperator
+    from .plan import Plan
+    from .record import PlannedOperator
 
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that reshardings keep"

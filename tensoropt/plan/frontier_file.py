@@ -26,7 +26,8 @@ from ..ft.lower_bound import LowerBound
 from ..reschedule.mesh import Mesh
 from ..search.problem.objectives import Costs, Objectives, parse_objectives
 from .frontier import PlanFrontier
-from .plan import Plan, mesh_of
+from .plan import Plan
+from .record import mesh_of
 
 FORMAT, VERSION = "tensoropt/frontier", 2
 Entry = dict[str, Any]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,160 +10,26 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from ..common.errors import InputError, cut
-from ..common.files import name_of, read_json, reading_value, write_json
+from ..common.files import read_json, reading_value, write_json
 from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
 from ..reschedule.cost_model import StepCosts
-from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout, Shape
-from ..reschedule.mesh import Level, Mesh
+from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
-from ..reschedule.steps import State, make_step, move_between
 from ..rules.registry import rule_in_slices
-from ..rules.rule import Config, Demand, Rule, interface, why_invalid
+from ..rules.rule import Rule, interface, why_invalid
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy
 from .explain import explain
+from .record import PlannedOperator, PlannedResharding, mesh_of, planned_resharding
 
 if TYPE_CHECKING:
     from .frontier import PlanFrontier
 
 FORMAT, VERSION = "tensoropt/plan", 2
 NAME_WIDTH, TYPE_WIDTH = 40, 24
-MOST_UNITS = 1 << 20
-
-
-@dataclass(frozen=True)
-class PlannedOperator:
-    """The row of one operator in a plan.
-
-    Attributes:
-        results: the produced layout of each result.
-        memory_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
-            backward pass in their produced layout.
-        time_us: the time of the operator per step, including its rematerialization.
-        is_recomputed: whether it is rematerialized: computed again in the backward pass.
-        again_us: the time that rematerialization takes.
-        freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``memory_bytes``.
-    """
-
-    name: str
-    type: str
-    config: Config
-    results: tuple[Layout, ...]
-    memory_bytes: int
-    time_us: float
-    is_recomputed: bool = False
-    again_us: float = 0.0
-    freed_bytes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        again = {"is_recomputed": True, "again_us": self.again_us, "freed_bytes": self.freed_bytes}
-        return {
-            "name": self.name,
-            "type": self.type,
-            "config": str(self.config),
-            "results": [str(layout) for layout in self.results],
-            "memory_bytes": self.memory_bytes,
-            "time_us": self.time_us,
-            **(again if self.is_recomputed else {}),
-        }
-
-    @classmethod
-    def from_json(cls, mesh: Mesh, value: Mapping[str, Any]) -> PlannedOperator:
-        """Return the operator's row from its JSON value, the inverse of :meth:`to_json`.
-
-        A damaged value raises whatever error it leads to; callers turn that into an InputError.
-        """
-        return cls(
-            name_of(value["name"]),
-            name_of(value["type"]),
-            Config.parse(mesh, value["config"]),
-            tuple(Layout.parse(mesh, text) for text in value["results"]),
-            int(value["memory_bytes"]),
-            float(value["time_us"]),
-            bool(value.get("is_recomputed", False)),
-            float(value.get("again_us", 0.0)),
-            int(value.get("freed_bytes", 0)),
-        )
-
-
-@dataclass(frozen=True)
-class PlannedResharding:
-    """The row of one resharding in a plan: one tensor brought to one operand sharding (Demand).
-
-    Attributes:
-        tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
-        consumers: the names of the consumers that use the copy; they share it if ``is_shared``.
-        forward: the path of the tensor.
-        backward: the path of its gradient; None if no gradient comes back.
-        time_us: the time of the resharding per step, including regathering.
-        reduction: ``sum``, or ``max`` for a maximum over the partial axes.
-        copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
-        is_remade: whether the copy is regathered: the backward pass executes the forward path again.
-        again_us: the time that regathering takes.
-        follows_source: whether the copy is regathered because its source is: a regathered shared copy, or a rematerialized
-            result of an operator.
-        n_runs: the executions per step: one per micro-batch, or one.
-        accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
-    """
-
-    tensor: str
-    consumers: tuple[str, ...]
-    demand: Demand
-    is_shared: bool
-    forward: Path
-    backward: Path | None
-    time_us: float
-    reduction: str = "sum"
-    copy_bytes: int = 0
-    is_remade: bool = False
-    again_us: float = 0.0
-    follows_source: bool = False
-    n_runs: int = 1
-    accumulator_bytes: int = 0
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The paths that a step executes, each as often as it does."""
-        again = (self.forward,) if self.is_remade else ()
-        return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
-
-    @property
-    def n_collectives(self) -> int:
-        return sum(path.n_collectives for path in self.paths)
-
-    @property
-    def halo(self) -> HaloStep | None:
-        """The halo exchange, if this is the resharding of one inside an operator; else None."""
-        step = self.forward.steps[0] if self.forward.steps else None
-        return step if isinstance(step, HaloStep) else None
-
-    def to_json(self) -> dict[str, Any]:
-        more: dict[str, Any] = {} if self.halo is None else {"halo": _halo_json(self.halo)}
-        if self.copy_bytes:
-            more["copy_bytes"] = self.copy_bytes
-        if self.is_remade:
-            more.update(is_remade=True, again_us=self.again_us)
-        if self.follows_source:
-            more["follows_source"] = True
-        if self.n_runs > 1:
-            more["n_runs"] = self.n_runs
-        if self.accumulator_bytes:
-            more["accumulator_bytes"] = self.accumulator_bytes
-        return {
-            "tensor": self.tensor,
-            "consumers": list(self.consumers),
-            "demand": str(self.demand),
-            "is_shared": self.is_shared,
-            "shape": list(self.forward.shape),
-            "forward": _path_layouts(self.forward),
-            "backward": _path_layouts(self.backward) if self.backward is not None else None,
-            "time_us": self.time_us,
-            "reduction": self.reduction,
-            **more,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,68 +292,11 @@ def _counted(names: list[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
-def _path_layouts(path: Path) -> list[str]:
-    """Return the layouts along a path as JSON."""
-    return [str(path.source), *(str(step.target) for step in path.steps)]
-
-
-def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
-    """Return a path from its layouts, the inverse of :func:`_path_layouts`."""
-    stops = [Layout.parse(mesh, text) for text in layouts]
-    steps = []
-    for before, after in itertools.pairwise(stops):
-        move = move_between(State.of(before), State.of(after))
-        if move is None:
-            raise ValueError(f"no step leads from {before} to {after}")
-        steps.append(make_step(before, move))
-    return Path(stops[0], stops[-1], tuple(steps), shape)
-
-
-def _halo_json(step: HaloStep) -> dict[str, Any]:
-    """Return a halo exchange as JSON."""
-    windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
-    return {"windows": windows, "fill": step.fill}
-
-
-def _names(values: list[Any]) -> tuple[str, ...]:
-    """Return names from their JSON value; there must be at least one."""
-    if not values:
-        raise ValueError("expected at least one name, got none")
-    return tuple(map(name_of, values))
-
-
-def _resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
-    """Return a resharding's row from its JSON value, the inverse of :meth:`PlannedResharding.to_json`."""
-    demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
-    if "halo" in d:
-        windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
-        step = HaloStep(HALO, demand.layout, windows, str(d["halo"]["fill"]))
-        ways = [Path(demand.layout, demand.layout, (way,), shape) for way in (step, step.backward())]
-    else:
-        ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
-    return PlannedResharding(
-        name_of(d["tensor"]),
-        _names(d["consumers"]),
-        demand,
-        bool(d["is_shared"]),
-        ways[0],
-        ways[1] if d["backward"] is not None else None,
-        float(d["time_us"]),
-        str(d["reduction"]),
-        int(d.get("copy_bytes", 0)),
-        bool(d.get("is_remade", False)),
-        float(d.get("again_us", 0.0)),
-        bool(d.get("follows_source", d.get("follows_shared", False))),
-        int(d.get("n_runs", 1)),
-        int(d.get("accumulator_bytes", 0)),
-    )
-
-
 def _plan_from_json(value: dict[str, Any]) -> Plan:
     """Return a plan from its JSON value; see :meth:`Plan.from_json`."""
     mesh = mesh_of(value["mesh"])
     operators = tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"])
-    reshardings = tuple(_resharding(mesh, each) for each in value["reshardings"])
+    reshardings = tuple(planned_resharding(mesh, each) for each in value["reshardings"])
     micro_batches = int(value.get("micro_batches", 1))
     wrong = [each.n_runs for each in reshardings if each.n_runs not in (1, micro_batches)]
     if wrong:
@@ -510,16 +317,3 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
         peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
         micro_batches=micro_batches,
     )
-
-
-def mesh_of(levels: list[dict[str, Any]]) -> Mesh:
-    """Return the mesh that a file describes.
-
-    Raises:
-        ValueError: a level's number of units is out of range.
-    """
-    for level in levels:
-        if not isinstance(level["count"], int) or not 1 <= level["count"] <= MOST_UNITS:
-            raise ValueError(f"a level of the mesh has 1 to {MOST_UNITS} units, got {level['count']}")
-    return Mesh(tuple(Level(name_of(level["name"]), level["count"]) for level in levels))
-

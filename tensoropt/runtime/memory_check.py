@@ -9,7 +9,7 @@ import numpy as np
 
 from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
-from ..costs.operator_costs import piece_bytes
+from ..costs.resharding_costs import piece_bytes
 from ..profiling.memory import available_memory_bytes
 from ..sharding.strategy import StrategyView
 

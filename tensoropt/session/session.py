@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import is_users
-from ..frontend.importer import import_graph, initializer_names
+from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
+from ..frontend.recorded_graph import initializer_names
 from ..frontend.recording import Recording
 from ..plan.options import check_option, find, request_of
 from ..plan.plan import Plan

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..costs.operator_costs import OperatorCosting, ReshardingCosting
+from ..costs.operator_costs import OperatorCosting
+from ..costs.resharding_costs import ReshardingCosting
 from ..ir.graph import SOURCES
 from ..profiling.compute import Evicting, time_s
 from ..profiling.costs import CollectiveCosts, OperatorCosts

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..common.errors import InputError
-from ..frontend.importer import RecordedStep, import_graph
+from ..frontend.importer import import_graph
+from ..frontend.recorded_graph import RecordedStep
 from ..frontend.tracing.capture import Capture, Program
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer

@@ -46,7 +46,8 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline
 from tensoropt.plan.options import Request, assumptions, mini_time
-from tensoropt.plan.plan import Plan, PlannedOperator
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.record import PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import TensorFlowEngine, time_s
 from tensoropt.profiling.costs import CollectiveCosts

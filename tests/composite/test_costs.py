@@ -6,7 +6,8 @@ from composite import models
 from composite.models import BATCH, UNITS
 from helpers import zoo
 
-from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import Work

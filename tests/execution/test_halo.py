@@ -23,7 +23,8 @@ from helpers.strategies import (
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import charges, check_reshardings
-from tensoropt.plan.plan import Plan, PlannedOperator, PlannedResharding
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.record import PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView

@@ -17,7 +17,8 @@ from helpers.zoo import Built, cnn, mlp, record
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
 from tensoropt.profiling import hardware
 from tensoropt.profiling.costs import CollectiveCosts, OperatorCosts

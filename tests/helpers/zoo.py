@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.ir.graph import Graph, check
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic

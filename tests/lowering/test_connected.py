@@ -11,7 +11,8 @@ from helpers import zoo
 
 from tensoropt.common.errors import InputError
 from tensoropt.frontend.connected import Connections
-from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering import gradient_analysis as backward
 from tensoropt.lowering.gradient_analysis import analyse

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from helpers import zoo
 
-from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse, traced

@@ -13,7 +13,8 @@ import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import assert_close, charged, executed, feeds_of, random_router, random_strategy
 
-from tensoropt.frontend.importer import RecordedStep, import_graph
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.reshard import Backend

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import piece_bytes
+from tensoropt.costs.resharding_costs import piece_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
 from tensoropt.program.replay import GRADIENTS, INPUTS, STATE, peak_of

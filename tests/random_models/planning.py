@@ -14,7 +14,8 @@ from random_models.drawing import Wishes
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import charges, planned_operator
 from tensoropt.plan.options import find
-from tensoropt.plan.plan import Plan, PlannedOperator
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt import zoo as models
-from tensoropt.costs.operator_costs import Keeping, ReshardingCosting, piece_bytes
+from tensoropt.costs.resharding_costs import Keeping, ReshardingCosting, piece_bytes
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import Tensor

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ..importer import source_line
+from ...common.source_lines import source_line
 from .called import function_graph, is_call_by_name
 from .conditionals import taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ...costs.operator_costs import piece_bytes
+from ...costs.resharding_costs import piece_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
 from ...sharding.consumers import LOSS, Consumer, step_demand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...costs.operator_costs import piece_bytes
+from ...costs.resharding_costs import piece_bytes
 from ...ir.body import COMPOSITES
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand

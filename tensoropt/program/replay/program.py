@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from ...common.settings import LAG
 from ...costs.collective_workspace import workspace_bytes
-from ...costs.operator_costs import OperatorCosting, piece_bytes
+from ...costs.operator_costs import OperatorCosting
+from ...costs.resharding_costs import piece_bytes
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ...reschedule.execute import rank_step
 from ...reschedule.halo import HaloStep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...costs.operator_costs import piece_bytes
+from ...costs.resharding_costs import piece_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...costs.operator_costs import Keeping, ReshardingCosting, accumulator_bytes
+from ...costs.resharding_costs import Keeping, ReshardingCosting, accumulator_bytes
 from ...ft.choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...costs.operator_costs import Keeping, OperatorCosting, piece_bytes
+from ...costs.operator_costs import OperatorCosting
+from ...costs.resharding_costs import Keeping, piece_bytes
 from ...ft.problem import Edge, Node
 from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor

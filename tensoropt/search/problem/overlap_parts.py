@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...costs.operator_costs import ReshardingCosting
+from ...costs.resharding_costs import ReshardingCosting
 from ...ft.nonadditive.overlap import Overlap, Part
 from .node_states import States
 

@@ -7,7 +7,7 @@ from helpers import zoo
 from helpers.strategies import engine_of, train_and_check
 
 from tensoropt.common.errors import InputError
-from tensoropt.costs.operator_costs import piece_bytes
+from tensoropt.costs.resharding_costs import piece_bytes
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
 from tensoropt.ir.graph import Operator, Tensor

@@ -12,7 +12,8 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting, ReshardingCosting
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
 from tensoropt.plan.find_frontier import find_frontier

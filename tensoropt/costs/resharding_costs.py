@@ -1,0 +1,257 @@
+"""Compute the costs of reshardings: the part of Equations (1) and (2) of the TensorOpt paper that is charged to edges.
+
+    m(e), t(e)    :class:`ReshardingCosting`    copies that are saved; resharding forward and backward
+
+The synchronisation of a parameter's gradient, *ts* in the paper's cost of an operator, is the backward resharding between
+the parameter and its consumer here. Costs are integers: bytes and nanoseconds, of the device that has the largest shards.
+The costs of operators are in :mod:`.operator_costs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from ..ft.problem import INFEASIBLE
+from ..ir.graph import Tensor
+from ..reschedule.cost_model import StepCosts
+from ..reschedule.layout import Layout, Shape, is_view, needs_communication
+from ..reschedule.mesh import Mesh
+from ..reschedule.path import AllPairs, all_pairs, cheapest_path, size_class
+from ..rules.rule import Demand
+from ..sharding.resharding import Resharding, bucket_share_ns, resharding_of
+
+
+class Keeping(Enum):
+    """The memory that a resharding is charged for residuals: what it saves for the backward pass, if that reads the copy.
+
+    A copy that is the source itself, or a view of it, saves the source. That costs nothing in the members ``..._OF_KEPT``:
+    something else is charged for the source already. In the members' texts "made again" means regathered, "computed again"
+    rematerialized, and "kept" saved.
+    """
+
+    NOTHING = "no gradient reads the copy"
+    COPY = "the copy"
+    COPY_OF_KEPT = "the copy; the source is kept anyway"
+    AGAIN = "the source, of which the copy is made again"
+    AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
+    FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
+    VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
+    KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
+    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
+    LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
+    FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
+    FORBIDDEN = "nothing: there is no such resharding"
+
+    @property
+    def of_source(self) -> bool:
+        """Return whether the resharding is charged for the source where that is saved."""
+        return self in (Keeping.COPY, Keeping.AGAIN)
+
+
+@dataclass
+class ReshardingCosting:
+    """The times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
+
+    Attributes:
+        exposed_share: the share of a resharding's time that isn't hidden behind the compute beside it; 1 where nothing
+            overlaps.
+    """
+
+    mesh: Mesh
+    steps: StepCosts
+    exposed_share: float = 1.0
+    _expected: dict[tuple[object, ...], dict[Layout, None]] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], AllPairs] = field(default_factory=dict)
+    _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
+    _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
+    # The lists are held with the result, so that no other list can get their ids.
+    _local: dict[tuple[int, int], tuple[np.ndarray, object, object]] = field(default_factory=dict)
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether the device computes during a resharding that nobody waits for."""
+        return self.exposed_share < 1
+
+    def hideable_ns(self, time_ns: np.ndarray) -> np.ndarray:
+        """Return the part of each time that compute may overlap."""
+        hideable: np.ndarray = np.floor(time_ns * (1 - self.exposed_share)).astype(np.int64)
+        return hideable
+
+    def expect(self, shape: Shape, item_bytes: int, layouts: Iterable[Layout]) -> None:
+        """Announce layouts of tensors of this shape, whose reshardings will be asked for.
+
+        A size class's table holds the layouts that were announced, and is built when it is first needed.
+        """
+        self._expected.setdefault(self._class(shape, item_bytes), {}).update(dict.fromkeys(layouts))
+
+    def table(self, shape: Shape, item_bytes: int) -> AllPairs:
+        """Return the times between all layouts that were announced for tensors of this size class."""
+        key = self._class(shape, item_bytes)
+        expected = self._expected[key]
+        if key not in self._tables or len(self._tables[key].layouts) < len(expected):
+            self._tables[key] = all_pairs(self.mesh, shape, item_bytes, self.steps, tuple(expected))
+        return self._tables[key]
+
+    def expect_resharding(self, resharding: Resharding) -> None:
+        """Announce that ``time_ns`` of this resharding, and probably of others like it, will be asked for."""
+        if resharding.reduction == "sum" and resharding.halo is None:
+            ends = _ends(resharding)
+            self.expect(resharding.shape, resharding.item_bytes, [layout for pair in ends for layout in pair])
+
+    def time_ns(self, resharding: Resharding) -> int:
+        """Return the time of a resharding: forward and, where a gradient comes back, backward."""
+        source = resharding.source
+        if resharding.halo is not None:
+            ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.demand.varying is None else 2]
+            return sum(way.time_ns(resharding.shape, resharding.item_bytes, self.steps) for way in ways)
+        if resharding.reduction == "max":
+            n_bytes = math.prod(source.largest_local_shape(resharding.shape)) * resharding.item_bytes
+            return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
+        if resharding.in_bucket:
+            forward = self._path_ns(source, resharding.demand.layout, resharding.shape, resharding.item_bytes)
+            return forward + bucket_share_ns(resharding, self.steps)
+        return sum(self._path_ns(*ends, resharding.shape, resharding.item_bytes) for ends in _ends(resharding))
+
+    def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
+        key = shape, item_bytes
+        if key not in self._classes:
+            self._classes[key] = size_class(self.mesh, shape, item_bytes)
+        return self._classes[key]
+
+    def _path_ns(self, source: Layout, target: Layout, shape: Shape, item_bytes: int) -> int:
+        expected = self._expected.get(self._class(shape, item_bytes), {})
+        if source in expected and target in expected:
+            table = self.table(shape, item_bytes)
+            return int(table.time_ns[table.index[source], table.index[target]])
+        key = (source, target, shape, item_bytes)
+        if key not in self._paths:
+            self._paths[key] = cheapest_path(*key, self.steps).time_ns(self.steps, item_bytes)
+        return self._paths[key]
+
+    def matrix(
+        self,
+        tensor: Tensor,
+        sources: Sequence[Demand],
+        demands: Sequence[Demand],
+        keeping: Keeping,
+        of_variable: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return memory and time of the reshardings from each source to each operand sharding (Demand).
+
+        Both are int64[sources, demands]. A source is a layout, and the axes over which the gradient may come back to it
+        partial.
+
+        Args:
+            of_variable: whether the source is the variable itself, and not a copy.
+        """
+        table = self.table(tensor.shape, tensor.item_bytes)
+        index = table.index
+        of_source = np.array([index[source.layout] for source in sources], np.intp)
+        of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
+        time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
+        time_ns += self.returning_ns(tensor, sources, demands, of_variable)
+        if keeping == Keeping.NOTHING:
+            return np.zeros_like(time_ns), time_ns
+        forward_ns = table.time_ns[np.ix_(of_source, of_demand)]
+        copies = np.broadcast_to([piece_bytes(tensor, demand.layout) for demand in demands], time_ns.shape)
+        pieces = np.broadcast_to([[piece_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
+        of_source_bytes = pieces if keeping.of_source else np.zeros_like(pieces)
+        equal = of_source[:, None] == of_demand[None, :]
+
+        def local() -> np.ndarray:
+            key = id(sources), id(demands)
+            if key not in self._local:
+                layouts = [source.layout for source in sources], [demand.layout for demand in demands]
+                self._local[key] = _local(*layouts), sources, demands
+            return self._local[key][0]
+
+        def lies_there() -> np.ndarray:
+            return equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
+
+        forbidden = np.zeros_like(equal)
+        match keeping:
+            case Keeping.AGAIN | Keeping.AGAIN_OF_KEPT:
+                mem, time_ns = of_source_bytes, time_ns + forward_ns
+            case Keeping.FROM_AGAIN:
+                mem, time_ns = np.where(local(), 0, copies), time_ns + np.where(local(), forward_ns, 0)
+            case Keeping.VIEW_OF_AGAIN:
+                mem = np.where(local(), 0, copies)
+            case Keeping.KEPT_OF_AGAIN:
+                mem, forbidden = copies, local()
+            case Keeping.UNREAD_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), local()
+            case Keeping.LOCAL_OF_AGAIN:
+                mem, forbidden = np.zeros_like(copies), ~local()
+            case Keeping.FROM_SHARED_UNREAD:
+                mem, forbidden = copies, lies_there()
+            case Keeping.FORBIDDEN:
+                mem, forbidden = np.zeros_like(copies), np.ones_like(equal)
+            case _:
+                mem = np.where(lies_there(), of_source_bytes, copies)
+        return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
+
+    def returning_ns(
+        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], of_variable: bool = False
+    ) -> np.ndarray:
+        """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, demands]."""
+        table = self.table(tensor.shape, tensor.item_bytes)
+        time_ns = np.zeros((len(sources), len(demands)), np.int64)
+        returning = np.array([demand.varying is not None for demand in demands], bool)
+        if returning.any():
+            of_back = [table.index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
+            to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
+            time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
+        for i, source in enumerate(sources if of_variable else ()):
+            for j, demand in enumerate(demands):
+                if demand.varying is not None and demand.layout == source.layout:
+                    resharding = resharding_of(tensor, source.layout, demand, source.varying, of_variable=True)
+                    if resharding.in_bucket:
+                        time_ns[i, j] = bucket_share_ns(resharding, self.steps)
+        return time_ns
+
+
+def accumulator_bytes(tensor: Tensor, source: Layout, demand: Demand) -> int:
+    """Return the bytes of the sum, over micro-batches, of the gradients of a copy of a tensor that is computed once a step.
+
+    The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
+    """
+    return 0 if demand.varying is None or source == demand.layout else piece_bytes(tensor, demand.layout)
+
+
+def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    """Return whether no communication is needed from each source to each target, bool[sources, targets].
+
+    A cheap test comes first and decides most pairs: the target must keep partial all axes over which the source is partial,
+    and must use all axes that the source uses.
+    """
+    (partial, used), (allowed, known) = (
+        np.array([(_bits(layout.partial), _bits(layout.used_axes)) for layout in layouts], np.int64).T
+        for layouts in (sources, targets)
+    )
+    found: np.ndarray = (partial[:, None] & ~allowed == 0) & (used[:, None] & ~known == 0)
+    for i, j in np.argwhere(found):
+        found[i, j] = not needs_communication(sources[i], targets[j])
+    return found
+
+
+def _bits(axes: Iterable[int]) -> int:
+    return sum(1 << axis for axis in axes)
+
+
+def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:
+    """Return the (from, to) layouts of a resharding: forward and, where a gradient comes back, backward."""
+    source, demand = resharding.source, resharding.demand
+    if demand.varying is None:
+        return [(source, demand.layout)]
+    back = demand.layout.with_partial(demand.varying), source.with_partial(resharding.returning)
+    return [(source, demand.layout), back]
+
+
+def piece_bytes(tensor: Tensor, layout: Layout) -> int:
+    """Return the bytes of the largest shard that any device has."""
+    return math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes
