@@ -18,7 +18,6 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError
-from ..common.source_lines import running_line
 from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
@@ -235,11 +234,6 @@ class _Parts:
         for place, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
             for leaf in tf.nest.flatten(given):
                 check_dense(leaf, f"{PARTS[place]} of a batch")
-            if given is None and planned is not None:
-                raise InputError(
-                    f"batches ({running_line()}) have no {PARTS[place]}, for which the plan was made; give "
-                    f"({', '.join(PARTS[: place + 1])})"
-                )
             taken = [] if given is None or planned is None else _matched(given, planned, PARTS[place])
             n_of_part.append(len(taken))
             for spec, leaf in zip(tf.nest.flatten(planned), taken, strict=False):

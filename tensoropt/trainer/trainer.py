@@ -299,7 +299,9 @@ class Trainer(LiveModel):
             element = next(iterator)
             if isinstance(element, Batch):
                 check(element)
-            _, logs = step(self._batch(element))
+            batch = self._batch(element)
+            self._check_labels(batch)
+            _, logs = step(batch)
             self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
             return self._progress.results
 
@@ -317,6 +319,15 @@ class Trainer(LiveModel):
 
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.whole(element)
+
+    def _check_labels(self, batch: Batch) -> None:
+        """Check that a batch to train on or to evaluate has labels, if the loss or a metric takes them.
+
+        Raises:
+            InputError: it has none.
+        """
+        if self.ranks.runs.signature.labels is not None and not batch.labels:
+            raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
 
     def _check_size(self, batch: Batch) -> None:
         """Check a batch's size against the plan's.

@@ -82,9 +82,9 @@ def test_the_operator_that_most_is_for_is_named_with_its_line() -> None:
     lines = Path(__file__).read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.endswith("# the variable"))
     text = said(request(large(4, True)), 1, 1000)
-    assert re.search(rf"[\d.]+ kB of it for Variable 'table' \(.*test_limits.py:{line}\)", text), text
+    assert re.search(rf"[\d.]+ kB of it for Variable 'table' \(.*test_infeasible.py:{line}\)", text), text
     text = said(request(large(4096, False)), 1, 1000)
-    of_samples = rf"kB of it for (MatMul|Relu|Placeholder) '\w+' \(.*test_limits.py:({line - 1}|{line + 1})\)"
+    of_samples = rf"kB of it for (MatMul|Relu|Placeholder) '\w+' \(.*test_infeasible.py:({line - 1}|{line + 1})\)"
     assert re.search(of_samples, text), text
 
 

@@ -79,10 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         hardware = _measured(processes, seconds, keep, collectives)
-    except KeyboardInterrupt:
-        if is_first and file.exists():
-            print(f"\ntensoropt: calibration interrupted; what was measured is in '{file}'", file=sys.stderr, flush=True)
-        raise
+    except KeyboardInterrupt as error:
+        measured = f"; what was measured is in '{file}'" if file.exists() else ""
+        raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
     if is_first:
         from ...profiling.report import hardware_table
 

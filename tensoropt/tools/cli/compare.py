@@ -6,7 +6,6 @@ As in ``tensoropt search``, no training step runs and nothing is measured.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ...common.errors import InputError
@@ -38,9 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt compare`` and return the exit code."""
     try:
         _compare(arguments)
-    except KeyboardInterrupt:
-        print("\ntensoropt: comparison interrupted", file=sys.stderr)
-        raise
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("comparison interrupted") from error
     except HardwareError as error:
         raise InputError(str(error)) from error
     return 0

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from ...common.errors import TensorOptError
 from ...runtime.error_handling import debugging, exit_code_of
+from ...runtime.ranks import launched_as
 
 # name: (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -60,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["TENSOROPT_DEBUG"] = "1"
     try:
         return int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments) or 0)
-    except KeyboardInterrupt:
-        print("tensoropt: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        rank, _ = launched_as() or (0, None)
+        if rank == 0:
+            print(f"\ntensoropt: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
         return 130
     except Exception as error:
         if arguments.debug:

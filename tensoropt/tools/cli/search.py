@@ -169,9 +169,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt search`` and return the exit code."""
     try:
         _search(arguments)
-    except KeyboardInterrupt:
-        print("\ntensoropt: search interrupted", file=sys.stderr)
-        raise
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("search interrupted") from error
     except HardwareError as error:
         raise InputError(str(error)) from error
     return 0
