@@ -6,11 +6,9 @@ builds the same functions in the same order. Variables are read when a function 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +16,8 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.settings import LAG
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
-from ..ir.slicing import Slice, Slicing
+from ..ir.slicing import Slice
 from ..lowering.gradient_accumulation import Accumulation, Asked
-from ..lowering.local import opaque, uniform_shape
 from ..lowering.model import LocalModel, gradients_of
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
@@ -30,12 +27,13 @@ from ..lowering.table_lookups import Lookup
 from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
 from ..optimizers.start import start
-from ..reschedule.layout import Layout, Shape
+from ..reschedule.layout import Layout
 from ..rules.rule import Demand
-from ..sharding.local_shapes import piece_of
 from ..sharding.resharding import Resharding, Router, resharding_of
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
+from .feed_shards import cut, fed_layout, fed_shape, is_of_slices, is_sliced, rows_of
+from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -43,46 +41,6 @@ UPDATE_OPERATORS = {
     "AssignAddVariableOp": "assign_add",
     "AssignSubVariableOp": "assign_sub",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """The results of one function: tensors, training steps and other operators.
-
-    Attributes:
-        tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
-        train_steps: the names of the training steps to run.
-        operators: the names of other operators to run.
-    """
-
-    tensors: tuple[tuple[Tensor, bool], ...] = ()
-    train_steps: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """A tensor that is fed. ``is_local`` says whether each rank feeds only its share of the batch."""
-
-    tensor: Tensor
-    is_local: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltFunction:
-    """A TensorFlow function for one set of fetches and feeds.
-
-    Attributes:
-        call: the function; it takes each feed's shards on the ranks that are built here.
-        log: the collectives that the function runs.
-        layouts: for each feed, the layout in which it is fed.
-        slices: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
-    """
-
-    call: Callable[..., Any]
-    log: tuple[Collective, ...]
-    layouts: tuple[Layout, ...]
-    slices: tuple[tuple[Slice, ...], ...]
 
 
 @dataclass
@@ -202,20 +160,12 @@ class Engine:
                 if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not slices)):
                     arguments.append(value)
                     continue
-                piece = value if feed.is_local else _cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
+                piece = value if feed.is_local else cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
-
-    def _fed_layout(self, feed: Feed) -> Layout:
-        """Return a feed's layout: the tensor's produced layout, or the batch split over all ranks in order."""
-        if not feed.is_local:
-            return self.view.layout(feed.tensor)
-        mesh = self.view.strategy.mesh
-        rank = len(feed.tensor.shape)
-        return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
 
     def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
         """Return the function for these fetches and feeds, which is built the first time.
@@ -229,11 +179,11 @@ class Engine:
         return self._functions[key]
 
     def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
-        needed = self._needed(fetch, {feed.tensor.name for feed in feeds})
+        needed = operators_of(self.graph, fetch, {feed.tensor.name for feed in feeds})
         # In program order, so that all ranks name the same placeholder.
         for op in self.graph.operators.values():
             if op.name in needed and op.type == PLACEHOLDER:
-                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {_names(fetch)} needs it; feed it")
+                raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")
         resharder = Resharder(self.backend)
         n_ranks = len(self.backend.ranks)
 
@@ -245,15 +195,15 @@ class Engine:
                 return results
 
         slices = self._slices(fetch)
-        of_feeds = tuple(slices if not feed.is_local and _is_sliced(feed, slices) else () for feed in feeds)
+        of_feeds = tuple(slices if not feed.is_local and is_sliced(feed, slices) else () for feed in feeds)
         signature = [
-            tf.TensorSpec(_fed_shape(self._fed_layout(feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
+            tf.TensorSpec(fed_shape(fed_layout(self.view, feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
             for feed, in_slices in zip(feeds, of_feeds, strict=True)
             for _ in range(n_ranks)
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         self.agree(structure_digest(function.graph, resharder.log), resharder.log)
-        return BuiltFunction(function, tuple(resharder.log), tuple(map(self._fed_layout, feeds)), of_feeds)
+        return BuiltFunction(function, tuple(resharder.log), tuple(fed_layout(self.view, feed) for feed in feeds), of_feeds)
 
     def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
         """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""
@@ -269,8 +219,8 @@ class Engine:
                    if op.name in needed}
         slices = self._slices(fetch)
         for feed, values in fed.items():
-            if not _is_sliced(feed, slices):
-                layout = self._fed_layout(feed)
+            if not is_sliced(feed, slices):
+                layout = fed_layout(self.view, feed)
                 sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, resharder)
         if slices:
             assert self.sliced is not None
@@ -331,12 +281,12 @@ class Engine:
         model.emit(needed - in_slices - slicing.after)
 
         sliced = {feed: self._sliceable(feed, values, slices[0], resharder)
-                  for feed, values in fed.items() if _is_sliced(feed, slices)}
+                  for feed, values in fed.items() if is_sliced(feed, slices)}
 
         def fed_slice(feed: Feed, which: Slice) -> Values:
             tensor, (layout, values) = view.graph.tensors[feed.tensor.name], sliced[feed]
             rows = [
-                _rows(value, layout, tensor.shape, rank, which.index)
+                rows_of(value, layout, tensor.shape, rank, which.index)
                 for rank, value in zip(self.backend.ranks, values, strict=True)
             ]
             return self._as_left(tensor, layout, rows, view, resharder)
@@ -377,7 +327,7 @@ class Engine:
 
         If the micro-batches don't divide each rank's share evenly, the shares are gathered.
         """
-        layout = self._fed_layout(feed)
+        layout = fed_layout(self.view, feed)
         if not feed.is_local or which.n_shares == which.n_devices:
             return layout, values
         whole = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
@@ -430,65 +380,6 @@ class Engine:
             for variable in self.variables[step.step_counter]:
                 variable.assign_add(tf.ones([], variable.dtype))
 
-    def _needed(self, fetch: Fetch, given: set[str]) -> set[str]:
-        """Return the names of the operators that a function runs: all that its targets need and that aren't fed."""
-        tensors = [tensor for tensor, _ in fetch.tensors]
-        operators = list(fetch.operators)
-        for name in fetch.train_steps:
-            step = self.graph.train_steps[name]
-            tensors += [step.loss, *step.optimizer.tensors]
-            operators += [*step.variables, *step.controls]
-        return self.graph.ancestors(tensors, operators, given)
-
-
-def _cut(
-    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
-) -> np.ndarray:
-    """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
-
-    In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
-    """
-    if slices:
-        of_slices = (each.of(value, 0) for each in slices)
-        return np.concatenate([_cut(each, layout, each.shape, rank) for each in of_slices])
-    piece = value[piece_of(layout, shape, rank)]
-    if layout.partial and layout.mesh.index_along(layout.partial, rank):
-        return np.zeros_like(piece)
-    return piece
-
-
-def is_of_slices(op: Operator, slicing: Slicing) -> bool:
-    """Return whether each micro-batch runs an operator."""
-    return any(tensor.name in slicing.forms for tensor in op.outputs)
-
-
-def _is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
-    return bool(slices) and slices[0].makes(feed.tensor)
-
-
-def _rows(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
-    """Return a rank's shard of one micro-batch's tensor, whose global shape is ``shape``.
-
-    ``value`` holds the rank's shards of all micro-batches, one after the other.
-    """
-    extents = layout.local_shape(shape, rank)
-    begin = [index * extents[0], *(0 for _ in extents[1:])]
-    rows = tf.slice(value, opaque(begin, tf.int32), opaque(list(extents), tf.int32))
-    rows.set_shape(uniform_shape(layout, shape))
-    return rows
-
-
-def _fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
-    """Return the shape of a feed's argument. The shards of micro-batches are concatenated along the first dimension."""
-    if not slices:
-        return uniform_shape(layout, shape)
-    n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
-    return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
-
-
-def _names(fetch: Fetch) -> str:
-    return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
-
 
 def _add_in_one_order() -> None:
     """Keep TensorFlow from merging additions: AddN starts with whichever operand's memory becomes free first.
@@ -497,13 +388,3 @@ def _add_in_one_order() -> None:
     """
     if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-
-
-def structure_digest(graph: Any, log: Sequence[Collective]) -> str:
-    """Return a digest that is equal for graphs of equal structure. Constants' values and sizes may differ between ranks."""
-    text = hashlib.sha256()
-    for node in graph.as_graph_def().node:
-        text.update(f"{node.op} {node.name} {list(node.input)}\n".encode())
-    for entry in log:
-        text.update(f"{entry}\n".encode())
-    return text.hexdigest()

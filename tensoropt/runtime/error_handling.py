@@ -1,39 +1,36 @@
 """End all ranks of a run together: with the right exit code, one error message, and never a hang.
 
-Every rank ends by posting one non-blocking all-gather of (kind, exit code, digest of its error) on a communicator of its
-own, the *ending*:
+Every rank ends in the run's *ending*, a collective of its own; see :mod:`.ending`:
 
 - A rank that ends normally, or has no work left to do, waits in it without a limit, asleep.
 - A rank that fails waits ``AGREEMENT_S``. If all ranks have ended by then, the lowest rank of those with the same error
   prints it, and all exit with its code. If not, the others still work or wait in a collective: the rank prints its error and
   aborts the job, which ends them.
 
-So MPI_Finalize, which waits for all ranks, is reached by all or by none. Two cases remain. First, ``sys.exit(3)`` never
-reaches ``sys.excepthook``: its code is noted when it is called, and the rank ends as one that failed. Second, a rank may end
-(``raise SystemExit``, or a script that simply stops) while another waits for it in a collective. Therefore each rank tells
-the others, as it ends, how many collectives of each chain it began. A thread of each rank checks once a second whether this
-rank has begun more collectives than a rank that ended. The same thread ends waits that last too long, see
-:mod:`..common.watchdog`.
+Two cases remain. First, ``sys.exit(3)`` never reaches ``sys.excepthook``: its code is noted when it is called, and the rank
+ends as one that failed. Second, a rank may end (``raise SystemExit``, or a script that simply stops) while another waits
+for it in a collective. Therefore each rank tells the others, as it ends, how many collectives of each chain it began. A
+thread of each rank checks once a second whether this rank has begun more collectives than a rank that ended. The same
+thread ends waits that last too long, see :mod:`..common.watchdog`.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import operator
 import os
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import InputError, TensorOptError
 from ..common.source_lines import users_line_of
-from ..common.watchdog import CHAINS, timeout_s
+from ..common.watchdog import timeout_s
+from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import Interruptions, say
 from .watching import Watch
 
@@ -42,25 +39,14 @@ if TYPE_CHECKING:
 
 AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
-LONGEST_NAP_S = 0.05
 SPEAKING_S = 2.0
 """Seconds that a rank waits for another one to print why all ranks end."""
 
 LEAVING_S = 0.3
 """Seconds that ranks take to leave mpirun once all have ended MPI, with a margin."""
 
-FAREWELL_TAG, SPEAKING_TAG, TERMINATED_TAG = 1, 4, 5
-"""The tags of messages on the ending's communicator; :mod:`.watching` has more."""
-
-# A rank posts a record: its kind, its exit code, and the digest of its error.
-KIND_NORMAL, KIND_LEFTOVER, KIND_FAILED = 0, 1, 2
-DIGEST_BYTES = 16
-RECORD_BYTES = 2 + DIGEST_BYTES
-
 # The names of errors, since TensorFlow, which has one of them, isn't imported here.
 OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
-
-_FAREWELL = struct.Struct(f"<{len(CHAINS)}Q")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -75,104 +61,6 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return error.exit_code if isinstance(error, TensorOptError) else 1
-
-
-class Ending:
-    """The last collective of a run. All ranks create it together; ``comm`` (mpi4py) is used for nothing else."""
-
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
-        self._posted: Any = None
-        self._records = bytearray(RECORD_BYTES * comm.size)
-        self._farewells: list[Any] = []
-        self.joined_s: float | None = None
-        self._is_complete = False
-
-    def join(self, kind: int, exit_code: int = 0, digest: bytes = b"", limit_s: float | None = None) -> bool:
-        """Post this rank's record (once) and wait for the other ranks'; return whether they came within the limit."""
-        if self._posted is None:
-            record = bytes([kind, exit_code & 0xFF]) + digest.ljust(DIGEST_BYTES, b"\0")
-            self._posted = self.comm.Iallgather(bytearray(record), self._records)
-            self.joined_s = time.monotonic()
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        nap_s = 0.001
-        while not self._posted.Test():
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, LONGEST_NAP_S)
-        self._is_complete = True
-        return True
-
-    def failures(self) -> list[tuple[int, bytes]]:
-        """Return (rank, digest) of each rank that failed; only after :meth:`join` returned True."""
-        records = [self._records[i : i + RECORD_BYTES] for i in range(0, len(self._records), RECORD_BYTES)]
-        return [(rank, bytes(record[2:])) for rank, record in enumerate(records) if record[0] == KIND_FAILED]
-
-    @property
-    def has_failures(self) -> bool:
-        """Return whether all ranks have ended, and some have failed."""
-        return self._is_complete and bool(self.failures())
-
-    def n_working(self) -> int:
-        """Return the number of ranks that had work; only after :meth:`join` returned True."""
-        return sum(kind != KIND_LEFTOVER for kind in self._records[::RECORD_BYTES])
-
-    def wait_as_leftover(self) -> None:
-        """Wait until all other ranks have ended; raise SystemExit(1) if one failed."""
-        self.join(KIND_LEFTOVER)
-        if self.failures():
-            raise SystemExit(1)
-
-    @property
-    def joined(self) -> bool:
-        """Return whether this rank has posted its record."""
-        return self._posted is not None
-
-    def say_farewell(self, collectives_begun: Sequence[int]) -> None:
-        """Tell the other ranks, without waiting, how many collectives of each chain this rank has begun."""
-        self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
-
-    def _tell(self, message: bytes, tag: int) -> None:
-        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
-
-    def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return (rank, collectives that it began, by chain) of each rank that ended since the last call."""
-        return [(rank, _FAREWELL.unpack(message)) for rank, message in self._received(FAREWELL_TAG, _FAREWELL.size)]
-
-    def speak(self) -> None:
-        """Tell the other ranks, without waiting, that this rank prints why all ranks end."""
-        self._tell(b"", SPEAKING_TAG)
-
-    def others_speak(self) -> bool:
-        """Return whether another rank prints why all ranks end."""
-        return bool(self.comm.Iprobe(tag=SPEAKING_TAG))
-
-    def tell_terminated(self) -> None:
-        """Tell the other ranks, without waiting, that this rank got SIGTERM."""
-        self._tell(b"", TERMINATED_TAG)
-
-    def receive_terminated(self) -> set[int]:
-        """Return the ranks that got SIGTERM and said so since the last call."""
-        return {rank for rank, _ in self._received(TERMINATED_TAG, 0)}
-
-    def _received(self, tag: int, n_bytes: int) -> Iterator[tuple[int, bytearray]]:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while self.comm.Iprobe(tag=tag, status=status):
-            message = bytearray(n_bytes)
-            self.comm.Recv(message, source=status.Get_source(), tag=tag)
-            yield status.Get_source(), message
-
-    def abort(self, exit_code: int) -> NoReturn:
-        """End all ranks at once with this exit code."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        self.comm.Abort(exit_code)
-        os._exit(exit_code)
 
 
 class ErrorHandling:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..common.source_lines import whereabouts
 
 if TYPE_CHECKING:
-    from .error_handling import Ending
+    from .ending import Ending
 
 TERMINATED = 128 + signal.SIGTERM
 GATHERING_S = 0.05

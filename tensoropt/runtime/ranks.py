@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ..common.errors import InputError, TensorOptError, describe
 from ..common.source_lines import whereabouts
 from ..common.watchdog import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
-from .error_handling import Ending, install_error_handling, install_lone_error_handling
+from .ending import Ending
+from .error_handling import install_error_handling, install_lone_error_handling
 from .mpi_start import in_time, started_mpi
 from .mpirun import share_of_cores, usable_cores
 from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects

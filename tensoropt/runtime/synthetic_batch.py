@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
-from .engine import Feed, Fetch
+from .functions import Feed, Fetch
 
 WARM_STEPS = 3
 """Steps that run before any is timed: in these, graphs are built and memory is first touched."""

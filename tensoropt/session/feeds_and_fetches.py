@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..common.errors import InputError, short
 from ..ir.graph import Graph, Tensor
 from ..reschedule.layout import Shape, block_bounds
-from ..runtime.engine import Feed, Fetch
+from ..runtime.functions import Feed, Fetch
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,9 @@ from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent
 from ..runtime.collectives.timed import TimedCall, TimedCommunicator
-from ..runtime.engine import Engine, Feed, Fetch
+from ..runtime.engine import Engine
 from ..runtime.execute import MPI, execute
+from ..runtime.functions import Feed, Fetch
 from ..runtime.ranks import Processes
 from ..runtime.synthetic_batch import WARM_STEPS, training_step
 from ..sharding.model import Model

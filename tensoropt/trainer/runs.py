@@ -18,8 +18,8 @@ from ..common.errors import InputError
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
 from ..reschedule.layout import block_bounds
-from ..runtime.engine import Feed, Fetch
 from ..runtime.execute import Execution, execute_beside
+from ..runtime.functions import Feed, Fetch
 from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured

@@ -12,7 +12,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -28,51 +27,16 @@ from ..plan.plan import Plan
 from ..runtime.execute import Execution
 from .batch import Batch
 from .callbacks import on_ranks
-from .data import Shares, Sharing
+from .data import Sharing
 from .live import LiveValues
 from .live_model import LiveModel
 from .programs import Captured, inner
+from .progress import Logs, PositionRecorder, Progress
 from .ranks import Ranks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
 from .signature import Signature
-
-Logs = dict[str, Any]
-
-
-@dataclass
-class _Progress:
-    """The progress of ``fit`` in its epochs and in its data.
-
-    Attributes:
-        epoch: the running epoch, from 0.
-        step: the number of batches of the epoch that were taken.
-        before: the number of samples in the previous batch of the epoch; None if this ``fit`` took none of the epoch yet.
-        resumes: the position at which the next ``fit`` begins, after a checkpoint was loaded; else None.
-        opens: the position at which ``fit`` is about to open its data; None once the data is open.
-        shares: the data that ``fit`` iterates over.
-        lasts: whether one opening of the data serves several epochs.
-        results: the metrics' results after the last step; None before the first step.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    before: int | None = None
-    resumes: Position | None = None
-    opens: Position | None = None
-    shares: Shares | None = None
-    lasts: bool = False
-    results: Logs | None = None
-
-    @property
-    def position(self) -> Position:
-        """The position that a checkpoint saved now records."""
-        if self.shares is None:
-            return self.resumes or Position(self.epoch, self.step)
-        if self.step or self.lasts:
-            return Position(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
-        return Position(self.epoch, 0, self.shares.opened, 0)
 
 
 class Trainer(LiveModel):
@@ -92,7 +56,7 @@ class Trainer(LiveModel):
         live = LiveValues(self.inner, self.ranks, self._key_of)
         self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
         self._sharing = Sharing(self.ranks, runs.signature)
-        self._progress = _Progress()
+        self._progress = Progress()
         runs.capture = _of_own_values(live, runs.capture)
         keys = [self._key_of(inner(each)) for metric in self.metrics for each in metric.variables]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
@@ -155,7 +119,7 @@ class Trainer(LiveModel):
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset decides itself whether it shuffles.
         given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
-        position = _Position(self._progress, resumes or Position())
+        position = PositionRecorder(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or Position()
         with self._saving.live.running():
@@ -376,21 +340,6 @@ class Trainer(LiveModel):
         if tf.inside_function() or self._progress.results is None:
             return super().get_metrics_result()
         return self._progress.results
-
-
-class _Position(keras.callbacks.Callback):
-    """A callback that records the epoch and the step, on every rank and before the user's callbacks run."""
-
-    def __init__(self, progress: _Progress, begin: Position) -> None:
-        super().__init__()
-        self._progress, self._begin = progress, begin
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._progress.epoch, self._progress.before = epoch, None
-        self._progress.step = self._begin.step if epoch == self._begin.epoch else 0
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._progress.epoch, self._progress.step = epoch + 1, 0
 
 
 def _of_own_values(live: LiveValues, capture: Callable[[str, Signature], Captured]) -> Callable[[str, Signature], Captured]:

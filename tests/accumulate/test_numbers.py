@@ -24,7 +24,7 @@ from helpers.strategies import (
 
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
-from tensoropt.runtime.engine import Fetch
+from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.resharding import Router
 
 MESHES = (Mesh.of(1), Mesh.of(2), Mesh.of(2, 2), Mesh.of(3))

@@ -19,8 +19,8 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.request import Request, searched
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.simulate import gather
-from tensoropt.runtime.engine import Feed, Fetch
 from tensoropt.runtime.execute import EMULATED, execute
+from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.offline import Recorded
 from tensoropt.tools.offline_keras import record_keras

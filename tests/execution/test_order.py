@@ -21,7 +21,8 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
-from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.sharding.strategy import Strategy, StrategyView
 

@@ -20,7 +20,8 @@ from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.reschedule.layout import Axes
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.engine import BuiltFunction, Engine, Feed, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import BuiltFunction, Feed, Fetch
 from tensoropt.sharding.resharding import Router
 
 

@@ -33,7 +33,7 @@ from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import charges
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.collectives import mpi
+from tensoropt.runtime.collectives import outbox
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.sharding.strategy import StrategyView
 
@@ -45,7 +45,7 @@ def backend_of(mesh: Mesh, collectives: str) -> Backend:
     if collectives == "mpi":
         return CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh)))
     if collectives == "link":
-        mpi.PART_BYTES = 1 << 8
+        outbox.PART_BYTES = 1 << 8
         trailing = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
         urgent = prepared(MpiCommunicator(COMM, mesh, naps=True))
         return CommunicatingBackend(mesh, COMM.rank, urgent, trailing=trailing)

@@ -23,7 +23,8 @@ from tensoropt.reschedule.simulate import gather
 from tensoropt.reschedule.steps import legal_steps
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
-from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.sharding.consumers import consumers_of, copies, demand_of
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView

@@ -20,7 +20,8 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.reschedule.simulate import gather
-from tensoropt.runtime.engine import Engine, Feed, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import Feed, Fetch
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.sharding.strategy import StrategyView

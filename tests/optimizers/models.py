@@ -23,7 +23,8 @@ from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
-from tensoropt.runtime.engine import Engine, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.model import Model
 
 N_STEPS = 4

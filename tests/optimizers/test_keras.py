@@ -21,7 +21,7 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.copies import Parameter, Piece, build, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.engine import Fetch
+from tensoropt.runtime.functions import Fetch
 
 
 class Signed(keras.optimizers.Optimizer):

@@ -12,7 +12,8 @@ from tensoropt.plan.build import check_reshardings, plan_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
-from tensoropt.runtime.engine import Engine, Fetch
+from tensoropt.runtime.engine import Engine
+from tensoropt.runtime.functions import Fetch
 from tensoropt.sharding.resharding import PlainCosts
 
 

@@ -26,7 +26,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.simulate import gather
 from tensoropt.rules.rule import Config
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
-from tensoropt.runtime.engine import Fetch
+from tensoropt.runtime.functions import Fetch
 
 COMM = MPI.COMM_WORLD
 

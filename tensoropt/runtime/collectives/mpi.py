@@ -20,8 +20,6 @@ exchanges everything in parts, since an urgent message leaves the link only afte
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
@@ -38,72 +36,14 @@ from ...reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ...reschedule.mesh import Mesh
 from ...reschedule.summing import reduce_in_order
 from .buffers import Scratch, aligned_empty, keep_freed_memory
+from .outbox import Outbox, opaque, parts_of, wait
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 Array = npt.NDArray[Any]
 
-AWAKE_S, NAP_S = 5e-5, 5e-5
-"""Seconds that a rank polls before its first nap, and of a nap: a link of 1 Gb/s moves 6 KiB meanwhile."""
-
-PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
-"""The bytes of one part of a message that is sent in parts, and how many parts are under way at once.
-
-Received parts are added while the rest is on its way, and an urgent message waits for at most 2 ms of a link of 1 Gb/s. With
-all parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
-2289, 2072 and 2117, with two of 512 KiB 2231.
-"""
 _HALVES, _SUMS, _PIECES = 1, 2, 3  # tags of messages
-
-TRAILING_NAP_S = 2e-4
-"""Seconds of a nap of a communicator that gives way.
-
-Parts under way keep the link busy meanwhile, and each poll takes a core from computation.
-"""
-
-# NumPy's type characters of MPI's types, of those that training moves most.
-_MPI_TYPES = frozenset("fdilq")
-# The types as which MPI moves other elements, by their size: it needn't know what they are, and has no type for some.
-_OPAQUE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-
-class Outbox:
-    """A queue of array parts to send to members of a group, of which few are under way at once."""
-
-    def __init__(self, group: Comm, gives_way: bool) -> None:
-        self._group, self._gives_way = group, gives_way
-        self._waiting: deque[tuple[Array, int, int]] = deque()
-        self._sending: list[MPI.Request] = []
-
-    def add(self, flat: Array, member: int, tag: int) -> None:
-        """Queue an array to be sent in parts, after all that was added before."""
-        self._waiting.extend((flat[part], member, tag) for part in _parts(flat, PART_BYTES))
-
-    def arriving(self, flat: Array, member: int, tag: int) -> list[tuple[slice, MPI.Request]]:
-        """Start to receive into an array what a member sends by :meth:`add`; return its parts in order, with requests."""
-        parts = _parts(flat, PART_BYTES)
-        return [(part, self._group.Irecv(_opaque(flat[part]), member, tag)) for part in parts]
-
-    def look(self) -> None:
-        """Send as many queued parts as may be under way."""
-        self._sending = [request for request in self._sending if not request.Test()]
-        while self._waiting and len(self._sending) < PARTS_UNDER_WAY:
-            part, member, tag = self._waiting.popleft()
-            self._sending.append(self._group.Isend(_opaque(part), member, tag))
-
-    def wait_for(self, requests: Iterable[MPI.Request]) -> None:
-        """Wait until all requests are done, and send queued parts meanwhile."""
-        if self._gives_way:
-            _wait(list(requests), self.look, awake_s=0.0, nap_s=TRAILING_NAP_S)
-        else:
-            _wait(list(requests), self.look)
-
-    def empty(self) -> None:
-        """Wait until all parts are sent."""
-        self.look()
-        while self._sending:
-            self.wait_for(self._sending[:1])
 
 
 class MpiCommunicator:
@@ -187,9 +127,9 @@ class MpiCommunicator:
         if self._gives_way:
             self._exchange_by_parts(group, [send.reshape(-1)] * group.size, _split(received, [(count,) for count in counts]))
         elif len(set(counts)) == 1:
-            self._call(group, "Allgather", _opaque(send), _opaque(received))
+            self._call(group, "Allgather", opaque(send), opaque(received))
         else:
-            self._call(group, "Allgatherv", _opaque(send), (_opaque(received), counts))
+            self._call(group, "Allgatherv", opaque(send), (opaque(received), counts))
         return _split(received, recv_shapes)
 
     def all_to_all(
@@ -233,14 +173,14 @@ class MpiCommunicator:
         array = np.ascontiguousarray(array).reshape(array.shape)
         result = self.empty(array.shape, array.dtype)
         if group.size == 2:
-            for part in _parts(array.reshape(-1), 2 * ROUND_BYTES):
+            for part in parts_of(array.reshape(-1), 2 * ROUND_BYTES):
                 self._reduce_halves(group, array.reshape(-1)[part], op, result.reshape(-1)[part])
         elif array.nbytes * group.size <= GATHER_AND_ADD_BYTES:
             received = self.scratch("reduce", array.size * group.size, array.dtype)
-            self._call(group, "Allgather", _opaque(array), _opaque(received))
+            self._call(group, "Allgather", opaque(array), opaque(received))
             reduce_in_order(_split(received, [array.shape] * group.size), op, result)
         else:
-            for part in _parts(array.reshape(-1), ROUND_BYTES):
+            for part in parts_of(array.reshape(-1), ROUND_BYTES):
                 self._reduce_chunks(group, array.reshape(-1)[part], op, result.reshape(-1)[part])
         return result
 
@@ -258,9 +198,9 @@ class MpiCommunicator:
         if self._naps:
             self._swap_by_parts(group, other, flat[others], received, reduce, result[own], result[others])
             return
-        group.Sendrecv(_opaque(flat[others]), other, recvbuf=_opaque(received), source=other)
+        group.Sendrecv(opaque(flat[others]), other, recvbuf=opaque(received), source=other)
         reduce(slice(None))
-        group.Sendrecv(_opaque(result[own]), other, recvbuf=_opaque(result[others]), source=other)
+        group.Sendrecv(opaque(result[own]), other, recvbuf=opaque(result[others]), source=other)
 
     def _swap_by_parts(
         self,
@@ -315,7 +255,7 @@ class MpiCommunicator:
         if self._gives_way:
             self._exchange_by_parts(group, [result[start:end]] * n_members, [result[start:end] for start, end in bounds])
             return
-        self._call(group, "Allgatherv", MPI.IN_PLACE, (_opaque(result), counts))
+        self._call(group, "Allgatherv", MPI.IN_PLACE, (opaque(result), counts))
 
     def _exchange(
         self,
@@ -343,12 +283,12 @@ class MpiCommunicator:
         starts = accumulate((piece.size for piece in flat[:-1]), initial=0)
         places = [start + part.start for start, part in zip(starts, parts, strict=True)]
         send_counts = [part.stop - part.start for part in parts]
-        self._call(group, "Alltoallv", (_opaque(joined), (send_counts, places)), (_opaque(received), counts))
+        self._call(group, "Alltoallv", (opaque(joined), (send_counts, places)), (opaque(received), counts))
 
     def _call(self, group: Comm, name: str, *buffers: Any) -> None:
         """Call a collective of MPI by its name; with naps, its non-blocking form."""
         if self._naps:
-            _wait([getattr(group, f"I{name.lower()}")(*buffers)])
+            wait([getattr(group, f"I{name.lower()}")(*buffers)])
         else:
             getattr(group, name)(*buffers)
 
@@ -371,35 +311,6 @@ class MpiCommunicator:
                 f"call prepare([{tuple(sorted(axes))}]) on all ranks before the first collective"
             )
         return group
-
-
-def _parts(flat: Array, n_bytes: int) -> list[slice]:
-    """Return consecutive parts of an array, at least one, each of about ``n_bytes`` except the last."""
-    step = max(1, n_bytes // flat.dtype.itemsize)
-    return [slice(start, min(start + step, flat.size)) for start in range(0, max(1, flat.size), step)]
-
-
-def _wait(
-    requests: list[MPI.Request],
-    meanwhile: Callable[[], None] = lambda: None,
-    awake_s: float = AWAKE_S,
-    nap_s: float = NAP_S,
-) -> None:
-    """Wait until all requests are done, without a nap if that is soon. Call ``meanwhile`` before each poll."""
-    awake_until_s = time.perf_counter() + awake_s
-    meanwhile()
-    while not MPI.Request.Testall(requests):
-        if time.perf_counter() > awake_until_s:
-            time.sleep(nap_s)
-        meanwhile()
-
-
-def _opaque(array: Array) -> Array:
-    """Return the array as MPI can move it. A view costs a microsecond, of which a small collective takes ten."""
-    if array.dtype.char in _MPI_TYPES:
-        return array
-    opaque: Array = array.reshape(-1).view(_OPAQUE[array.dtype.itemsize])
-    return opaque
 
 
 def _split(flat: Array, shapes: Sequence[Shape]) -> list[Array]:

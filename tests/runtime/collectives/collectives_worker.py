@@ -29,7 +29,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts, all_pairs
 from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce, simulate_step
 from tensoropt.reschedule.steps import KINDS, legal_steps
-from tensoropt.runtime.collectives import mpi
+from tensoropt.runtime.collectives import mpi, outbox
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 
@@ -163,7 +163,7 @@ def expect(message: str, call: Callable[[], object]) -> None:
 
 def check(mesh: Mesh, naps: bool, gives_way: bool = False) -> None:
     # So that halves travel in several parts, of which the last is smaller.
-    mpi.PART_BYTES = 1 << 11
+    outbox.PART_BYTES = 1 << 11
     begun = []
     communicator = MpiCommunicator(COMM, mesh, lambda: begun.append(1), naps, gives_way)
     communicator.prepare(all_subsets(mesh))
@@ -212,7 +212,7 @@ def check_rounds(mesh: Mesh, gives_way: bool) -> None:
 
 def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
     """Two threads of each rank, each with its own order of small sums and large ones; pauses differ from rank to rank."""
-    mpi.PART_BYTES = 1 << 12
+    outbox.PART_BYTES = 1 << 12
     chains = [MpiCommunicator(COMM, mesh, naps=True), MpiCommunicator(COMM, mesh, gives_way=True)]
     for communicator in chains:
         communicator.prepare(all_subsets(mesh))

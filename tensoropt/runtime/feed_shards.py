@@ -1,0 +1,69 @@
+"""Cut fed values into the shards of ranks and the rows of micro-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ..ir.graph import Operator
+from ..ir.slicing import Slice, Slicing
+from ..lowering.local import opaque, uniform_shape
+from ..reschedule.layout import Layout, Shape
+from ..sharding.local_shapes import piece_of
+from ..sharding.strategy import StrategyView
+from .functions import Feed
+
+
+def fed_layout(view: StrategyView, feed: Feed) -> Layout:
+    """Return a feed's layout: the tensor's produced layout, or the batch split over all ranks in order."""
+    if not feed.is_local:
+        return view.layout(feed.tensor)
+    mesh = view.strategy.mesh
+    rank = len(feed.tensor.shape)
+    return Layout(mesh, (mesh.axes, *((),) * (rank - 1)))
+
+
+def cut(
+    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
+) -> np.ndarray:
+    """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
+
+    In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
+    """
+    if slices:
+        of_slices = (each.of(value, 0) for each in slices)
+        return np.concatenate([cut(each, layout, each.shape, rank) for each in of_slices])
+    piece = value[piece_of(layout, shape, rank)]
+    if layout.partial and layout.mesh.index_along(layout.partial, rank):
+        return np.zeros_like(piece)
+    return piece
+
+
+def is_of_slices(op: Operator, slicing: Slicing) -> bool:
+    """Return whether each micro-batch runs an operator."""
+    return any(tensor.name in slicing.forms for tensor in op.outputs)
+
+
+def is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
+    """Return whether a feed is cut into these micro-batches."""
+    return bool(slices) and slices[0].makes(feed.tensor)
+
+
+def rows_of(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
+    """Return a rank's shard of one micro-batch's tensor, whose global shape is ``shape``.
+
+    ``value`` holds the rank's shards of all micro-batches, one after the other.
+    """
+    extents = layout.local_shape(shape, rank)
+    begin = [index * extents[0], *(0 for _ in extents[1:])]
+    rows = tf.slice(value, opaque(begin, tf.int32), opaque(list(extents), tf.int32))
+    rows.set_shape(uniform_shape(layout, shape))
+    return rows
+
+
+def fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
+    """Return the shape of a feed's argument. The shards of micro-batches are concatenated along the first dimension."""
+    if not slices:
+        return uniform_shape(layout, shape)
+    n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
+    return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])

@@ -1,0 +1,79 @@
+"""Describe the functions that an engine builds: what each is fed, what it returns, and how it is structured."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.graph import Graph, Tensor
+from ..ir.slicing import Slice
+from ..lowering.resharding.reshard import Collective
+from ..reschedule.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The results of one function: tensors, training steps and other operators.
+
+    Attributes:
+        tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
+        train_steps: the names of the training steps to run.
+        operators: the names of other operators to run.
+    """
+
+    tensors: tuple[tuple[Tensor, bool], ...] = ()
+    train_steps: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A tensor that is fed. ``is_local`` says whether each rank feeds only its share of the batch."""
+
+    tensor: Tensor
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFunction:
+    """A TensorFlow function for one set of fetches and feeds.
+
+    Attributes:
+        call: the function; it takes each feed's shards on the ranks that are built here.
+        log: the collectives that the function runs.
+        layouts: for each feed, the layout in which it is fed.
+        slices: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
+    """
+
+    call: Callable[..., Any]
+    log: tuple[Collective, ...]
+    layouts: tuple[Layout, ...]
+    slices: tuple[tuple[Slice, ...], ...]
+
+
+def names(fetch: Fetch) -> str:
+    """Return the names of all that a function returns or runs, as a text."""
+    return ", ".join([*(tensor.name for tensor, _ in fetch.tensors), *fetch.train_steps, *fetch.operators])
+
+
+def operators_of(graph: Graph, fetch: Fetch, given: set[str]) -> set[str]:
+    """Return the names of the operators that a function runs: all that its targets need and that aren't fed."""
+    tensors = [tensor for tensor, _ in fetch.tensors]
+    operators = list(fetch.operators)
+    for name in fetch.train_steps:
+        step = graph.train_steps[name]
+        tensors += [step.loss, *step.optimizer.tensors]
+        operators += [*step.variables, *step.controls]
+    return graph.ancestors(tensors, operators, given)
+
+
+def structure_digest(graph: Any, log: Sequence[Collective]) -> str:
+    """Return a digest that is equal for graphs of equal structure. Constants' values and sizes may differ between ranks."""
+    text = hashlib.sha256()
+    for node in graph.as_graph_def().node:
+        text.update(f"{node.op} {node.name} {list(node.input)}\n".encode())
+    for entry in log:
+        text.update(f"{entry}\n".encode())
+    return text.hexdigest()

@@ -1,0 +1,62 @@
+"""Keep track of how far ``fit`` has come in its epochs and in its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from .data import Shares
+from .saving import Position
+
+Logs = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """The progress of ``fit`` in its epochs and in its data.
+
+    Attributes:
+        epoch: the running epoch, from 0.
+        step: the number of batches of the epoch that were taken.
+        before: the number of samples in the previous batch of the epoch; None if this ``fit`` took none of the epoch yet.
+        resumes: the position at which the next ``fit`` begins, after a checkpoint was loaded; else None.
+        opens: the position at which ``fit`` is about to open its data; None once the data is open.
+        shares: the data that ``fit`` iterates over.
+        lasts: whether one opening of the data serves several epochs.
+        results: the metrics' results after the last step; None before the first step.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    before: int | None = None
+    resumes: Position | None = None
+    opens: Position | None = None
+    shares: Shares | None = None
+    lasts: bool = False
+    results: Logs | None = None
+
+    @property
+    def position(self) -> Position:
+        """The position that a checkpoint saved now records."""
+        if self.shares is None:
+            return self.resumes or Position(self.epoch, self.step)
+        if self.step or self.lasts:
+            return Position(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
+        return Position(self.epoch, 0, self.shares.opened, 0)
+
+
+class PositionRecorder(keras.callbacks.Callback):
+    """A callback that records the epoch and the step, on every rank and before the user's callbacks run."""
+
+    def __init__(self, progress: Progress, begin: Position) -> None:
+        super().__init__()
+        self._progress, self._begin = progress, begin
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._progress.epoch, self._progress.before = epoch, None
+        self._progress.step = self._begin.step if epoch == self._begin.epoch else 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._progress.epoch, self._progress.step = epoch + 1, 0
