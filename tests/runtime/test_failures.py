@@ -183,7 +183,7 @@ def test_a_trainer_that_a_rank_keeps_waiting_names_it(tmp_path, case, said):
     ("kind", "said"),
     [
         ("stop-first", r"for all ranks to start MPI \(in current_processes at worker.py:\d+\): rank 1 hasn't come"),
-        ("search", r"in a plan, in gather at worker.py:93: rank 1 hasn't answered for \d+ s; it was last known in search"),
+        ("search", r"in a plan, in gather at worker.py:\d+: rank 1 hasn't answered for \d+ s; it was last known in search"),
     ],
 )
 def test_a_rank_that_is_stopped_before_any_step_is_named(kind, said):

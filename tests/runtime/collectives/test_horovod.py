@@ -66,15 +66,19 @@ def test_an_example_has_the_losses_of_the_default_collectives(tmp_path: Path) ->
 
 @needs_horovod
 @pytest.mark.parametrize(
-    ("does", "said"), [("sleep", "rank 1 hasn't come to it and is in no collective"), ("stop", "rank 1 doesn't answer")]
+    ("does", "said"),
+    [
+        ("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
+        ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+"),
+    ],
 )
 def test_a_rank_that_does_not_come_is_named(does: str, said: str) -> None:
     environment = {"TENSOROPT_TIMEOUT": "3", "TENSOROPT_COLLECTIVES": "horovod"}
     result = run_ranks(3, LATE, does, "0", timeout=60, env=environment)
     assert result.returncode == 1
-    begins = r"tensoropt: rank 0 has waited for \d+ s in a run with \d+ collectives, the first \w+\(a\) of .* for \w+"
-    [sentence] = re.findall(begins + ": (.*)", result.stderr)
-    assert f"{said}. All" in sentence and "Traceback" not in result.stderr
+    begins = r"tensoropt: rank 0 has waited for \d+ s in a run with \d+ collectives, the first \w+\(a\) of .* for \w+, in run at"
+    assert len(re.findall(rf"{begins} late_rank.py:\d+: {said}\. All", result.stderr)) == 1, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @needs_horovod
