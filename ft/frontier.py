@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -120,3 +120,8 @@ class Frontier:
         time = (self.time_ns - self.time_ns[-1]) / (self.time_ns[0] - self.time_ns[-1])
         depth = 1.0 - mem - time  # proportional to the signed distance from the line mem + time = 1
         return int(np.argmax(depth))
+
+
+def settled(found: Frontier) -> Frontier:
+    """Return the frontier without its lower bound if the two meet: it is then exact."""
+    return replace(found, bound=None) if found.worst_gap == 0 else found

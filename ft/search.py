@@ -32,7 +32,7 @@ import numpy as np
 from .budget import Budget
 from .elimination.table_graph import TableGraph, TooLargeError
 from .elimination.tracking import Limits, Tracked, relaxation, track
-from .frontier import Frontier
+from .frontier import Frontier, settled
 from .guided import Guide
 from .lower_bound import LowerBound
 from .pareto import reduce_unsorted
@@ -148,7 +148,7 @@ class _Search:
         assert guide.found is not None
         found = guide.found
         guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
-        return _settled(guided) if best is None else _better(best, guided)
+        return settled(guided) if best is None else _better(best, guided)
 
     def _pruned(self, best: Frontier, limits: Limits) -> Frontier:
         """Return a better frontier: drop what is known to be dominated, and solve the rest exactly if it can be.
@@ -166,12 +166,12 @@ class _Search:
         best = _better(best, found)
         dropped = replace(found, bound=left.of_dropped)
         if left.problem is None:
-            return _better(best, _settled(dropped))
+            return _better(best, settled(dropped))
         try:
             rest = self._tracked(left.problem, limits, left.kept)
         except InfeasibleError:
-            return _better(best, _settled(dropped))
-        return best if rest is None else _better(best, _settled(_together(rest, dropped)))
+            return _better(best, settled(dropped))
+        return best if rest is None else _better(best, settled(_together(rest, dropped)))
 
     def _by_heuristics(self) -> Frontier:
         """Search in rounds of heuristic elimination with more and more cells, until exact, close enough, or out of time."""
@@ -222,7 +222,7 @@ class _Search:
             bound = relaxation(reduced, self.use_ldp, thinning, limits, self._report)
         elif any(tracked.slack):
             bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning")
-        return _settled(self._frontier(tracked, kept, bound))
+        return settled(self._frontier(tracked, kept, bound))
 
     def _frontier(self, tracked: Tracked, kept: Sequence[Ints], bound: LowerBound | None) -> Frontier:
         """Return the frontier of what was tracked on a problem that was restricted to the states ``kept``."""
@@ -249,7 +249,7 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
     kept = reduce_unsorted(mem, time_ns)
     strategies = np.concatenate([one.strategies, other.strategies])[kept]
     bound = one.bound.tightened(other.bound)
-    return _settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
+    return settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
 
 
 def _together(kept: Frontier, dropped: Frontier) -> Frontier:
@@ -260,8 +260,3 @@ def _together(kept: Frontier, dropped: Frontier) -> Frontier:
     assert dropped.bound is not None
     bound = (kept.bound or LowerBound(kept.mem_bytes, kept.time_ns, "pruning")).loosened(dropped.bound)
     return replace(kept, mem_bytes=mem[which], time_ns=time_ns[which], strategies=strategies, bound=bound)
-
-
-def _settled(found: Frontier) -> Frontier:
-    """Return the frontier without its lower bound if the two meet: it is then exact."""
-    return replace(found, bound=None) if found.worst_gap == 0 else found
