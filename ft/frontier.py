@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .lower_bound import LowerBound
+from .pareto import union
 from .problem import Ints
 
 KINDS = ("node", "edge", "branch", "heuristic")
@@ -93,6 +94,15 @@ class Frontier:
 
     def __len__(self) -> int:
         return len(self.mem_bytes)
+
+    def with_points(self, mem_bytes: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
+        """Return the frontier of its points and further ones, each with its strategy; of equal points, its own stay.
+
+        All else is this frontier's, the lower bound too.
+        """
+        mem_bytes, time_ns, kept = union(self.mem_bytes, self.time_ns, mem_bytes, time_ns)
+        strategies = np.concatenate([self.strategies, strategies])[kept]
+        return replace(self, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies)
 
     def fastest(self) -> int:
         """Return the index of the point with the least time, which has the most memory."""

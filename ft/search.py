@@ -35,7 +35,6 @@ from .elimination.tracking import Limits, Tracked, relaxation, track
 from .frontier import Frontier, settled
 from .guided import Guide
 from .lower_bound import LowerBound
-from .pareto import reduce_unsorted
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.dominated_states import check_supported, states_that_matter
 from .problem import InfeasibleError, Ints, Problem
@@ -245,18 +244,12 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one.bound is None or other.bound is None:
         return one if one.bound is None else other
-    mem, time_ns = np.concatenate([one.mem_bytes, other.mem_bytes]), np.concatenate([one.time_ns, other.time_ns])
-    kept = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([one.strategies, other.strategies])[kept]
-    bound = one.bound.tightened(other.bound)
-    return settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
+    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(both, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))
 
 
 def _together(kept: Frontier, dropped: Frontier) -> Frontier:
     """Return the frontier of all strategies, given that of the ones that pruning left and that of the dropped ones."""
-    mem, time_ns = np.concatenate([kept.mem_bytes, dropped.mem_bytes]), np.concatenate([kept.time_ns, dropped.time_ns])
-    which = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([kept.strategies, dropped.strategies])[which]
     assert dropped.bound is not None
     bound = (kept.bound or LowerBound(kept.mem_bytes, kept.time_ns, "pruning")).loosened(dropped.bound)
-    return replace(kept, mem_bytes=mem[which], time_ns=time_ns[which], strategies=strategies, bound=bound)
+    return replace(kept.with_points(dropped.mem_bytes, dropped.time_ns, dropped.strategies), bound=bound)

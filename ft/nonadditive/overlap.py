@@ -225,9 +225,6 @@ def _joined(one: Frontier | None, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one is None or one.bound is None or other.bound is None:
         return other if one is None or other.bound is None else one
-    mem, time_ns = (np.concatenate(pair) for pair in ((one.mem_bytes, other.mem_bytes), (one.time_ns, other.time_ns)))
-    kept = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([one.strategies, other.strategies])[kept]
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
-    bound = one.bound.tightened(other.bound)
-    return settled(Frontier(mem[kept], time_ns[kept], strategies, counts, one.algorithm, bound))
+    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(both, eliminations=counts, bound=one.bound.tightened(other.bound)))

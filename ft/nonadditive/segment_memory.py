@@ -139,7 +139,4 @@ def joined(one: Frontier, other: Frontier) -> Frontier:
 
 def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
     """Return a frontier with further strategies of its problem added; its lower bound stays."""
-    mem, time_ns = np.concatenate([found.mem_bytes, mem]), np.concatenate([found.time_ns, time_ns])
-    kept = reduce_unsorted(mem, time_ns)
-    all_strategies = np.concatenate([found.strategies, strategies])[kept]
-    return settled(replace(found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=all_strategies))
+    return settled(found.with_points(mem, time_ns, strategies))
