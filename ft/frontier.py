@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from .lower_bound import LowerBound
+from .pareto import union
 from .problem import Ints
 
 KINDS = ("node", "edge", "branch", "heuristic")
@@ -94,6 +95,15 @@ class Frontier:
     def __len__(self) -> int:
         return len(self.mem_bytes)
 
+    def with_points(self, mem_bytes: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
+        """Return the frontier of its points and further ones, each with its strategy; of equal points, its own stay.
+
+        All else is this frontier's, the lower bound too.
+        """
+        mem_bytes, time_ns, kept = union(self.mem_bytes, self.time_ns, mem_bytes, time_ns)
+        strategies = np.concatenate([self.strategies, strategies])[kept]
+        return replace(self, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies)
+
     def fastest(self) -> int:
         """Return the index of the point with the least time, which has the most memory."""
         return len(self) - 1
@@ -120,3 +130,8 @@ class Frontier:
         time = (self.time_ns - self.time_ns[-1]) / (self.time_ns[0] - self.time_ns[-1])
         depth = 1.0 - mem - time  # proportional to the signed distance from the line mem + time = 1
         return int(np.argmax(depth))
+
+
+def settled(found: Frontier) -> Frontier:
+    """Return the frontier without its lower bound if the two meet: it is then exact."""
+    return replace(found, bound=None) if found.worst_gap == 0 else found

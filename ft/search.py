@@ -32,10 +32,9 @@ import numpy as np
 from .budget import Budget
 from .elimination.table_graph import TableGraph, TooLargeError
 from .elimination.tracking import Limits, Tracked, relaxation, track
-from .frontier import Frontier
+from .frontier import Frontier, settled
 from .guided import Guide
 from .lower_bound import LowerBound
-from .pareto import reduce_unsorted
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.dominated_states import check_supported, states_that_matter
 from .problem import InfeasibleError, Ints, Problem
@@ -148,7 +147,7 @@ class _Search:
         assert guide.found is not None
         found = guide.found
         guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
-        return _settled(guided) if best is None else _better(best, guided)
+        return settled(guided) if best is None else _better(best, guided)
 
     def _pruned(self, best: Frontier, limits: Limits) -> Frontier:
         """Return a better frontier: drop what is known to be dominated, and solve the rest exactly if it can be.
@@ -166,12 +165,12 @@ class _Search:
         best = _better(best, found)
         dropped = replace(found, bound=left.of_dropped)
         if left.problem is None:
-            return _better(best, _settled(dropped))
+            return _better(best, settled(dropped))
         try:
             rest = self._tracked(left.problem, limits, left.kept)
         except InfeasibleError:
-            return _better(best, _settled(dropped))
-        return best if rest is None else _better(best, _settled(_together(rest, dropped)))
+            return _better(best, settled(dropped))
+        return best if rest is None else _better(best, settled(_together(rest, dropped)))
 
     def _by_heuristics(self) -> Frontier:
         """Search in rounds of heuristic elimination with more and more cells, until exact, close enough, or out of time."""
@@ -222,7 +221,7 @@ class _Search:
             bound = relaxation(reduced, self.use_ldp, thinning, limits, self._report)
         elif any(tracked.slack):
             bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning")
-        return _settled(self._frontier(tracked, kept, bound))
+        return settled(self._frontier(tracked, kept, bound))
 
     def _frontier(self, tracked: Tracked, kept: Sequence[Ints], bound: LowerBound | None) -> Frontier:
         """Return the frontier of what was tracked on a problem that was restricted to the states ``kept``."""
@@ -245,23 +244,12 @@ def _better(one: Frontier, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one.bound is None or other.bound is None:
         return one if one.bound is None else other
-    mem, time_ns = np.concatenate([one.mem_bytes, other.mem_bytes]), np.concatenate([one.time_ns, other.time_ns])
-    kept = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([one.strategies, other.strategies])[kept]
-    bound = one.bound.tightened(other.bound)
-    return _settled(Frontier(mem[kept], time_ns[kept], strategies, other.eliminations, other.algorithm, bound))
+    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(both, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))
 
 
 def _together(kept: Frontier, dropped: Frontier) -> Frontier:
     """Return the frontier of all strategies, given that of the ones that pruning left and that of the dropped ones."""
-    mem, time_ns = np.concatenate([kept.mem_bytes, dropped.mem_bytes]), np.concatenate([kept.time_ns, dropped.time_ns])
-    which = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([kept.strategies, dropped.strategies])[which]
     assert dropped.bound is not None
     bound = (kept.bound or LowerBound(kept.mem_bytes, kept.time_ns, "pruning")).loosened(dropped.bound)
-    return replace(kept, mem_bytes=mem[which], time_ns=time_ns[which], strategies=strategies, bound=bound)
-
-
-def _settled(found: Frontier) -> Frontier:
-    """Return the frontier without its lower bound if the two meet: it is then exact."""
-    return replace(found, bound=None) if found.worst_gap == 0 else found
+    return replace(kept.with_points(dropped.mem_bytes, dropped.time_ns, dropped.strategies), bound=bound)

@@ -28,13 +28,14 @@ import numpy as np
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
 from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, collective, device_partitions
-from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, TensorFlowEngine, time_s
+from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, time_s
 from .costs import Curve
 from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
 from .memory import available_memory_bytes
 from .ranks import REPEATS, Place, Ranks
+from .tensorflow_engine import TensorFlowEngine
 
 COPIED = (4096, 256)
 """Rows and columns of float32: rows of 1 KiB are put together from two halves, as where a tensor's last dimension was split.

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budget import Budget
-from ..frontier import Frontier
+from ..frontier import Frontier, settled
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
@@ -208,7 +208,7 @@ def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: Lo
         time_ns += edge.time_ns[chosen[:, edge.source], chosen[:, edge.target]]
     time_ns -= overlap.hidden_ns(problem, chosen)
     kept = reduce_unsorted(found.mem_bytes, time_ns)
-    return _settled(
+    return settled(
         replace(found, mem_bytes=found.mem_bytes[kept], time_ns=time_ns[kept], strategies=chosen[kept], bound=bound)
     )
 
@@ -225,14 +225,6 @@ def _joined(one: Frontier | None, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one is None or one.bound is None or other.bound is None:
         return other if one is None or other.bound is None else one
-    mem, time_ns = (np.concatenate(pair) for pair in ((one.mem_bytes, other.mem_bytes), (one.time_ns, other.time_ns)))
-    kept = reduce_unsorted(mem, time_ns)
-    strategies = np.concatenate([one.strategies, other.strategies])[kept]
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
-    bound = one.bound.tightened(other.bound)
-    return _settled(Frontier(mem[kept], time_ns[kept], strategies, counts, one.algorithm, bound))
-
-
-def _settled(found: Frontier) -> Frontier:
-    """Return the frontier without its lower bound if the two meet: it is then exact."""
-    return replace(found, bound=None) if found.worst_gap == 0 else found
+    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(both, eliminations=counts, bound=one.bound.tightened(other.bound)))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..frontier import Frontier
+from ..frontier import Frontier, settled
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import Ints, Problem, identity
@@ -139,12 +139,4 @@ def joined(one: Frontier, other: Frontier) -> Frontier:
 
 def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
     """Return a frontier with further strategies of its problem added; its lower bound stays."""
-    mem, time_ns = np.concatenate([found.mem_bytes, mem]), np.concatenate([found.time_ns, time_ns])
-    kept = reduce_unsorted(mem, time_ns)
-    all_strategies = np.concatenate([found.strategies, strategies])[kept]
-    return settled(replace(found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=all_strategies))
-
-
-def settled(found: Frontier) -> Frontier:
-    """Return the frontier without its lower bound if the two meet: it is then exact."""
-    return replace(found, bound=None) if found.worst_gap == 0 else found
+    return settled(found.with_points(mem, time_ns, strategies))

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
@@ -52,25 +54,6 @@ class Border:
     position: int
     inner: Tensor
     offset: int = 0
-
-
-class _Unions:
-    """Disjoint sets of nodes; a set is identified by one of its members."""
-
-    def __init__(self) -> None:
-        self._parents: dict[Node, Node] = {}
-
-    def find(self, node: Node) -> Node:
-        parent = self._parents.setdefault(node, node)
-        if parent != node:
-            parent = self._parents[node] = self.find(parent)
-        return parent
-
-    def join(self, first: Node, second: Node) -> None:
-        self._parents[self.find(second)] = self.find(first)
-
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(self._parents)
 
 
 @dataclass(frozen=True)
@@ -119,22 +102,28 @@ class Composition:
         return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
 
     @cached_property
-    def _unions(self) -> _Unions:
-        unions = _Unions()
+    def _classes(self) -> DisjointSet:
+        classes: DisjointSet = DisjointSet()
+
+        def join(first: Node, second: Node) -> None:
+            classes.add(first)
+            classes.add(second)
+            classes.merge(first, second)
+
         for op in self.body.operators:
             rule = self.rules[op.name]
             operands = [(tensor, rule.operands[i]) for i, tensor in op.operands]
             for tensor, dims in [*operands, *zip(op.outputs, rule.results, strict=True)]:
                 for d, names in enumerate(dims or ()):
                     if names:
-                        unions.join(("factor", op.name, names[0]), ("tensor", tensor.name, d))
+                        join(("factor", op.name, names[0]), ("tensor", tensor.name, d))
         for border in self.borders:
             for d in range(len(border.inner.shape)):
-                unions.join(("tensor", border.inner.name, d), (border.side, border.position, d + border.offset))
+                join(("tensor", border.inner.name, d), (border.side, border.position, d + border.offset))
         for before, after in self.carried:
             for d in range(len(before.shape)):
-                unions.join(("tensor", before.name, d), ("tensor", after.name, d))
-        return unions
+                join(("tensor", before.name, d), ("tensor", after.name, d))
+        return classes
 
     @cached_property
     def _candidates(self) -> dict[Node, str]:
@@ -150,7 +139,7 @@ class Composition:
         """The extents of all dimensions and factors of the body in a class, by class."""
         tensors = {tensor.name: tensor for op in self.body.graph.operators.values() for tensor in op.outputs}
         extents: dict[str, list[int]] = {}
-        for node in self._unions.nodes():
+        for node in tuple(self._classes):  # finding a node may add one
             name = self._candidates.get(self.find(node))
             if name is not None:
                 kind, of, index = node
@@ -225,7 +214,9 @@ class Composition:
 
     def find(self, node: Node) -> Node:
         """Return the class of a dimension or factor, as the node that identifies it."""
-        return self._unions.find(node)
+        self._classes.add(node)  # one that belongs to nothing else is a class of its own
+        root: Node = self._classes[node]
+        return root
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from ..common.errors import InputError
 from ..common.watchdog import URGENT, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
-from ..profiling.compute import TensorFlowEngine
 from ..profiling.hardware import Hardware, HardwareError
 from ..profiling.measure import Watching, measure
 from ..profiling.memory import available_memory_bytes
 from ..profiling.ranks import Place
+from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
 from .execute import EMULATED, HOROVOD, MPI, checked_collectives
 from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling

@@ -23,7 +23,8 @@ from ..costs.work_items import local_shapes
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Operator, Tensor
 from ..lowering.operators import Job, Values, emit
-from ..profiling.compute import spin, unoptimized
+from ..profiling.cpu_caches import spin
+from ..profiling.tensorflow_engine import unoptimized
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, Rule, interface
 

@@ -29,8 +29,8 @@ from ..plan.find_frontier import ModelFrontier
 from ..plan.options import Request, find
 from ..plan.plan import Plan
 from ..profiling.cache import cache_folder
-from ..profiling.compute import TensorFlowEngine
 from ..profiling.store import FILE, Store
+from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Known, Measured, Work
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface

@@ -49,10 +49,11 @@ from tensoropt.plan.options import Request, assumptions, mini_time
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, device_partitions
-from tensoropt.profiling.compute import TensorFlowEngine, time_s
+from tensoropt.profiling.compute import time_s
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.profiling.ranks import Place, lower_quartile
+from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import interface

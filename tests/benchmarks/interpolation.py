@@ -17,9 +17,9 @@ import numpy as np
 from tabulate import tabulate
 
 from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions
-from tensoropt.profiling.compute import TensorFlowEngine
 from tensoropt.profiling.costs import Curve
 from tensoropt.profiling.ranks import Place
+from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator

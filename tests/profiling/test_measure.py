@@ -11,8 +11,9 @@ import pytest
 from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
-from tensoropt.profiling.compute import CLOSE, MOST_CACHE_BYTES, USUAL_CACHE_BYTES, NumpyEngine, cache_bytes
+from tensoropt.profiling.compute import CLOSE, NumpyEngine
 from tensoropt.profiling.costs import CollectiveCosts, Curve
+from tensoropt.profiling.cpu_caches import MOST_CACHE_BYTES, USUAL_CACHE_BYTES, cache_bytes
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
 from tensoropt.profiling.measure import fitted_link, measure
 from tensoropt.profiling.ranks import Place

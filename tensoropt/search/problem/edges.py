@@ -26,10 +26,10 @@ from ...costs.resharding_costs import Keeping, piece_bytes
 from ...ft.problem import Edge, Node
 from ...ir.gradient_info import Backward
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Tensor
-from ...reschedule.layout import Layout, is_view, needs_communication
+from ...reschedule.layout import Layout, needs_communication
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Demand, Rule
-from ...sharding.consumers import Consumer, as_copy, consumers_of, step_demand
+from ...sharding.consumers import Consumer, consumers_of, step_demand
 from ...sharding.strategy import Copy
 from .choices import Choices
 from .edge_costs import (
@@ -45,12 +45,13 @@ from .edge_costs import (
     Costs,
     End,
     ReshardingArrays,
-    Table,
 )
+from .edge_ends import ConsumerEnd, Made, as_copies, has_gradient, may_be_unread
 from .fusion_groups import Followers
 from .node_states import Choice, States
 from .overlap_parts import Beside
 from .remat_segments import Blocks
+from .saving_tables import direct, direct_again, of_shared, to_shared
 from .strategy_problem import CopyChoice, SharedCopy
 from .transient_memory import Transients
 
@@ -64,49 +65,6 @@ class Steps:
     costing: OperatorCosting
     mesh: Mesh
     rules: Mapping[str, Rule]
-
-
-@dataclass(frozen=True, eq=False)
-class _Consumer:
-    """A consumer in the search: its node and, by the node's state, its operand sharding and its copy's residual policy."""
-
-    node: int
-    end: End
-
-    @property
-    def demands(self) -> Choice[Demand]:
-        return self.end.choice
-
-    @property
-    def reads(self) -> bool:
-        """Return whether the backward pass reads the consumer's copy in some state."""
-        return bool((self.end.way != UNREAD).any())
-
-    @property
-    def may_read_or_not(self) -> bool:
-        return self.reads and bool((self.end.way == UNREAD).any())
-
-    @property
-    def may_be_remade(self) -> bool:
-        """Return whether the consumer's copy may be regathered in every state in which it is read."""
-        return not (self.end.way == FIXED).any()
-
-
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """A tensor as produced: its layout and residual policy, by the state of its producer's node."""
-
-    node: int
-    tensor: Tensor
-    end: End
-
-    @property
-    def left(self) -> Choice[Demand]:
-        return self.end.choice
-
-    @property
-    def may_be_regathered(self) -> bool:
-        return bool((self.end.way == REMATERIALIZED).any())
 
 
 class Connections:
@@ -179,17 +137,17 @@ class Connections:
                         shared = self._shared_copies(left, consumers)
                         choices = [left, *(consumer.demands for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
-                        tensors.append((_Made(n, tensor, End(left, way)), consumers, shared))
+                        tensors.append((Made(n, tensor, End(left, way)), consumers, shared))
         for made, consumers, shared in tensors:
             self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
             self._connect(made, consumers, shared)
 
-    def _consumer(self, tensor: Tensor, consumer: Consumer) -> _Consumer:
+    def _consumer(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
         if consumer.is_step:
             key = len(tensor.shape), consumer.position
             if key not in self._whole:
                 self._whole[key] = Choice.of([step_demand(self.steps.mesh, tensor, consumer)])
-            return _Consumer(self.step_place[consumer.name], End(self._whole[key], np.array([UNREAD])))
+            return ConsumerEnd(self.step_place[consumer.name], End(self._whole[key], np.array([UNREAD])))
         n, i = self.place[consumer.name]
         states, backward = self.of_node[n][1], self.steps.backward
         demands = states.demands(i, consumer, backward.gradients)
@@ -200,7 +158,7 @@ class Connections:
             way[self._exchanged(consumer)] = FIXED
         if i in states.recomputed and not consumer.is_update:
             way[states.recomputes] = np.where(way[states.recomputes] == UNREAD, PASSED, HELD)
-        return _Consumer(n, End(demands, way))
+        return ConsumerEnd(n, End(demands, way))
 
     def _exchanged(self, consumer: Consumer) -> np.ndarray:
         """Return the states in which the operator exchanges window borders (halos), bool[K].
@@ -213,16 +171,16 @@ class Connections:
             return np.zeros(states.n_states, bool)
         return np.array([bool(rule.exchanged(config)) for config in states.configs[i]], bool)[states.place[i]]
 
-    def _as_left(self, layouts: Choice[Layout], ends: list[_Consumer]) -> Choice[Demand]:
+    def _as_left(self, layouts: Choice[Layout], ends: list[ConsumerEnd]) -> Choice[Demand]:
         """Return the produced layout by the node's state, as an operand sharding: the gradient comes back summed."""
-        with_gradient = any(_has_gradient(end.demands) for end in ends)
+        with_gradient = any(has_gradient(end.demands) for end in ends)
         key = id(layouts), with_gradient
         if key not in self._left:
             values = tuple(Demand(layout, () if with_gradient else None) for layout in layouts.values)
             self._left[key] = Choice(values, layouts.place)
         return self._left[key]
 
-    def _shared_copies(self, left: Choice[Demand], ends: list[_Consumer]) -> Choice[Demand] | None:
+    def _shared_copies(self, left: Choice[Demand], ends: list[ConsumerEnd]) -> Choice[Demand] | None:
         """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share.
 
         They are the produced layouts (sums completed), and all that more than one consumer asks for.
@@ -231,13 +189,13 @@ class Connections:
             return None
         key = id(left), *(id(end.demands) for end in ends)
         if key not in self._copies:
-            asked = Counter(copy for each in _as_copies(ends) for copy in dict.fromkeys(each))
+            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each))
             as_left = dict.fromkeys(Demand(d.layout.with_partial(()), d.varying) for d in left.values)
             values = dict.fromkeys([*as_left, *(copy for copy, times in asked.items() if times > 1)])
             self._copies[key] = Choice(tuple(values), np.arange(len(values)))
         return self._copies[key]
 
-    def _connect(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand] | None) -> None:
+    def _connect(self, made: Made, consumers: list[ConsumerEnd], shared: Choice[Demand] | None) -> None:
         producer, tensor = made.node, made.tensor
         outside = [consumer for consumer in consumers if consumer.node != producer]
         if shared is not None and not (self.merges and len(outside) == 1):
@@ -250,14 +208,14 @@ class Connections:
         else:
             self._take_inside(made, consumers)
 
-    def _of_consumer(self, tensor: Tensor, consumer: _Consumer) -> Copy | None:
+    def _of_consumer(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
         """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
         if not np.isin(consumer.end.way, (READ, PASSED, HELD)).any():
             return None
         (only,) = self.consumers[tensor.name]
         return Copy(tensor.name, only.name)
 
-    def _take_inside(self, made: _Made, consumers: list[_Consumer]) -> None:
+    def _take_inside(self, made: Made, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to consumers of which at most one is outside the producer's node.
 
         The producer's node is charged for the shard if the backward pass reads it.
@@ -271,7 +229,7 @@ class Connections:
             by_gradient = [np.isin(each.end.way, (READ, FIXED, HELD)) for each in consumers if each.node == made.node]
             self._charge_piece(made, way == PAID, (np.logical_or.reduce(by_gradient) | outside) & (way == REMATERIALIZED))
         for consumer in consumers:
-            self._add(_Made(made.node, made.tensor, End(made.left, way)), consumer, keeping)
+            self._add(Made(made.node, made.tensor, End(made.left, way)), consumer, keeping)
 
     def _may_remake(self, tensor: Tensor) -> bool:
         """Return whether copies of the tensor may be regathered.
@@ -287,7 +245,7 @@ class Connections:
         is_left = viewed in costing.left or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return Keeping.COPY_OF_KEPT if is_left else Keeping.COPY
 
-    def _share(self, made: _Made, consumers: list[_Consumer], shared: Choice[Demand]) -> None:
+    def _share(self, made: Made, consumers: list[ConsumerEnd], shared: Choice[Demand]) -> None:
         """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
 
         In state LEFT the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
@@ -311,7 +269,7 @@ class Connections:
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
         remade = self._worth_remaking(tensor, made.left, shared) if may_be_remade else none
         again = everything if readers and made.may_be_regathered else none
-        unread = none if of_copy == Keeping.NOTHING else _may_be_unread(shared, readers)
+        unread = none if of_copy == Keeping.NOTHING else may_be_unread(shared, readers)
         if readers and varies:
             unread = everything
         by_way = {LEFT: everything, REGATHERED: remade, REMATERIALIZED: again, PAID: unread}
@@ -326,10 +284,10 @@ class Connections:
             self.choices.append(CopyChoice(Copy(tensor.name), number, is_remade))
         copy = End(Choice(shared.values, place), way, is_shared=True)
         self._add_edge(
-            made.node, number, self.arrays.by_state(tensor, made.end, copy, _to_shared(of_copy, keeping, may_be_remade))
+            made.node, number, self.arrays.by_state(tensor, made.end, copy, to_shared(of_copy, keeping, may_be_remade))
         )
         for consumer in consumers:
-            costs = self.arrays.by_state(tensor, copy, consumer.end, _of_shared(of_consumer))
+            costs = self.arrays.by_state(tensor, copy, consumer.end, of_shared(of_consumer))
             self._add_edge(number, consumer.node, costs, made.node)
 
     def _worth_remaking(self, tensor: Tensor, left: Choice[Demand], shared: Choice[Demand]) -> np.ndarray:
@@ -347,18 +305,18 @@ class Connections:
             np.intp,
         )
 
-    def _take_together(self, made: _Made, consumers: list[_Consumer]) -> None:
+    def _take_together(self, made: Made, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to several consumers that are one node.
 
         They share the copy that one of them asks for; in each state the one for which resharding takes the least time.
         """
         tensor, node, n_states = made.tensor, consumers[0].node, len(consumers[0].demands.place)
         options = []
-        for consumer, copy in zip(consumers, _as_copies(consumers), strict=True):
+        for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
             choice = Choice(tuple(copy), consumer.demands.place)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, PAID), is_shared=True)
-            others = [self.arrays.along(tensor, source, other.end, _direct(Keeping.COPY_OF_KEPT)) for other in consumers]
+            others = [self.arrays.along(tensor, source, other.end, direct(Keeping.COPY_OF_KEPT)) for other in consumers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
         demands = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
@@ -376,13 +334,13 @@ class Connections:
             way[(ways == each).any(axis=0)] = each
         way[fixed] = FIXED
         copy_made = Copy(tensor.name) if np.isin(way, (READ, PASSED, HELD)).any() else None
-        self._add(made, _Consumer(node, End(shared, way)), self._keeping(tensor), copy_made)
+        self._add(made, ConsumerEnd(node, End(shared, way)), self._keeping(tensor), copy_made)
         for k, (_, others) in enumerate(options):
             for other in others:
                 self._charge(node, other, best == k)
         self.shared.append(SharedCopy(tensor, node, tuple(demands), np.zeros(n_states, bool)))
 
-    def _add(self, made: _Made, consumer: _Consumer, keeping: Keeping, copy: Copy | None = None) -> None:
+    def _add(self, made: Made, consumer: ConsumerEnd, keeping: Keeping, copy: Copy | None = None) -> None:
         """Charge a tensor's resharding between the states of two nodes, or within one node.
 
         Args:
@@ -390,9 +348,9 @@ class Connections:
         """
         tensor, ends = made.tensor, (made.end, consumer.end)
         if made.node == consumer.node:
-            self._charge(made.node, self.arrays.along(tensor, *ends, _direct(keeping)))
+            self._charge(made.node, self.arrays.along(tensor, *ends, direct(keeping)))
             return
-        tables = _direct(keeping), _direct_again(keeping)
+        tables = direct(keeping), direct_again(keeping)
         choosing = self.arrays.choosing(tensor, *ends, tables) if copy and self._may_remake(tensor) else None
         if copy is not None and choosing is not None:
             number = len(self.nodes)
@@ -412,7 +370,7 @@ class Connections:
         self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
         self.edges.append(Edge(from_node, to_node, costs.mem, costs.time_ns))
 
-    def _charge_piece(self, made: _Made, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
+    def _charge_piece(self, made: Made, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
         """Charge a producer's node for the shard that it produced.
 
         Args:
@@ -431,75 +389,5 @@ class Connections:
             self.beside.add(node, np.where(where, costs.trailing_ns, 0))
 
 
-_NOTHING = Keeping.NOTHING
-
-
-def _direct(keeping: Keeping) -> Table:
-    """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REMATERIALIZED, PAID."""
-    return (
-        (_NOTHING, keeping, keeping, keeping, keeping),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
-        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
-    )
-
-
-def _direct_again(keeping: Keeping) -> Table:
-    """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
-    kept = _direct(keeping)
-    ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
-    return tuple(
-        (unread, again, fixed, again, again) for (unread, _, fixed, *_), again in zip(kept, ways, strict=True)
-    )
-
-
-def _to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
-    """Return the Table of a shared copy of a produced tensor.
-
-    Rows are the tensor's policies LEFT and REMATERIALIZED; columns the shared copy's policies LEFT, REMATERIALIZED, PAID
-    (unread) and REGATHERED.
-    """
-    again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
-    return (
-        (of_copy, Keeping.FORBIDDEN, _NOTHING, again),
-        (
-            _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
-            Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
-            _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
-            Keeping.FORBIDDEN,
-        ),
-    )
-
-
-def _of_shared(of_consumer: Keeping) -> Table:
-    """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
-    of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
-    return (
-        (_NOTHING, *(of_consumer,) * 4),
-        of_again,
-        (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
-        of_again,
-    )
-
-
 def _name(node: Followers) -> str:
     return next((op.name for op in node.operators if op.type not in SOURCES), node.operators[0].name)
-
-
-def _has_gradient(demands: Choice[Demand]) -> bool:
-    return any(demand.varying is not None for demand in demands.values)
-
-
-def _may_be_unread(shared: Choice[Demand], readers: list[_Consumer]) -> np.ndarray:
-    """Return the indices of the shared copies that possibly nobody reads: each reader has its own copy in some state."""
-
-    def may_have_its_own(end: _Consumer, layout: Layout) -> bool:
-        return any(layout != demand.layout and not is_view(layout, demand.layout) for demand in end.demands.values)
-
-    places = [i for i, d in enumerate(shared.values) if all(may_have_its_own(end, d.layout) for end in readers)]
-    return np.array(places, np.intp)
-
-
-def _as_copies(ends: list[_Consumer]) -> list[list[Demand]]:
-    """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
-    with_gradient = any(_has_gradient(end.demands) for end in ends)
-    return [[as_copy(demand, with_gradient) for demand in end.demands.values] for end in ends]

@@ -17,10 +17,10 @@ import pytest
 import tensorflow as tf
 from helpers.mpirun import child_environment, run_ranks
 
-from tensoropt.profiling.compute import TensorFlowEngine
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, Hardware, HardwareError, OperatorRate, Origin, named
 from tensoropt.profiling.report import hardware_table
 from tensoropt.profiling.store import Store
+from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.runtime import local_hardware as here
 from tensoropt.runtime.mpirun import mpirun_command
 from tensoropt.runtime.operator_timer import Timed, Trial
