@@ -32,6 +32,7 @@ from ..common.source_lines import users_line_of
 from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import Interruptions, say
+from .mpi_start import finalize
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -209,6 +210,17 @@ class ErrorHandling:
         time.sleep(SPEAKING_S)
         ending.abort(exit_code)
 
+    def leave_in_child(self) -> None:
+        """Make a process that this one has forked end by itself, as without TensorOpt: MPI belongs to its parent."""
+        if self.interruptions is not None:
+            self.interruptions.remove_in_child()
+        if sys.excepthook == self.on_exception:
+            sys.excepthook = self.previous_hook
+        if threading.excepthook == self.on_thread_exception:
+            threading.excepthook = self.previous_thread_hook
+        for action in (self.on_exit, self.after_all, finalize):
+            atexit.unregister(action)
+
     def _stop(self) -> None:
         self._stop_watching.set()
         if self.interruptions is not None:
@@ -276,6 +288,7 @@ def install_error_handling(processes: Processes) -> None:
     sys.exit = _noting_exit(handling, sys.exit)
     atexit.register(handling.after_all)  # runs after the function that is registered next
     atexit.register(handling.on_exit)
+    os.register_at_fork(after_in_child=handling.leave_in_child)
     from mpi4py import MPI
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
