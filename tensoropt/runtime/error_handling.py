@@ -31,7 +31,7 @@ from ..common.errors import InputError, TensorOptError
 from ..common.source_lines import users_line_of
 from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
-from .interruptions import Interruptions, say
+from .interruptions import MOST_STAGGER_S, Interruptions, say
 from .mpi_start import finalize
 from .watching import Watch
 
@@ -115,7 +115,7 @@ class ErrorHandling:
         except SystemExit:
             if self.processes.ending is None:
                 os._exit(code)
-            time.sleep(0.1 * self.processes.rank)  # the first rank to print ends the others, so that there is one message
+            time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))  # the first to print ends the others
             self.processes.ending.abort(code)
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
@@ -202,7 +202,7 @@ class ErrorHandling:
         """Print why the ranks end, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
-        time.sleep(0.1 * self.processes.rank)
+        time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))
         if not ending.others_speak():
             ending.speak()
             say(said)
