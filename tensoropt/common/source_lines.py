@@ -104,7 +104,7 @@ def is_reading(frame: FrameType | None) -> bool:
 def called_back_line(frame: FrameType | None) -> str:
     """Return the line that a thread is at in the user's code, if TensorFlow or Keras has called that; else "".
 
-    Such code makes data: a generator, a ``py_function``, a ``PyDataset``. Threads that the user starts are called by neither.
+    Such code makes data: a generator, a ``py_function``, a ``PyDataset``. Neither calls threads that the user starts.
     """
     line = ""
     for each in _outwards(frame):

@@ -91,7 +91,7 @@ class Progress:
 
 
 def _cpu_clock(native_id: int) -> int:
-    """Return Linux's clock of a thread's CPU time, as pthread_getcpuclockid does, which crashes for threads that have ended."""
+    """Return Linux's clock of a thread's CPU time. pthread_getcpuclockid would crash for a thread that has ended."""
     return ~native_id << 3 | 6
 
 
