@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 _PACKAGES = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in ("tensorflow", "keras"))
+_DATASETS = os.path.join(_PACKAGES[0], "python", "data", "")
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ZOO_FOLDER = os.path.join(_OWN_FOLDER, "zoo", "")
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -88,6 +89,34 @@ def whereabouts(frame: FrameType | None) -> Whereabouts:
         if call:
             outermost_call, call = f"{call} at {at}", ""
     return Whereabouts(outermost_call, line, innermost != _OURS)
+
+
+def is_reading(frame: FrameType | None) -> bool:
+    """Return whether a thread in a call of TensorOpt, given its innermost frame, waits for an element of a dataset."""
+    for each in _outwards(frame):
+        if _kind(each.f_code.co_filename) != _LIBRARY:
+            return False
+        if _DATASETS in each.f_code.co_filename:
+            return True
+    return False
+
+
+def called_back_line(frame: FrameType | None) -> str:
+    """Return the line that a thread is at in the user's code, if TensorFlow or Keras has called that; else "".
+
+    Such code makes data: a generator, a ``py_function``, a ``PyDataset``. Neither calls threads that the user starts.
+    """
+    line = ""
+    for each in _outwards(frame):
+        filename = each.f_code.co_filename
+        kind = _kind(filename)
+        if line and any(part in filename for part in _PACKAGES):
+            return line
+        if not line and kind == _OURS:
+            return ""
+        if not line and kind == _USERS:
+            line = f"{os.path.basename(filename)}:{each.f_lineno}"
+    return ""
 
 
 def users_line_of(error: BaseException) -> str:

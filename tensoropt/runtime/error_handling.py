@@ -31,7 +31,8 @@ from ..common.errors import InputError, TensorOptError
 from ..common.source_lines import users_line_of
 from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
-from .interruptions import Interruptions, say
+from .interruptions import MOST_STAGGER_S, Interruptions, say
+from .mpi_start import finalize
 from .watching import Watch
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class ErrorHandling:
         except SystemExit:
             if self.processes.ending is None:
                 os._exit(code)
-            time.sleep(0.1 * self.processes.rank)  # the first rank to print ends the others, so that there is one message
+            time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))  # the first to print ends the others
             self.processes.ending.abort(code)
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
@@ -201,13 +202,24 @@ class ErrorHandling:
         """Print why the ranks end, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
-        time.sleep(0.1 * self.processes.rank)
+        time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))
         if not ending.others_speak():
             ending.speak()
             say(said)
             ending.abort(exit_code)
         time.sleep(SPEAKING_S)
         ending.abort(exit_code)
+
+    def leave_in_child(self) -> None:
+        """Make a process that this one has forked end by itself, as without TensorOpt: MPI belongs to its parent."""
+        if self.interruptions is not None:
+            self.interruptions.remove_in_child()
+        if sys.excepthook == self.on_exception:
+            sys.excepthook = self.previous_hook
+        if threading.excepthook == self.on_thread_exception:
+            threading.excepthook = self.previous_thread_hook
+        for action in (self.on_exit, self.after_all, finalize):
+            atexit.unregister(action)
 
     def _stop(self) -> None:
         self._stop_watching.set()
@@ -276,6 +288,7 @@ def install_error_handling(processes: Processes) -> None:
     sys.exit = _noting_exit(handling, sys.exit)
     atexit.register(handling.after_all)  # runs after the function that is registered next
     atexit.register(handling.on_exit)
+    os.register_at_fork(after_in_child=handling.leave_in_child)
     from mpi4py import MPI
 
     if processes.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:

@@ -47,7 +47,8 @@ class Interruptions:
         self._is_over = threading.Lock()
         self._continued_s = -RECENT_S
         self._original_exit = os._exit
-        self._pid = os.getpid()
+        self._wakeup = -1
+        self._forking = threading.local()
 
     def install(self) -> None:
         """Handle SIGTERM, unless the user's code does; notice ``os._exit``."""
@@ -63,6 +64,9 @@ class Interruptions:
         if before != -1:
             signal.set_wakeup_fd(before)  # it belongs to other code, such as asyncio
             return
+        self._wakeup = writing
+        # A signal to a child that has just been forked must not go into this process's pipe: it waits until that is left.
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._release)
         threading.Thread(target=self._read, args=[reading], name="tensoropt-signals", daemon=True).start()
 
     def remove(self) -> None:
@@ -73,6 +77,20 @@ class Interruptions:
                 # Compared with ==, not with is: each access makes a new bound method.
                 if signal.getsignal(number) == self._on_signal:
                     signal.signal(number, signal.SIG_DFL)
+
+    def remove_in_child(self) -> None:
+        """Restore what :meth:`remove` does, and leave the pipe, in a process that this one has forked."""
+        self.remove()
+        if self._wakeup != -1:
+            current = signal.set_wakeup_fd(-1)
+            if current not in (-1, self._wakeup):
+                signal.set_wakeup_fd(current)
+
+    def _hold(self) -> None:
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGCONT))
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _read(self, pipe: int) -> None:
         while True:
@@ -85,7 +103,7 @@ class Interruptions:
             # The signal comes twice, by the pipe and by the interpreter, which may be late.
             if time.monotonic() - self._continued_s > RECENT_S:
                 self._continued_s = time.monotonic()
-        elif os.getpid() == self._pid and self._is_over.acquire(blocking=False):
+        elif self._is_over.acquire(blocking=False):
             self._end_terminated()
 
     def _end_terminated(self) -> NoReturn:
@@ -115,11 +133,8 @@ class Interruptions:
         self._original_exit(TERMINATED)
 
     def _on_exit(self, status: int) -> Any:
-        """Print that ``os._exit`` was called, and exit.
-
-        It replaces ``os._exit`` in this process, but not in processes that it forks.
-        """
-        if os.getpid() == self._pid and not self.ending.joined and self._is_over.acquire(blocking=False):
+        """Print that ``os._exit`` was called, and exit. Replaces ``os._exit``."""
+        if not self.ending.joined and self._is_over.acquire(blocking=False):
             line = whereabouts(sys._getframe(1)).line
             time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all ranks exit so, only one prints it
             if not self.ending.others_speak():

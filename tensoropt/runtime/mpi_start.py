@@ -60,10 +60,11 @@ def _start() -> None:
     if is_initialized.value:
         return
     start(None, None, THREAD_LEVELS.index(mpi4py.rc.thread_level), ctypes.byref(given))
-    atexit.register(_finalize)
+    atexit.register(finalize)
 
 
-def _finalize() -> None:
+def finalize() -> None:
+    """End MPI, unless it has ended already."""
     from mpi4py import MPI
 
     if not MPI.Is_finalized():

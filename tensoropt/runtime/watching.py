@@ -2,19 +2,24 @@
 
 The thread never waits for a message, so that a rank in a long computation still answers the others. Progress is seen from
 outside, and costs a step nothing. A rank has made progress if it has begun a collective since the last look, or if it is in
-TensorOpt's code and that has moved on to other lines or has computed. In the user's code only a collective counts.
+TensorOpt's code and that has moved on to other lines or has computed. In the user's code only a collective counts. That code
+may run in another thread, which makes the data that TensorOpt waits for.
+
+TensorOpt computes in the main thread and in threads of TensorFlow's own. What other threads of Python compute is the user's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from ..common.source_lines import Whereabouts, whereabouts
+from ..common.source_lines import Whereabouts, called_back_line, is_reading, whereabouts
 from ..common.watchdog import ANSWER_S, CHAINS, Answer, Report, Waited, Waiting, silent, verdict
 
 QUESTION_TAG, ANSWER_TAG = 2, 3
@@ -45,22 +50,49 @@ class Progress:
         self._begun: tuple[int, ...] = ()
         self._at: tuple[tuple[int, int], ...] = ()
         self._cpu_s = self._looked_s = 0.0
+        self._others_cpu_s: dict[int, float] = {}
         self._since_s = time.monotonic()
         self.where = Whereabouts()
 
     def look(self, begun: tuple[int, ...], waits_since_s: float | None) -> float:
         """Return for how many seconds there was no progress; for a rank that waits, at most since its wait began."""
         now_s = time.monotonic()
-        frame = sys._current_frames().get(self._thread or 0)
+        frames = sys._current_frames()
+        frame = frames.pop(self._thread or 0, None)
         self.where, at = whereabouts(frame), _instructions(frame)
-        cpu_s = time.process_time() - time.thread_time()
-        has_computed = cpu_s - self._cpu_s > LEAST_CPU * (now_s - self._looked_s)
+        if is_reading(frame):
+            line = next(filter(None, map(called_back_line, frames.values())), "")
+            self.where = replace(self.where, line=line, is_users=True) if line else self.where
+        has_computed = self._computed_s() > LEAST_CPU * (now_s - self._looked_s)
         if waits_since_s is not None:
             self._since_s = max(self._since_s, waits_since_s)
         elif begun != self._begun or (not self.where.is_users and (at != self._at or has_computed)):
             self._since_s = now_s
-        self._begun, self._at, self._cpu_s, self._looked_s = begun, at, cpu_s, now_s
+        self._begun, self._at, self._looked_s = begun, at, now_s
         return now_s - self._since_s
+
+    def _computed_s(self) -> float:
+        """Return the CPU time since the last call that isn't of other threads of Python."""
+        cpu_s, others_cpu_s = time.process_time(), self._cpu_s_of_others()
+        of_others_s = sum(now_s - self._others_cpu_s.get(thread, 0.0) for thread, now_s in others_cpu_s.items())
+        computed_s = cpu_s - self._cpu_s - of_others_s
+        self._cpu_s, self._others_cpu_s = cpu_s, others_cpu_s
+        return computed_s
+
+    def _cpu_s_of_others(self) -> dict[int, float]:
+        """Return the CPU time of each thread, by its system's number, that Python has started and this doesn't look at."""
+        found = {}
+        for thread in threading.enumerate():
+            # TensorFlow's threads that have called Python are there as dummies.
+            if thread.ident != self._thread and thread.native_id and not isinstance(thread, threading._DummyThread):
+                with contextlib.suppress(OSError):  # it has ended
+                    found[thread.native_id] = time.clock_gettime(_cpu_clock(thread.native_id))
+        return found
+
+
+def _cpu_clock(native_id: int) -> int:
+    """Return Linux's clock of a thread's CPU time. pthread_getcpuclockid would crash for a thread that has ended."""
+    return ~native_id << 3 | 6
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:

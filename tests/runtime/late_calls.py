@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 from hurrying import hurry
 
 import tensoropt
@@ -54,6 +56,10 @@ def main() -> None:
         trainer.fit(x, y, shuffle=False, verbose=0)
     elif CASE == "data":
         trainer.fit(batches(x, y, rank), verbose=0)
+    elif CASE == "spin":
+        types = tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))
+        data = tf.data.Dataset.from_generator(lambda: spinning(x, y, rank), output_signature=types)
+        trainer.fit(data, verbose=0)
     print("done")
 
 
@@ -63,6 +69,24 @@ def batches(x, y, rank):
     if rank == 0:
         time.sleep(120)
     yield x[8:], y[8:]
+
+
+def spinning(x, y, rank):
+    """What each rank reads for itself, and of which rank 1 never makes the third batch."""
+    for _ in range(2):
+        yield x[:8], y[:8]
+    if rank == 1:
+        threading.Thread(target=poll, daemon=True).start()
+        while True:
+            sum(range(10000))
+    yield x[:8], y[:8]
+
+
+def poll():
+    """As a user's thread may."""
+    while True:
+        sum(range(10000))
+        time.sleep(0.01)
 
 
 main()

@@ -1,5 +1,7 @@
 """A rank for the tests of launching: does what its first argument says, on the rank that the second names."""
 
+import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,6 +44,25 @@ def fault(kind: str) -> None:
         raise MyError("not today")
     if kind == "interrupt":
         raise KeyboardInterrupt
+
+
+def check_children_end_alone() -> None:
+    """Child processes that this rank forks end as without TensorOpt, however they do, and only they."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:  # whose processes get SIGTERM in the end
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+    child = context.Process(target=time.sleep, args=[60])
+    child.start()
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM
+    for kind, code in {"exit": 3, "value": 1, "leave": 3}.items():
+        number = os.fork()
+        if number == 0:
+            sys.stderr = io.StringIO()
+            fault(kind)
+        assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == code
+    print("the children ended alone", flush=True)
 
 
 def check_long_values(processes: Processes) -> None:
@@ -116,6 +137,8 @@ def main() -> None:
     elif kind == "slow":
         if processes.rank == 0:
             time.sleep(4)
+        elif who == "children":
+            check_children_end_alone()
         print("done")
     elif kind == "numbered":
         raise InputError(f"rank-dependent: got {processes.rank}.")
