@@ -27,7 +27,10 @@ from .ranks import Ranks
 
 KERAS_SUFFIXES = (".keras", ".h5")
 # What Keras, h5py and zipfile raise for files that are damaged or of another model.
-_UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 Pairs = list[tuple[keras.Variable, StateEntry]]
 
 
