@@ -55,7 +55,8 @@ def refused_values(graph: Graph) -> Iterator[None]:
         about_indices = re.search(r"\b(label|indices|index|indexing)|is not in \[", reason, re.IGNORECASE)
         advice = ": labels and indices from 0 to one less than what there is of them" if about_indices else ""
         raise InputError(
-            f"{where} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can take{advice}"
+            f"{where} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can "
+            f"take{advice}"
         ) from error
 
 
