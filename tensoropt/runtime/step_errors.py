@@ -51,9 +51,12 @@ def refused_values(graph: Graph) -> Iterator[None]:
     except tf.errors.InvalidArgumentError as error:
         op = _operator(graph, error.message)
         where = op.where() if op is not None else "an operator of the model"
+        reason = _reason(error.message)
+        about_indices = re.search(r"\b(label|indices|index|indexing)|is not in \[", reason, re.IGNORECASE)
+        advice = ": labels and indices from 0 to one less than what there is of them" if about_indices else ""
         raise InputError(
-            f"{where} can't take a value of this batch ({running_line()}): {_reason(error.message)}. Give values that the "
-            "model can take: labels and indices from 0 to one less than what there is of them"
+            f"{where} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can "
+            f"take{advice}"
         ) from error
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..common.errors import InputError, TensorOptError, short
+from ..common.errors import InputError, TensorOptError, cut, short
 from ..common.source_lines import running_line
 from ..lowering.variables import StateEntry
 from ..runtime.checkpoint import Objects, name_of
@@ -24,6 +26,11 @@ from .programs import inner
 from .ranks import Ranks
 
 KERAS_SUFFIXES = (".keras", ".h5")
+# What Keras, h5py and zipfile raise for files that are damaged or of another model.
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 Pairs = list[tuple[keras.Variable, StateEntry]]
 
 
@@ -120,9 +127,11 @@ class Saving:
             with self.as_trained() as (model, pairs):
                 try:
                     load(model)
-                except (OSError, ValueError) as error:
-                    first = str(error).strip().splitlines()[0]
-                    raise InputError(f"'{path}' can't be loaded into model '{model.name}': {first}") from error
+                except _UNREADABLE as error:
+                    raise InputError(
+                        f"'{path}' can't be loaded into model '{model.name}': {cut(error) or type(error).__name__}; it is "
+                        "missing, damaged or of another model: give a file that was saved from a model of the same structure"
+                    ) from error
                 for variable, entry in pairs:
                     self.ranks.assign(entry.key, inner(variable).numpy())
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from files.mutations import damaged
@@ -162,6 +163,23 @@ def test_checkpoints(folder):
         whole = file.read_bytes()
         assert refused_or_read(file, whole, load, False, tensoropt.InputError, times) > times // 4, file.name
         file.write_bytes(whole)
+
+
+@pytest.mark.filterwarnings("ignore")  # Keras's own, of what it skips
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_files_in_keras_formats(folder, suffix):
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="dense")])
+    where = {"collectives": "emulated", "parallelism": 1, "cluster": "v100-1x2"}
+    trainer = tensoropt.parallelize(model, keras.optimizers.SGD(0.1), loss="mse", batch_size=4, **where)
+    trainer.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))
+    file = folder / f"model{suffix}"
+    trainer.save(file) if suffix == ".keras" else trainer.save_weights(file)
+
+    def load() -> None:
+        trainer.load_weights(file)
+
+    load()
+    assert refused_or_read(file, file.read_bytes(), load, False, tensoropt.InputError, 60) > 10
 
 
 def test_the_list_of_checkpoints_empty_or_no_text(folder):

@@ -4,10 +4,10 @@ The file is made beside the target and linked to its name, which only one proces
 holder still lives:
 
     on this machine, since its last start   look at the process, and at when it started
-    on this machine, before                 it doesn't live
-    elsewhere, or in another container      look at the file, which the holder touches every few seconds: one that doesn't
+    anywhere else                           look at the file, which the holder touches every few seconds: one that doesn't
                                             change for ``STALE_S`` is left over. No clocks of two machines are compared
 
+Host names don't tell machines apart: many are called ``localhost``, and containers on two machines may have one name.
 A process that finds a dead holder's lock takes its place. A holder that was taken for dead, because it stood still for so
 long, notices that before it puts its checkpoint in place.
 """
@@ -39,7 +39,7 @@ class Holder:
     """A process that saves.
 
     Attributes:
-        machine: the machine's boot and namespace of processes, within which a process id is unique.
+        machine: the machine's boot and namespace of processes, within which a process id is unique; "" if unknown.
         started: when the process started, in the machine's own units.
         since: when it took the lock, for people to read.
         token: identifies this lock; no other lock has it.
@@ -70,11 +70,8 @@ class Holder:
     @property
     def is_gone(self) -> bool | None:
         """Return whether the process has ended; None if that can't be seen from here."""
-        if self.machine == _machine():
-            return _started(self.pid) != self.started
-        has_same_host = self.host == socket.gethostname()
-        # The same machine after a restart: the process ran in an earlier boot, so it has ended.
-        return True if has_same_host and self.machine.split()[0] != _machine().split()[0] else None
+        is_here = self.machine != "" and self.machine == _machine()
+        return _started(self.pid) != self.started if is_here else None
 
 
 class Lock:
@@ -123,7 +120,7 @@ class Lock:
         self._own = own
         self._done.clear()
         _held.add(own.token)
-        threading.Thread(target=self._touch, name="tensoropt-lock", daemon=True).start()
+        threading.Thread(target=self._keep_touched, args=[own], name="tensoropt-lock", daemon=True).start()
 
     def check(self) -> None:
         """Check that this process still holds the lock.
@@ -185,8 +182,8 @@ class Lock:
     def _read(self) -> Holder | None:
         """Return the holder that the lock file names; None if the file is missing or incomplete."""
         try:
-            return Holder(**json.loads(self.file.read_text()))
-        except (OSError, ValueError, TypeError):
+            return _parsed(self.file.read_bytes())
+        except OSError:
             return None
 
     def _is_left_over(self, found: Holder) -> bool:
@@ -221,10 +218,18 @@ class Lock:
             if self._read() == found:
                 self.file.unlink()
 
-    def _touch(self) -> None:
+    def _keep_touched(self, own: Holder) -> None:
         while not self._done.wait(TOUCH_S):
-            with contextlib.suppress(OSError):
-                os.utime(self.file)
+            self._touch(own)
+
+    def _touch(self, own: Holder) -> None:
+        """Touch the lock file if it is still this holder's.
+
+        It is read and touched by one descriptor, so that a file which takes its place in between isn't touched.
+        """
+        with contextlib.suppress(OSError), self.file.open("rb") as file:
+            if _parsed(file.read()) == own:
+                os.utime(file.fileno())
 
 
 @contextlib.contextmanager
@@ -253,14 +258,23 @@ _held: set[str] = set()
 """The tokens of locks that objects of this process hold."""
 
 
+def _parsed(content: bytes) -> Holder | None:
+    """Return the holder that a lock file's content names; None if it is incomplete or damaged."""
+    try:
+        found = Holder(**json.loads(content))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_typed = all(isinstance(value, int if name == "pid" else str) for name, value in asdict(found).items())
+    return found if is_typed else None
+
+
 def _machine() -> str:
-    """Return text that identifies this boot of this machine, and this namespace of processes on it."""
-    boot, namespace = "", ""
-    with contextlib.suppress(OSError):
+    """Return text that identifies this boot of this machine, and this namespace of processes on it; "" if unknown."""
+    try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return f"{boot or socket.gethostname()} {namespace}"
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -60,7 +61,6 @@ def test_who_lives_is_named_and_who_is_dead_holds_nobody_up(tmp_path: Path, slee
     gone: list[dict[str, object]] = [
         {"pid": sleeper, "started": "1"},  # its number went to another process
         {"pid": 2**22 + 1, "started": "7"},
-        {"machine": "another-boot pid:[1]", "pid": sleeper, "started": started},
         {},  # a save of this process that was cut short
     ]
     for value, changes in enumerate(gone, start=3):
@@ -68,17 +68,20 @@ def test_who_lives_is_named_and_who_is_dead_holds_nobody_up(tmp_path: Path, slee
         save_one(tmp_path, value)
         assert saved_value(str(tmp_path / "ckpt")) == value
         assert not list(tmp_path.glob(".*")), changes
-    for text in ("", "{", "[]"):
+    odd = json.dumps({**dataclasses.asdict(Holder.here()), "token": [1]})
+    for text in ("", "{", "[]", odd):
         (tmp_path / ".ckpt.lock").write_text(text)
         with patch.object(lock, "LOOK_S", 0.01):
             save_one(tmp_path, 8)
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_lock_of_another_machine_is_left_over_once_it_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", ["its-boot pid:[1]", ""])
+@pytest.mark.parametrize("host", ["node7", socket.gethostname()])
+def test_a_lock_of_another_machine_is_left_over_once_it_stays_as_it_is(tmp_path: Path, host: str, machine: str) -> None:
+    """Also if that machine has this one's host name, or isn't known."""
     save_one(tmp_path, 1)
-    elsewhere = {"host": "node7", "machine": "its-boot pid:[1]", "pid": 12}
-    file = hold(tmp_path, **elsewhere)
+    file = hold(tmp_path, host=host, machine=machine, pid=12)
     done = threading.Event()
 
     def touch() -> None:
@@ -88,7 +91,7 @@ def test_a_lock_of_another_machine_is_left_over_once_it_stays_as_it_is(tmp_path:
     toucher = threading.Thread(target=touch)
     toucher.start()
     with patch.multiple(lock, STALE_S=30.0, LOOK_S=0.1):
-        assert_refused(tmp_path, "held by process 12 on node7")
+        assert_refused(tmp_path, f"held by process 12 on {host}")
     done.set()
     toucher.join()
     with patch.multiple(lock, STALE_S=0.2, LOOK_S=0.05):
@@ -109,6 +112,21 @@ def test_who_was_taken_for_dead_puts_nothing_in_place(tmp_path: Path, sleeper: i
         save_one(tmp_path, 2)
     assert saved_value(str(tmp_path / "ckpt")) == 1
     assert (tmp_path / ".ckpt.lock").exists(), "the other run's"
+
+
+def test_only_its_holder_touches_a_lock(tmp_path: Path) -> None:
+    held = Lock(tmp_path / ".ckpt.lock", "ckpt")
+    held.acquire()
+    own = held._read()
+    assert own is not None
+    for is_own in (True, False):
+        if not is_own:
+            hold(tmp_path)
+        os.utime(held.file, (1, 1))
+        held._touch(own)
+        assert (held.file.stat().st_mtime > 1) is is_own
+    held.release()
+    assert held.file.exists(), "the other run's"
 
 
 def test_one_of_many_gets_the_lock_of_the_dead(tmp_path: Path) -> None:
