@@ -190,6 +190,11 @@ class Trainer(LiveModel):
         path = path_text(filepath, "load_weights")
         self._saving.read(path, lambda model: model.load_weights(path, **options))
 
+    def export(self, filepath: str | os.PathLike[str], *arguments: Any, **options: Any) -> None:
+        """Have rank 0 export the model with the trained values, like ``keras.Model.export``."""
+        path = path_text(filepath, "export")
+        self._saving.write(path, lambda model: model.export(path, *arguments, **options))
+
     def export_to(self, model: keras.Model) -> None:
         """Copy the trained weights, moving averages and seeds into a Keras model of the same structure, on every rank.
 

@@ -7,7 +7,6 @@ trainer, and knows where the running values are: those of the model (:mod:`.live
 
 from __future__ import annotations
 
-import copyreg
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -186,10 +185,15 @@ class Watched:
         kind = classes[classes.index(Watched) + 1]
         state = {name: value for name, value in vars(self).items() if name not in ("_watches", "_of", "_live")}
         state["_value"] = tf.Variable(self.value, trainable=self.trainable, dtype=self.dtype)  # type: ignore[attr-defined]
-        return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
+        return _empty, (kind,), state  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"<Variable path={self.path}, shape={tuple(self.shape)}, dtype={self.dtype}>"  # type: ignore[attr-defined]
+
+
+def _empty(kind: Any) -> Any:
+    """Return a variable of a class, whose attributes are still to be set, as ``copy`` and ``pickle`` do."""
+    return object.__new__(kind)
 
 
 def watch_all(variables: Iterable[Any], watch: Watch) -> None:
