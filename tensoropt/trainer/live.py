@@ -7,12 +7,12 @@ as it was before training.
 |---|---|---|
 | the trainer: ``trainer(x)``, ``trainer.weights``, ``trainer.layers[0]`` | the trained value, gathered | reaches the ranks |
 | the user's model, while ``fit``, ``evaluate`` or ``predict`` runs | an error, once the two differ | is refused |
-| the user's model at other times | its own value; once the two differ, rank 0 warns once | changes its own value; rank 0 warns once |
+| the user's model at other times | its own value; rank 0 warns once they differ | changes its own value; rank 0 warns |
 | the trainer's own work: captures, files, exports | its own value | changes its own value |
 
 Each variable of the model is watched (:mod:`.watched`): it asks the model's trainers at each access. They choose the row of
-the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the trainer's
-next step, since it doesn't matter before. Gathering a trained value takes the same call on every rank, unless rank 0 leads
+the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
+trainer's next step, since it doesn't matter before. Gathering a trained value takes the same call on every rank, unless rank 0 leads
 (:meth:`.ranks.Ranks.lead`).
 """
 

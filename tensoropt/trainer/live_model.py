@@ -13,12 +13,12 @@ from ..common.source_lines import running_line
 from .live import LiveValues
 from .objective import KerasObjective
 
-
 # The methods of keras.Model that would change what was captured, or run Keras's own steps, and what to call instead.
 _EXPORT = "call trainer.export_to(model), {name} on the model, and parallelize the model again"
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
-        ("quantize", "add_loss", "add_metric", "add_variable", "add_weight", "build_from_config", "compile_from_config"), _EXPORT
+        ("quantize", "add_loss", "add_metric", "add_variable", "add_weight", "build_from_config", "compile_from_config"),
+        _EXPORT,
     ),
     "load_own_variables": "call trainer.load_weights(path), or trainer.set_weights(values)",
     "save_own_variables": "call trainer.save_weights(path), or trainer.get_weights()",
@@ -105,8 +105,8 @@ class LiveModel(KerasObjective):
         """Refuse TensorFlow's checkpoints and SavedModels, which would hold the values from before the training."""
         if self.live is not None:
             raise InputError(
-                f"the trainer of model '{self.inner.name}' can't be written or read by tf.train.Checkpoint or tf.saved_model "
-                f"({running_line()}): its values are in pieces on the ranks; call trainer.save(path) and trainer.load(path), "
+                f"the trainer of model '{self.inner.name}' can't be used by tf.train.Checkpoint or tf.saved_model "
+                f"({running_line()}): its values are in pieces on the ranks; call trainer.save(path), trainer.load(path), "
                 "in a callback self.model.save(path), or trainer.export_to(model) ahead of writing the model"
             )
         return super()._trackable_children(save_type, **options)
@@ -151,7 +151,7 @@ class LiveModel(KerasObjective):
 
 def _refuse(model: str, name: str, *arguments: Any, **named: Any) -> None:
     raise InputError(
-        f"{name} can't be called on the trainer of model '{model}' ({running_line()}): what runs was captured by parallelize, "
+        f"{name} can't be called on the trainer of model '{model}' ({running_line()}): what runs was captured, "
         f"and has its values on the ranks; {_REFUSED[name].format(name=name)}"
     )
 

@@ -129,8 +129,8 @@ class Watch:
 
     def _refusal(self, what: str, variable: Any) -> InputError:
         return InputError(
-            f"'{variable.path}' of {self.words.owner} is {what} at {running_line()} while its trainer runs, and has its value "
-            f"from before the training: the running one is on the ranks; {self.words.running}"
+            f"'{variable.path}' of {self.words.owner} is {what} at {running_line()} while its trainer runs, and has its "
+            f"value from before the training: the running one is on the ranks; {self.words.running}"
         )
 
     def _warn(self, what: str, sentence: str) -> None:

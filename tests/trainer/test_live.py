@@ -160,7 +160,7 @@ def set_rate(optimizer, accuracy):
 
 
 OBJECTS = {
-    "set the rate": (set_rate, "learning_rate' of the optimizer Adam .* is assigned to", "self.model.optimizer.learning_rate ="),
+    "set the rate": (set_rate, "learning_rate' of the optimizer Adam .* is assigned to", "self.model.optimizer"),
     "iterations": (lambda o, m: int(o.iterations), "iteration' of the optimizer Adam .* is read", "trainer.optimizer"),
     "result": (lambda o, m: float(m.result()), "' of the metrics .* is read", "from logs"),
     "reset": (lambda o, m: m.reset_state(), "' of the metrics .* is assigned to", "from logs"),
@@ -202,7 +202,7 @@ def write_as_tensorflow_does(trainer, model):
 
 
 REFUSED = {
-    "quantize": (lambda t, m: t.quantize("int8"), r"quantize can't be called on .*export_to\(model\), quantize on the model"),
+    "quantize": (lambda t, m: t.quantize("int8"), r"quantize can't be called on .*export_to\(model\), quantize on"),
     "add_weight": (lambda t, m: t.add_weight(shape=[1]), "add_weight can't be called"),
     "state": (lambda t, m: t.set_state_tree({}), "set_state_tree can't be called .*trainer.set_weights"),
     "train_step": (lambda t, m: t.train_step(images(8)), "train_step can't be called .*trainer.train_on_batch"),
