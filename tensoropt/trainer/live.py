@@ -12,7 +12,8 @@ as it was before training.
 
 Each variable of the model is watched (:mod:`.watched`): it asks the model's trainers at each access. They choose the row of
 the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
-trainer's next step, since it doesn't matter before. Gathering a trained value takes the same call on every rank, unless rank 0 leads
+trainer's next step, since it doesn't matter before.
+Gathering a trained value takes the same call on every rank, unless rank 0 leads
 (:meth:`.ranks.Ranks.lead`).
 """
 
