@@ -7,128 +7,119 @@ as it was before training.
 |---|---|---|
 | the trainer: ``trainer(x)``, ``trainer.weights``, ``trainer.layers[0]`` | the trained value, gathered | reaches the ranks |
 | the user's model, while ``fit``, ``evaluate`` or ``predict`` runs | an error, once the two differ | is refused |
-| the user's model at other times | its own value; rank 0 warns once | changes its own value; rank 0 warns once |
+| the user's model at other times | its own value; rank 0 warns once they differ | changes its own value; rank 0 warns |
 | the trainer's own work: captures, files, exports | its own value | changes its own value |
 
-The class of each variable of the model is replaced by one that asks the model's trainers. They choose the row of the table
-by the scope in which the access happens. Gathering a trained value takes the same call on every rank, unless rank 0 leads
+Each variable of the model is watched (:mod:`.watched`): it asks the model's trainers at each access. They choose the row of
+the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
+trainer's next step, since it doesn't matter before.
+Gathering a trained value takes the same call on every rank, unless rank 0 leads
 (:meth:`.ranks.Ranks.lead`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache, wraps
+from functools import wraps
 from types import MethodType
 from typing import Any
-from weakref import ref
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
 from .ranks import Ranks
-
-logger = logging.getLogger("tensoropt")
-_TRAINED, _OWN = "trained", "own"
-_scopes: ContextVar[tuple[tuple[LiveValues, str], ...]] = ContextVar("tensoropt_scopes", default=())
-_ASSIGNED, _READ = "assigned to", "read"
+from .watched import OWN, TRAINED, Watch, Watched, Words, class_with, scope, watch_all
 
 
-class LiveValues:
+class LiveValues(Watch):
     """The values of one trainer's model as they are on the ranks.
 
     Attributes:
         model: the user's model.
+        beside: the watches over the user's optimizer and metrics.
     """
 
     def __init__(self, model: keras.Model, ranks: Ranks, key_of: Callable[[Any], str | None]) -> None:
+        words = Words(
+            f"model '{model.name}'",
+            "there take self.model, as a callback has it, or the trainer in place of the model",
+            "call trainer.export_to(model) on all ranks ahead of it, or ask the trainer: trainer.get_weights(), trainer(x), "
+            "trainer.predict(x)",
+            "trainer.set_weights(model.get_weights()) trains on with the model's values",
+        )
+        super().__init__(words, ranks.rank)
         self.model, self._ranks = model, ranks
+        self.beside: tuple[Watch, ...] = ()
         self._views: dict[int, Any] = {}
-        self._keys: dict[int, str] = {}
-        self._is_running = False
-        self._said: set[str] = set()
-        for variable in model.variables:
-            key = key_of(variable._value)
-            if key is not None:
-                self._keys[id(variable)] = key
-                _ask(variable, self)
-
-    # Scopes
+        keys = {id(variable): key_of(variable._value) for variable in model.variables}
+        self._keys = {of: key for of, key in keys.items() if key is not None}
+        watch_all([variable for variable in model.variables if id(variable) in self._keys], self)
 
     def trained(self) -> Any:
         """Return a context in which reads of the model's variables give trained values and assignments reach the ranks."""
-        return self._within(_TRAINED)
-
-    def own(self) -> Any:
-        """Return a context in which the model's variables have their own values."""
-        return self._within(_OWN)
-
-    @contextmanager
-    def _within(self, mode: str) -> Iterator[None]:
-        token = _scopes.set((*_scopes.get(), (self, mode)))
-        try:
-            yield
-        finally:
-            _scopes.reset(token)
-
-    @property
-    def mode(self) -> str | None:
-        """The innermost open scope of this model, "trained" or "own"; None if there is none."""
-        return next((mode for values, mode in reversed(_scopes.get()) if values is self), None)
+        return scope(self, TRAINED)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Refuse, within this context, reads that would give untrained values: a loop runs and calls the user's code."""
-        before, self._is_running = self._is_running, True
-        # A function that was traced before doesn't read the variables again, so its reads couldn't be refused.
-        self.model.train_function = self.model.test_function = self.model.predict_function = None
+        watches = (self, *self.beside)
+        before = [watch.is_running for watch in watches]
+        self._forget_traces()
+        for watch in watches:
+            watch.is_running = True
         try:
             yield
         finally:
-            self._is_running = before
+            for watch, was_running in zip(watches, before, strict=True):
+                watch.is_running = was_running
+            self._forget_traces()
+
+    def before_step(self) -> None:
+        """Warn of what was assigned beside the trainer, and prepare for values that will differ."""
+        super().before_step()
+        for watch in self.beside:
+            watch.before_step()
+        if not self.any_differs:
+            self._forget_traces()
+
+    def settle(self) -> None:
+        super().settle()
+        self._forget_traces()
+
+    def _forget_traces(self) -> None:
+        """Have the model trace its functions again: one that is traced doesn't read the variables where it can be told."""
+        self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     # Answers to variables
 
-    def read(self, variable: keras.Variable) -> np.ndarray | None:
+    def differs(self, variable: Any) -> bool:
+        """Return whether the trained value of a variable may be another than its own."""
+        return self._keys[id(variable)] in self._ranks.changed
+
+    @property
+    def any_differs(self) -> bool:
+        return not self._ranks.changed.isdisjoint(self._keys.values())
+
+    def read(self, variable: Any) -> np.ndarray | None:
         """Return the trained value of a variable; None if the access is to the variable's own value."""
-        key, mode = self._keys[id(variable)], self.mode
-        if mode == _TRAINED:
+        if self.mode == TRAINED:
             _check_eager(variable)
+            key = self._keys[id(variable)]
             return dict(self._ranks.values([key]))[key]
-        if mode is None and key in self._ranks.changed:
-            self._say(_READ, variable)
-        return None
+        return super().read(variable)
 
-    def assign(self, variable: keras.Variable, value: Any) -> bool:
+    def assign(self, variable: Any, value: Any) -> bool:
         """Assign a value on the ranks if the trained scope is open; return whether it was."""
-        mode = self.mode
-        if mode == _TRAINED:
-            _check_eager(variable)
-            whole = np.asarray(tf.cast(value, variable._value.dtype))
-            self._ranks.assign_same(lambda: {self._keys[id(variable)]: whole})
-            return True
-        if mode is None:
-            self._say(_ASSIGNED, variable)
-        return False
-
-    def _say(self, what: str, variable: keras.Variable) -> None:
-        name, line = self.model.name, running_line()
-        if self._is_running:
-            raise InputError(
-                f"'{variable.path}' of model '{name}' is {what} at {line} while its trainer runs, and has its value from "
-                "before the training: the trained one is on the ranks; there take self.model, as a callback has it, or the "
-                "trainer in place of the model"
-            )
-        if self._ranks.rank == 0 and what not in self._said:
-            self._said.add(what)
-            logger.warning(_WARNINGS[what], variable.path, name, line)
+        if self.mode != TRAINED:
+            return super().assign(variable, value)
+        _check_eager(variable)
+        whole = np.asarray(tf.cast(value, variable._value.dtype))
+        self._ranks.assign_same(lambda: {self._keys[id(variable)]: whole})
+        return True
 
     # Access through the trainer
 
@@ -137,7 +128,7 @@ class LiveValues:
 
         Variables and layers are wrapped, also inside of tuples, lists and dicts. Anything else is returned as it is.
         """
-        if self.mode == _OWN:
+        if self.mode == OWN:
             return found
         if isinstance(found, keras.Variable):
             return self._view(found)
@@ -152,7 +143,7 @@ class LiveValues:
         return found
 
     def _view(self, variable: Any) -> Any:
-        if isinstance(variable, _View) or not isinstance(variable, _Asking):
+        if isinstance(variable, _View) or not isinstance(variable, Watched):
             return variable
         if id(variable) not in self._views:
             view: Any = object.__new__(class_with(_View, variable))
@@ -160,15 +151,6 @@ class LiveValues:
             vars(view).update(attributes, _of=variable, _live=self)
             self._views[id(variable)] = view
         return self._views[id(variable)]
-
-
-_WARNINGS: Mapping[str, str] = {
-    _READ: "'%s' of model '%s' is read at %s and has its own value, not the trained one, which is on the ranks: call "
-    "trainer.export_to(model) on all ranks ahead of it, or ask the trainer: trainer.get_weights(), trainer(x), "
-    "trainer.predict(x)",
-    _ASSIGNED: "'%s' of model '%s' is assigned to at %s after the model was parallelized, of which its trainer knows "
-    "nothing: trainer.set_weights(model.get_weights()) trains on with the model's values",
-}
 
 
 def _check_eager(variable: keras.Variable) -> None:
@@ -180,56 +162,6 @@ def _check_eager(variable: keras.Variable) -> None:
 
 
 # Variables
-
-
-@cache
-def _class_with(mixin: Any, kind: Any) -> Any:
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
-
-
-def class_with(mixin: type, variable: object) -> Any:
-    """Return a subclass of the variable's class with a mixin before it; the same one for all variables of that class."""
-    kind: Any = type(variable)
-    return _class_with(mixin, kind)
-
-
-class _Asking:
-    """A mixin for the class of a parallelized model's variable, which asks the trainers at each read and assignment."""
-
-    _trainers: tuple[ref[LiveValues], ...]
-
-    def _asked(self) -> list[LiveValues]:
-        """Return the trainers' values to ask: those whose scope is open, or all if none is."""
-        alive = [values for values in (each() for each in self._trainers) if values is not None]
-        return [values for values in alive if values.mode is not None] or alive
-
-    @property
-    def value(self) -> Any:
-        if not in_stateless_scope():
-            for values in self._asked():
-                whole = values.read(self)
-                if whole is not None:
-                    return self._maybe_autocast(tf.convert_to_tensor(whole))  # type: ignore[attr-defined]
-        return super().value  # type: ignore[misc]
-
-    def _direct_assign(self, value: Any) -> None:
-        passed_on = False
-        for values in self._asked():
-            passed_on |= values.assign(self, value)
-        if not passed_on:
-            super()._direct_assign(value)  # type: ignore[misc]
-
-    def __repr__(self) -> str:
-        return f"<Variable path={self.path}, shape={tuple(self.shape)}, dtype={self.dtype}>"  # type: ignore[attr-defined]
-
-
-def _ask(variable: Any, values: LiveValues) -> None:
-    """Make a variable ask a trainer's values at each read and assignment."""
-    if not isinstance(variable, _Asking):
-        variable.__class__ = class_with(_Asking, variable)
-        variable._trainers = ()
-    alive = [each for each in variable._trainers if each() is not None]
-    variable._trainers = (*alive, ref(values))
 
 
 class _View:

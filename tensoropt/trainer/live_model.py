@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,6 +12,25 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from .live import LiveValues
 from .objective import KerasObjective
+
+# The methods of keras.Model that would change what was captured, or run Keras's own steps, and what to call instead.
+_EXPORT = "call trainer.export_to(model), {name} on the model, and parallelize the model again"
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("quantize", "add_loss", "add_metric", "add_variable", "add_weight", "build_from_config", "compile_from_config"),
+        _EXPORT,
+    ),
+    "load_own_variables": "call trainer.load_weights(path), or trainer.set_weights(values)",
+    "save_own_variables": "call trainer.save_weights(path), or trainer.get_weights()",
+    "set_state_tree": "call trainer.set_weights(values), or trainer.load(path)",
+    "get_state_tree": "call trainer.get_weights(), or trainer.save(path)",
+    "train_step": "call trainer.train_on_batch(x, y)",
+    "test_step": "call trainer.test_on_batch(x, y)",
+    "predict_step": "call trainer.predict_on_batch(x)",
+    "stateless_call": "call trainer.export_to(model), and {name} of the model",
+}
+# The attributes that say how Keras makes steps, which are captured already.
+_FIXED = frozenset({"trainable", "dtype_policy", "run_eagerly", "jit_compile", "loss", "loss_weights"})
 
 
 class LiveModel(KerasObjective):
@@ -70,6 +90,27 @@ class LiveModel(KerasObjective):
 
     # What was captured can't change
 
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in _REFUSED and self.live is not None:
+            return partial(_refuse, self.inner.name, name)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self.live is not None and getattr(self, name, None) != value:
+            raise _captured(self.inner.name, f"{name} of the trainer can't be set")
+        super().__setattr__(name, value)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
+        """Refuse TensorFlow's checkpoints and SavedModels, which would hold the values from before the training."""
+        if self.live is not None:
+            raise InputError(
+                f"the trainer of model '{self.inner.name}' can't be used by tf.train.Checkpoint or tf.saved_model "
+                f"({running_line()}): its values are in pieces on the ranks; call trainer.save(path), trainer.load(path), "
+                "in a callback self.model.save(path), or trainer.export_to(model) ahead of writing the model"
+            )
+        return super()._trackable_children(save_type, **options)
+
     @property
     def optimizer(self) -> Any:
         """The optimizer, with the learning rate and the number of updates as they are on the ranks."""
@@ -106,6 +147,13 @@ class LiveModel(KerasObjective):
                 what = "isn't trainable any more" if was_trained else "is trainable now"
                 raise _captured(self.inner.name, f"'{variable.path}' {what}, which doesn't change the plan that runs")
         raise _captured(self.inner.name, "the model has other trainable variables")
+
+
+def _refuse(model: str, name: str, *arguments: Any, **named: Any) -> None:
+    raise InputError(
+        f"{name} can't be called on the trainer of model '{model}' ({running_line()}): what runs was captured, "
+        f"and has its values on the ranks; {_REFUSED[name].format(name=name)}"
+    )
 
 
 def _captured(name: str, what: str, but: str = "") -> InputError:

@@ -32,6 +32,7 @@ from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
 from .signature import Signature, signature_of
 from .trainer import Trainer
+from .watched import own_values, tell_of_reads
 
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
@@ -209,5 +210,7 @@ def parallelized(
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
         signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
-    start(trainer, optimizer, signature, wishes)
+        tell_of_reads(model.variables)
+    with own_values():  # of a model, optimizer and metrics that other trainers may have
+        start(trainer, optimizer, signature, wishes)
     return trainer

@@ -132,6 +132,7 @@ class Ranks:
     @everywhere
     def evaluate(self, batch: Batch) -> Any:
         """Evaluate a batch, which updates the metrics, and return the program's results."""
+        self.changed |= self.passing
         return self.runs.of(EVALUATE, batch)(batch.leaves, batch.is_share)
 
     @everywhere

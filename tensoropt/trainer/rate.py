@@ -8,8 +8,8 @@ import keras
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from .live import class_with
 from .ranks import Ranks
+from .watched import class_with
 
 # The attributes that Keras's own loops and callbacks set.
 _SET = frozenset({"learning_rate", "built"})

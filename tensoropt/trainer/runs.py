@@ -24,6 +24,7 @@ from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature
+from .watched import own_values
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Runs:
     def _made(self, kind: str, signature: Signature) -> Run:
         if kind == TRAIN and signature == self.signature:
             return self.planned
-        captured = self.capture(kind, signature)
-        model = Model(captured.graph, analyse(captured.graph))
-        return Run(captured, execute_beside(self.planned.execution, model, self.first_values(captured)))
+        with own_values():
+            captured = self.capture(kind, signature)
+            model = Model(captured.graph, analyse(captured.graph))
+            return Run(captured, execute_beside(self.planned.execution, model, self.first_values(captured)))

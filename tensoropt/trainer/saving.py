@@ -24,6 +24,7 @@ from .objective import KerasObjective
 from .plain import counterparts, plain_optimizer
 from .programs import inner
 from .ranks import Ranks
+from .watched import own_values
 
 KERAS_SUFFIXES = (".keras", ".h5")
 # What Keras, h5py and zipfile raise for files that are damaged or of another model.
@@ -95,7 +96,9 @@ class Saving:
 
     def load(self, path: str) -> Position:
         """Load a checkpoint, called like :meth:`save`; return the position at which it was saved."""
-        return Position(**self.ranks.restore(path).get("position", {}))
+        content = self.ranks.restore(path)
+        self.live.settle()
+        return Position(**content.get("position", {}))
 
     # Keras's formats
 
@@ -136,6 +139,7 @@ class Saving:
                     self.ranks.assign(entry.key, inner(variable).numpy())
 
         self.ranks.lead(action)
+        self.live.settle()
 
     @contextmanager
     def as_trained(self) -> Iterator[tuple[keras.Model, Pairs]]:
@@ -148,7 +152,7 @@ class Saving:
         """
         model = self.model
         attributes, values = dict(vars(model)), [inner(variable).numpy() for variable in model.variables]
-        with self.live.own():
+        with own_values():
             try:
                 optimizer, pairs = self._plain_optimizer()
                 pairs = [*self._pairs(model), *pairs]
@@ -162,7 +166,7 @@ class Saving:
                     inner(variable).assign(value)
 
     def _plain_optimizer(self, is_empty: bool = False) -> tuple[keras.optimizers.Optimizer, Pairs]:
-        with self.live.own():
+        with own_values():
             optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
         keys = [self.key_of(inner(variable)) for variable in self.model.trainable_variables]
         return optimizer, counterparts(made, keys, self.ranks.optimizer.state())
@@ -178,7 +182,8 @@ class Saving:
         _check_alike(self.model, model)
         self._fill(self._pairs(model))
         if model is self.model:
-            self.ranks.changed.clear()
+            self.ranks.changed &= self.ranks.passing
+            self.live.settle()
 
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
         """Return the trained global values of variables of the user's model.
@@ -203,6 +208,7 @@ class Saving:
             return {key: array for key, array in zip(keys, arrays, strict=True) if key is not None}
 
         self.ranks.assign_same(checked)
+        self.live.settle()
 
     def _pairs(self, model: keras.Model) -> Pairs:
         """Return pairs of a model's variable and the state entry of the same variable of the user's model."""

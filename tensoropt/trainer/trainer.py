@@ -30,13 +30,14 @@ from .callbacks import on_ranks
 from .data import Sharing
 from .live import LiveValues
 from .live_model import LiveModel
-from .programs import Captured, inner
+from .programs import inner
 from .progress import Logs, PositionRecorder, Progress
 from .ranks import Ranks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
-from .signature import Signature
+from .watched import own_values
+from .watched_objects import WatchedMetrics, WatchedOptimizer
 
 
 class Trainer(LiveModel):
@@ -57,9 +58,10 @@ class Trainer(LiveModel):
         self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
         self._sharing = Sharing(self.ranks, runs.signature)
         self._progress = Progress()
-        runs.capture = _of_own_values(live, runs.capture)
-        keys = [self._key_of(inner(each)) for metric in self.metrics for each in metric.variables]
+        counted = [variable for metric in self.metrics for variable in metric.variables]
+        keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
+        live.beside = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
 
     def _key_of(self, variable: tf.Variable) -> str | None:
@@ -188,6 +190,11 @@ class Trainer(LiveModel):
         path = path_text(filepath, "load_weights")
         self._saving.read(path, lambda model: model.load_weights(path, **options))
 
+    def export(self, filepath: str | os.PathLike[str], *arguments: Any, **options: Any) -> None:
+        """Have rank 0 export the model with the trained values, like ``keras.Model.export``."""
+        path = path_text(filepath, "export")
+        self._saving.write(path, lambda model: model.export(path, *arguments, **options))
+
     def export_to(self, model: keras.Model) -> None:
         """Copy the trained weights, moving averages and seeds into a Keras model of the same structure, on every rank.
 
@@ -265,6 +272,7 @@ class Trainer(LiveModel):
                 check(element)
             batch = self._batch(element)
             self._check_labels(batch)
+            self._saving.live.before_step()
             _, logs = step(batch)
             self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
             return self._progress.results
@@ -275,6 +283,7 @@ class Trainer(LiveModel):
         """Return the function that predicts a list of batches and concatenates the results."""
 
         def function(elements: Sequence[Any]) -> Any:
+            self._saving.live.before_step()
             made = [self.ranks.predict(self._batch(element)) for element in elements]
             return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
 
@@ -327,29 +336,21 @@ class Trainer(LiveModel):
 
     def reset_metrics(self) -> None:
         """Reset the metrics' variables to their initial values, on the ranks too."""
-        super().reset_metrics()
+        with own_values():
+            super().reset_metrics()
         self._progress.results = None
         for metric in self.metrics:
             for variable in metric.variables:
                 key = self._key_of(inner(variable))
                 if key is not None:
-                    self.ranks.assign(key, variable.numpy())
+                    self.ranks.assign(key, inner(variable).numpy())
 
     def get_metrics_result(self) -> Logs:
         """Return the metrics' results after the last step."""
         if tf.inside_function() or self._progress.results is None:
-            return super().get_metrics_result()
+            with own_values():
+                return super().get_metrics_result()
         return self._progress.results
-
-
-def _of_own_values(live: LiveValues, capture: Callable[[str, Signature], Captured]) -> Callable[[str, Signature], Captured]:
-    """Wrap a capture so that it reads the model's own values, although the model's trainer runs."""
-
-    def captured(kind: str, signature: Signature) -> Captured:
-        with live.own():
-            return capture(kind, signature)
-
-    return captured
 
 
 def _is_determined(source: Any) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.mpirun import run_ranks
-from trainer.models import assert_same_weights, batches, images, network, parallelized
+from trainer.models import assert_same_weights, batches, images, network, parallelized, plain
 
 import tensoropt
 
@@ -32,8 +34,18 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def trainer(model):
-    made = parallelized(model, n_ranks=2)
+def optimizer():
+    return keras.optimizers.Adam(1e-2)
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    return keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+
+
+@pytest.fixture(scope="module")
+def trainer(model, optimizer, accuracy):
+    made = parallelized(model, optimizer, n_ranks=2, metrics=[accuracy])
     made.fit(batches(16), verbose=0)
     return made
 
@@ -143,19 +155,121 @@ def test_callbacks_see_the_trained_values(trainer, model):
     assert_same_weights(seen[0], trainer.get_weights(), 0)
 
 
+def set_rate(optimizer, accuracy):
+    optimizer.learning_rate = 0.0
+
+
+OBJECTS = {
+    "set the rate": (set_rate, "learning_rate' of the optimizer Adam .* is assigned to", "self.model.optimizer"),
+    "iterations": (lambda o, m: int(o.iterations), "iteration' of the optimizer Adam .* is read", "trainer.optimizer"),
+    "result": (lambda o, m: float(m.result()), "' of the metrics .* is read", "from logs"),
+    "reset": (lambda o, m: m.reset_state(), "' of the metrics .* is assigned to", "from logs"),
+}
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_callbacks_that_take_the_scripts_optimizer_or_metric_are_told(trainer, optimizer, accuracy, what):
+    action, said, instead = OBJECTS[what]
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: action(optimizer, accuracy))
+    with refuses(rf"{said} at test_live.py:\d+ while its trainer runs.*{instead}"):
+        trainer.fit(batches(16), verbose=0, callbacks=[callback])
+
+
+def test_what_the_scripts_own_objects_answer_beside_the_trainer_is_warned_of(trainer, optimizer, accuracy, caplog):
+    trainer.fit(batches(16), verbose=0)
+    for watch in trainer.live.beside:
+        watch._said.clear()
+    with caplog.at_level(logging.WARNING, "tensoropt"):
+        assert int(optimizer.iterations) == 0
+        optimizer.learning_rate = 0.01
+        assert float(accuracy.result()) == 0.0
+        accuracy.reset_state()
+        accuracy.update_state([1], [[0.0, 1.0]])
+        assert float(accuracy.result()) == 1.0  # the user's own use of it
+        trainer.evaluate(batches(16), verbose=0)
+    iterations, rate, metric = [record.getMessage() for record in caplog.records]
+    assert "iteration' of the optimizer Adam that was given to parallelize is read at test_live.py" in iterations
+    assert "learning_rate' of the optimizer Adam that was given to parallelize is assigned to at test_live.py" in rate
+    assert "' of the metrics that were given to parallelize is read at test_live.py" in metric
+
+
+def change_in_another_way(trainer, model):
+    trainer.trainable = False
+
+
+def write_as_tensorflow_does(trainer, model):
+    tf.train.Checkpoint(model=trainer).save(FILE)
+
+
+REFUSED = {
+    "quantize": (lambda t, m: t.quantize("int8"), r"quantize can't be called on .*export_to\(model\), quantize on"),
+    "add_weight": (lambda t, m: t.add_weight(shape=[1]), "add_weight can't be called"),
+    "state": (lambda t, m: t.set_state_tree({}), "set_state_tree can't be called .*trainer.set_weights"),
+    "train_step": (lambda t, m: t.train_step(images(8)), "train_step can't be called .*trainer.train_on_batch"),
+    "trainable": (change_in_another_way, "trainable of the trainer can't be set"),
+    "checkpoint": (write_as_tensorflow_does, "by tf.train.Checkpoint .*trainer.save.*self.model.save.*trainer.export_to"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_keras_methods_that_would_change_what_was_captured_are_refused(trainer, model, what):
+    action, said = REFUSED[what]
+    before = [layer.dtype_policy.name for layer in model.layers], len(model.variables)
+    with refuses(said):
+        action(trainer, model)
+    assert before == ([layer.dtype_policy.name for layer in model.layers], len(model.variables))
+
+
+def test_variables_are_copied_and_pickled_as_keras_ones(trainer, model):
+    for variable in (model.weights[0], trainer.weights[0]):
+        for copied in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
+            assert type(copied) is keras.Variable
+            assert copied.path == variable.path
+            np.testing.assert_array_equal(copied.numpy(), variable.numpy())
+            copied.assign(np.zeros_like(copied))
+    assert np.any(model.weights[0].numpy())
+
+
+def test_a_model_goes_on_by_itself_after_its_export_without_a_word(caplog, tmp_path):
+    model, other = plain(), []
+    x = images(8)[0]
+    trainer = parallelized(model, n_ranks=2)
+    model.predict(x, verbose=0)  # a function that is traced before
+    with caplog.at_level(logging.WARNING, "tensoropt"):
+        trainer.train_on_batch(*images(8))
+        expected = trainer.predict(x, verbose=0)
+        trainer.export(tmp_path / "saved", verbose=False)
+        saved = tf.saved_model.load(str(tmp_path / "saved"))
+        np.testing.assert_allclose(saved.serve(x), expected, rtol=1e-5, atol=1e-5)
+        trainer.export_to(model)
+        np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-5)
+        other.append(parallelized(model, n_ranks=2))
+        other[0].fit(batches(8), verbose=0)
+        other[0].export_to(model)
+        model.fit(batches(8), verbose=0)
+        assert not caplog.records
+        trainer.train_on_batch(*images(8))
+        model.predict(x, verbose=0)
+    assigned, read = [record.getMessage() for record in caplog.records]
+    assert "is assigned to at test_live.py" in assigned
+    assert "is read at test_live.py" in read
+
+
 def test_a_model_that_is_read_or_assigned_beside_its_trainer_is_warned_of_once(caplog):
     model = network()
     trainer = parallelized(model, n_ranks=2)
     with caplog.at_level(logging.WARNING, "tensoropt"):
         model.get_weights()  # what the trainer starts from
-        assert not caplog.records
-        for _ in range(2):
-            model.set_weights([np.ones_like(each) for each in model.get_weights()])
+        model.set_weights([np.ones_like(each) for each in model.get_weights()])
         trainer.set_weights(model.get_weights())
         trainer.export_to(model)
         trainer.train_on_batch(*images(8))
         trainer.export_to(model)
         model.get_weights()
+        assert not caplog.records  # all were settled before they mattered
+        for _ in range(2):
+            model.set_weights([np.ones_like(each) for each in model.get_weights()])
+        assert not caplog.records
         trainer.train_on_batch(*images(8))
         for _ in range(2):
             model(images(8)[0])
