@@ -185,7 +185,7 @@ class Watched:
         kind = classes[classes.index(Watched) + 1]
         state = {name: value for name, value in vars(self).items() if name not in ("_watches", "_of", "_live")}
         state["_value"] = tf.Variable(self.value, trainable=self.trainable, dtype=self.dtype)  # type: ignore[attr-defined]
-        return _empty, (kind,), state  # type: ignore[attr-defined]
+        return _empty, (kind,), state
 
     def __repr__(self) -> str:
         return f"<Variable path={self.path}, shape={tuple(self.shape)}, dtype={self.dtype}>"  # type: ignore[attr-defined]
