@@ -102,13 +102,14 @@ class Lock:
         own = Holder.here()
         try:
             while not self._link(own):
-                found = self._read()
+                found, incomplete = self._read(), None
                 if found is None:
+                    incomplete = self._stamp()
                     time.sleep(LOOK_S)  # a lock file that is just being made may still be empty
                     found = self._read()
                 if found is not None and not self._is_left_over(found):
                     raise TensorOptError(self._refusal(found))
-                self._remove(found)
+                self._remove(found, incomplete)
         except OSError as error:
             raise InputError(
                 describe(
@@ -212,10 +213,16 @@ class Lock:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def _remove(self, found: Holder | None) -> None:
-        """Remove the lock of a dead process, but never that of a process which was quicker to take it over."""
+    def _remove(self, found: Holder | None, incomplete: object) -> None:
+        """Remove the lock of a dead process, but never that of a process which was quicker to take it over.
+
+        Args:
+            found: the dead holder; None for a file that names none.
+            incomplete: the stamp of such a file from when it was first seen. Another stamp is that of a newer lock, which
+                may only not be written yet; None is that of no file.
+        """
         with _alone_in(self.file.parent), contextlib.suppress(FileNotFoundError):
-            if self._read() == found:
+            if self._read() == found and (found is not None or (incomplete is not None and self._stamp() == incomplete)):
                 self.file.unlink()
 
     def _keep_touched(self, own: Holder) -> None:
