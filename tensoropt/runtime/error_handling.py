@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import InputError, TensorOptError
-from ..common.source_lines import users_line_of
+from ..common.source_lines import users_line_of, whereabouts
 from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import MOST_STAGGER_S, Interruptions, say
@@ -193,10 +193,19 @@ class ErrorHandling:
             own = self.processes.collectives_begun
             missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
             if missing:
-                self._end_all(
-                    f"rank {self.processes.rank} waits in a collective for rank {missing[0]}, which has ended. All ranks "
-                    "must run the same steps."
-                )
+                self._end_all(self._ended_early(missing[0]))
+
+    def _ended_early(self, rank: int) -> str:
+        """Return the sentence about a rank that has ended while this one waits for it, with the last calls of both."""
+        own, frames = self.processes.rank, sys._current_frames()
+        call = whereabouts(frames.get(threading.main_thread().ident or 0)).call
+        other = self.processes.last_calls.get(rank)
+        calls = [f"rank {own} is in {call}"] * bool(call) + [f"rank {rank} was last known in {other}"] * bool(other)
+        where = f": {', '.join(calls)}" if calls else ""
+        return (
+            f"rank {own} waits in a collective for rank {rank}, which has ended{where}. All ranks must run the same "
+            "steps, as many times."
+        )
 
     def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
         """Print why the ranks end, unless another rank is about to, and end all ranks."""

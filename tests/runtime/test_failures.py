@@ -96,7 +96,7 @@ ENDED_BY_MPIRUN = "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to
         ("terminate", 143, r"rank 1: ended by SIGTERM, from another process, while it was in the user's code at worker.py"),
         ("exit", 3, "rank 1 ended with exit code 3 before the others"),
         ("raise-exit", 1, "waits in a collective for rank 1, which has ended"),
-        ("stop", 1, "waits in a collective for rank 1, which has ended"),
+        ("stop", 1, "waits in a collective for rank 1, which has ended: rank 0 is in "),
         ("kill", 137, "Exit code:    137"),
         ("interrupt", 130, r"tensoropt: rank 1: KeyboardInterrupt \(at worker.py:\d+\)"),
     ],
