@@ -146,7 +146,7 @@ def made(case: Case) -> Training:
     labels = [_labels(rng, head, output.shape[1:], n_samples) for head, output in zip(heads, model.outputs, strict=True)]
     weights = [rng.uniform(0.5, 1.5, n_samples).astype(keras.config.floatx())] if case.is_weighted else []
     is_single = len(heads) == 1
-    optimizer = drawn_optimizer(building.rng, any(tensor.dtype == "int32" for tensor in model.inputs))
+    optimizer = drawn_optimizer(building.rng)
     text = f"{'; '.join(building.notes)} | {' and '.join(str(head.loss) for head in heads)} | {optimizer}"
     losses = [head.loss.make() for head in heads]
     metrics = [list(head.metrics) for head in heads]

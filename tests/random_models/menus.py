@@ -386,15 +386,9 @@ OPTIMIZERS: tuple[Callable[[random.Random], Made], ...] = (
 CLIPPING = (("clipnorm", 0.1), ("global_clipnorm", 0.2), ("clipvalue", 0.02))
 
 
-def drawn_optimizer(rng: random.Random, looks_up: bool) -> Made:
-    """An optimizer, in half of the draws with clipping, averages, accumulation or a schedule.
-
-    Args:
-        looks_up: whether the model has tables, with which LAMB has other numbers (docs/how-it-works/optimizers.md).
-    """
+def drawn_optimizer(rng: random.Random) -> Made:
+    """An optimizer, in half of the draws with clipping, averages, accumulation or a schedule."""
     made = rng.choice(OPTIMIZERS)(rng)
-    while looks_up and made.name.endswith("Lamb"):
-        made = rng.choice(OPTIMIZERS)(rng)
     options = dict(made.options)
     if rng.random() < 0.4:
         options.update([rng.choice(CLIPPING)])
