@@ -1,8 +1,9 @@
 """Check that all ranks are given the same data, as they must be if each gives a global batch.
 
 The ranks compare a digest of each tensor of every ``PERIOD``-th batch, beginning with the first. If random draws differ, all
-batches from some batch on differ, so that comparing some is enough. A digest is a CRC of the tensor's bytes. For a large
-tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes equally long for any size.
+batches from some batch on differ, so that comparing some is enough. A digest is a CRC of the tensor's type, shape and bytes.
+For a large tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes equally long for any size. Each
+comparison takes the blocks that follow those of the comparison before, so that every byte has its turn.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ N_BLOCKS, BLOCK_BYTES = 256, 4096
 DIGESTED_BYTES = N_BLOCKS * BLOCK_BYTES
 
 
-def digest(value: Any) -> int:
-    """Return a number that is equal for equal tensors, and almost never for different ones."""
-    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+def digest(value: Any, turn: int = 0) -> int:
+    """Return a number that is equal for equal tensors, and almost never for different ones.
+
+    Args:
+        turn: counts the comparisons; it decides which blocks of a large tensor are taken.
+    """
+    array = np.ascontiguousarray(value)
+    flat, kind = array.reshape(-1).view(np.uint8), zlib.crc32(f"{array.dtype} {array.shape}".encode())
     if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS
-        flat = np.ascontiguousarray(flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, :BLOCK_BYTES])
-    return zlib.crc32(flat.data)
+        begin = turn * BLOCK_BYTES % width
+        blocks = flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, begin : begin + BLOCK_BYTES]
+        flat = np.concatenate([blocks.reshape(-1), flat[N_BLOCKS * width :]])
+    return zlib.crc32(flat.data, kind)
 
 
 def is_compared(number: int) -> bool:
@@ -64,7 +72,9 @@ class SameData:
         self._n_calls += 1
         if self.processes.size == 1 or not is_compared(number):
             return
-        of_ranks: list[Mapping[str, int]] = self.processes.gather({name: digest(value) for name, value in given()})
+        of_ranks: list[Mapping[str, int]] = self.processes.gather(
+            {name: digest(value, number // PERIOD) for name, value in given()}
+        )
         first = of_ranks[0]
         for rank, digests in enumerate(of_ranks):
             for name in (*first, *digests):
