@@ -64,7 +64,7 @@ class LayoutGraph:
 
     @property
     def has_partial(self) -> bool:
-        """Whether the graph has layouts with partial axes."""
+        """Return whether the graph has layouts with partial axes."""
         return bool(self.partial.any())
 
     def state(self, number: int) -> State:

@@ -202,7 +202,7 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
         int(d.get("copy_bytes", 0)),
         bool(d.get("is_remade", False)),
         float(d.get("again_us", 0.0)),
-        bool(d.get("follows_source", d.get("follows_shared", False))),
+        bool(d.get("follows_source", False)),
         int(d.get("n_runs", 1)),
         int(d.get("accumulator_bytes", 0)),
     )

@@ -47,7 +47,7 @@ def own_values() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a watch says of its variables.
+    """The words with which a watch reports a read of its variables or an assignment to them.
 
     Attributes:
         owner: what has the variable, such as ``model 'resnet'``.
@@ -82,7 +82,7 @@ class Watch:
 
     @property
     def any_differs(self) -> bool:
-        """Whether some variable's own value may be another than the running one."""
+        """Return whether some variable's own value may be another than the running one."""
         raise NotImplementedError
 
     @property

@@ -26,7 +26,7 @@ from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
 NEAR = 1.25
 """The baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
 LEAST_TURNS, MOST_TURNS = 3, 8
-"""Where not even the least are within the budget, none is taken."""
+"""The bounds on the steps of each plan; the trial is left out if the budget doesn't suffice for the lower one."""
 SHARE = 0.5
 """The time that all steps may take, over the budget for measurements; it comes on top of that budget."""
 OnFirstRank = Callable[[Callable[[], Any]], Any]

@@ -69,7 +69,7 @@ from .node_states import Choice
 LEFT, REMATERIALIZED, PAID, REGATHERED = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[Keeping, ...], ...]
-"""What is saved for the backward pass: a row for each policy of the source, a column for each policy of the copy."""
+"""The residuals that are saved: a row for each policy of the source, a column for each policy of the copy."""
 
 
 @dataclass(frozen=True, eq=False)
