@@ -8,6 +8,7 @@ trainer, and knows where the running values are: those of the model (:mod:`.live
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,7 +63,7 @@ class Words:
     assigned: str
 
 
-class Watch:
+class Watch(ABC):
     """A trainer's watch over variables of one of the user's objects.
 
     Attributes:
@@ -76,14 +77,14 @@ class Watch:
         self._said: set[str] = set()
         self._assigned: str | None = None
 
+    @abstractmethod
     def differs(self, variable: Any) -> bool:
         """Return whether a variable's own value may be another than the running one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def any_differs(self) -> bool:
         """Return whether some variable's own value may be another than the running one."""
-        raise NotImplementedError
 
     @property
     def mode(self) -> str | None:
