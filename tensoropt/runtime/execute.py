@@ -28,7 +28,6 @@ from ..sharding.resharding import PlainCosts, Router
 from .collectives.single import SingleCommunicator
 from .engine import Engine
 from .memory_check import check_room, state_bytes
-from .process_limit import bound_allocator
 from .ranks import Processes, cores_of_a_rank
 from .thread_pool import runs_at_once
 
@@ -116,17 +115,14 @@ def execute(
     in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
     check_reshardings(in_slices, plan)
     if collectives == EMULATED:
-        needed_bytes = plan.parallelism * max(state_bytes(view), plan.peak_bytes or 0)
         check_room(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
         prepare, in_order = None, False
     else:
-        needed_bytes = max(state_bytes(view), plan.peak_bytes or 0)
-        check_room(needed_bytes, processes.local_size)
+        check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
-    bound_allocator(needed_bytes)
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
     sliced = in_slices if plan.micro_batches > 1 else None

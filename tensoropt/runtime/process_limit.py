@@ -7,6 +7,7 @@ TensorFlow's ``MatMul`` drops the status that says so (2.21). So a step counts o
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
@@ -18,19 +19,30 @@ from ..common.memory_units import memory_text
 RESERVE_BYTES, RESERVE_BYTES_PER_CORE = 8 << 20, 4 << 20
 """What libraries need besides TensorFlow's allocator: one thread of a multiplication packs up to 2 x 1.7 MB of float32."""
 
+BESIDE_TENSORS_BYTES = 200 << 20
+"""What a process needs besides tensors for TensorFlow's threads, a model's graphs and what collectives receive."""
+
+# A parameter of glibc's mallopt, from malloc.h.
+_M_ARENA_MAX = -8
 # TensorFlow reads it when the first tensor is allocated.
 _ALLOCATOR_LIMIT = "TF_MKL_ALLOC_MAX_BYTES"
 
 
-def bound_allocator(peak_bytes: int) -> None:
-    """Keep TensorFlow's allocator from taking all that a limited process has.
+def bound_allocators() -> None:
+    """Keep allocators from taking all that a limited process can still get.
 
-    It takes memory in regions of doubling size, and where one doesn't fit the largest that does. So it is bounded by a
-    quarter more than a plan's peak, or by half of what is left where that is more. A user's own ``TF_MKL_ALLOC_MAX_BYTES``
-    stays. Without effect once a tensor was allocated.
+    TensorFlow's takes memory in regions of doubling size, and where one doesn't fit the largest that does, so it is given a
+    bound. A user's own ``TF_MKL_ALLOC_MAX_BYTES`` stays. Without effect once a tensor was allocated. glibc's keeps what was
+    freed for each thread apart; threads that start from now on share one arena, unless ``MALLOC_ARENA_MAX`` is set.
     """
-    if _limits():
-        os.environ.setdefault(_ALLOCATOR_LIMIT, str(max(peak_bytes * 5 // 4, _left_bytes() // 2)))
+    if not _limits():
+        return
+    left_bytes = _left_bytes()
+    beside_bytes = max(left_bytes // 4, min(BESIDE_TENSORS_BYTES, left_bytes // 2))
+    os.environ.setdefault(_ALLOCATOR_LIMIT, str(left_bytes - beside_bytes))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def check_memory_left() -> None:
