@@ -1,8 +1,8 @@
 """A process that has imported TensorFlow and forks into whatever scripts it is sent, each with the sender's own files.
 
 Starting Python with TensorFlow takes seconds; a fork takes hundredths of a second, and is a process like any other: it
-starts MPI and TensorFlow's runtime itself, may change or kill itself, and leaves nothing to the next. No thread may run here,
-for threads don't live on in a fork.
+starts MPI and TensorFlow's runtime itself, may change or kill itself, and leaves nothing to the next. No thread may run
+here, for threads don't live on in a fork.
 
 A request comes as the sender's standard files, then JSON; the answer is the fork's process id and, once it has ended, its
 status. If the sender goes away, so do the fork and all that it has started.
@@ -62,7 +62,7 @@ class Fork:
 
 
 def main() -> None:
-    """Serve until standard input ends. Standard input is a pipe from the process of the tests, the first argument a socket."""
+    """Serve the socket that the first argument names until standard input, a pipe from the process of the tests, ends."""
     sys.argv.pop(0)
     listening = socket.socket(fileno=int(sys.argv.pop(0)))
     for name in IMPORTED:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, rank_environment
 
+from .calibration import write_calibrations
 from .fork_server import kill_session
 
 HERE = Path(__file__).resolve().parent
@@ -50,10 +51,16 @@ def run_ranks(
 
     The ranks are processes of this run alone, with MPI and TensorFlow's runtime of their own, but forks of servers that
     have imported TensorFlow (:mod:`.fork_server`). If ``bare`` or ``fresh``, or if ``env`` has variables that are read
-    while Python or TensorFlow starts, each starts by itself.
+    while Python or TensorFlow starts, each starts by itself. They find this machine calibrated (:mod:`.calibration`) in a
+    cache that is theirs alone, unless ``env`` has another ``TENSOROPT_CACHE``.
     """
+    if "TENSOROPT_CACHE" not in (env or {}):
+        with tempfile.TemporaryDirectory(prefix="tensoropt-cache-") as cache:
+            Path(cache, "hardware").symlink_to(_calibrations())
+            env = {**(env or {}), "TENSOROPT_CACHE": cache}
+            return run_ranks(n_ranks, script, *args, timeout=timeout, env=env, bare=bare, fresh=fresh)
     program = [str(script), *map(str, args)]
-    fresh = fresh or bare or any(name.startswith(READ_AT_START) for name in env or {})
+    fresh = fresh or bare or any(name.startswith(READ_AT_START) for name in env)
     if not fresh:
         program = ["-S", "-E", str(HERE / "fork_client.py"), fork_servers(), *program]
     if bare:
@@ -91,10 +98,25 @@ def run_command(
 
 
 @cache
-def fork_servers() -> str:
-    """Start the servers that this process's tests fork ranks from; return their sockets, as the client takes them."""
+def _folder() -> str:
+    """Return a folder that goes with this process."""
     folder = tempfile.mkdtemp(prefix="tensoropt-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def _calibrations() -> Path:
+    folder = Path(_folder(), "hardware")
+    folder.mkdir()
+    write_calibrations(folder)
+    return folder
+
+
+@cache
+def fork_servers() -> str:
+    """Start the servers that this process's tests fork ranks from; return their sockets, as the client takes them."""
+    folder = _folder()
     sockets = [os.path.join(folder, str(number)) for number in range(N_SERVERS)]
     start = f"import sys; sys.path.insert(0, {str(HERE)!r}); import fork_server; del sys.path[0]; fork_server.main()"
     # With threads of OpenBLAS the servers couldn't fork.
