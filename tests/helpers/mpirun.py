@@ -23,7 +23,7 @@ ROOT = HERE.parent.parent
 N_SERVERS = 2
 """Fork servers: two, so that ranks differ in their hash seeds, as ranks that start alone do."""
 
-READ_AT_START = ("PYTHON", "TF_CPP", "TF_ENABLE", "KERAS", "OMP_", "OPENBLAS", "LD_", "MALLOC_")
+READ_AT_START = ("PYTHONHASHSEED", "TF_CPP", "TF_ENABLE", "KERAS", "OMP_", "OPENBLAS", "LD_", "MALLOC_")
 """Beginnings of the names of environment variables that a process reads while it starts or imports."""
 
 
@@ -62,12 +62,17 @@ def run_ranks(
     program = [str(script), *map(str, args)]
     fresh = fresh or bare or any(name.startswith(READ_AT_START) for name in env)
     if not fresh:
-        program = ["-S", "-E", str(HERE / "fork_client.py"), fork_servers(), *program]
+        program = forked(*program)
     if bare:
         command = [str(find_mpirun()), "-n", str(n_ranks), sys.executable, *program]
     else:
         command = mpirun_command(n_ranks, program)
     return run_command(command, timeout=timeout, env=env)
+
+
+def forked(*program: object) -> list[str]:
+    """Return arguments of Python that run a program (a file, ``-m`` or ``-c``, with its arguments) in a fork of a server."""
+    return ["-S", "-E", str(HERE / "fork_client.py"), fork_servers(), *map(str, program)]
 
 
 def run_command(
