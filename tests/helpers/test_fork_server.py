@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .mpirun import run_ranks
+from helpers.mpirun import run_ranks
 
 TELLS = """
 import os, random, sys, numpy
