@@ -25,7 +25,7 @@ class Bars:
     """
 
     def __init__(self) -> None:
-        self._stage, self._done, self._total = "", 0, 0
+        self._phase, self._done, self._total = "", 0, 0
         self._bar: Any = None
         self._closing = ExitStack()
         self._is_terminal = sys.stderr.isatty()
@@ -46,14 +46,14 @@ class Bars:
         self._close_bar()
         self._closing.close()
 
-    def update(self, stage: str, done: int, total: int) -> None:
+    def update(self, phase: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` parts of a phase are done."""
         if self._is_terminal:
-            if stage != self._stage or done < self._done:
+            if phase != self._phase or done < self._done:
                 self._close_bar()
-                self._bar = tqdm(total=total, desc=stage, delay=1.0, leave=False, file=sys.stderr)
+                self._bar = tqdm(total=total, desc=phase, delay=1.0, leave=False, file=sys.stderr)
             self._bar.update(done - self._bar.n)
-        self._stage, self._done, self._total = stage, done, total
+        self._phase, self._done, self._total = phase, done, total
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -62,9 +62,9 @@ class Bars:
     def _write_lines(self) -> None:
         wait_s = FIRST_S
         while not self._has_ended.wait(wait_s):
-            if self._stage:
+            if self._phase:
                 seconds = time.monotonic() - self._started
-                at = f"{self._stage}, {self._done} of {self._total}"
+                at = f"{self._phase}, {self._done} of {self._total}"
                 print(f"tensoropt: after {seconds:.0f} s: {at}", file=sys.stderr, flush=True)
             wait_s = EACH_S
 

@@ -19,7 +19,7 @@ from ..ir.attributes import attributes_of
 from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
-from .connected import Connections
+from .connected import GradientWalk
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
@@ -120,7 +120,7 @@ class _Importer:
         """
         if not steps:
             return None
-        connections = Connections(self.recorded, self.gradients)
+        connections = GradientWalk(self.recorded, self.gradients)
         found = [connections.differentiated(step.loss, step.variables) for step in steps]
         tensors = {self._canonical(name) for each in found for name in each.tensors}
         operands: dict[str, frozenset[int]] = {}

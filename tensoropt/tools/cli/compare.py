@@ -56,12 +56,12 @@ def _compare(arguments: argparse.Namespace) -> None:
     from ...plan.find_frontier import find_frontier
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import Asked, draw, introduction
+    from .search_report import SearchSetup, draw, introduction
 
     recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     check_usable(recorded.model.graph, hardware, count)
-    asked = Asked(recorded, hardware, "compare", "ft-ldp")
-    print(introduction(asked), flush=True)
+    setup = SearchSetup(recorded, hardware, "compare", "ft-ldp")
+    print(introduction(setup), flush=True)
     with Bars() as bars:
         frontier = find_frontier(
             recorded.model, hardware, count, progress=bars.update, space=arguments.space, budget=budget
@@ -71,7 +71,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     for note in compared.notes():
         print(f"note      {note}")
     if arguments.json is not None:
-        named = {"model": recorded.name, "optimizer": asked.optimizer}
+        named = {"model": recorded.name, "optimizer": setup.optimizer}
         write_json(arguments.json, {**compared.to_json(), **named}, "result")
     if arguments.plot is not None:
         draw(compared.plot, arguments.plot)

@@ -28,7 +28,7 @@ def lines_until(n_lines: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return found
 
 
-def test_lines_say_how_far_a_stage_is_and_go_on_while_it_tells_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_say_how_far_a_phase_is_and_go_on_while_it_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with Bars() as bars:
         bars.update("costs", 3, 7)
         found = lines_until(2, capsys)
@@ -53,7 +53,7 @@ def test_quiet_is_quiet_and_nothing_is_told_before_something_began(
     assert not capsys.readouterr().err
 
 
-def test_commands_write_them(tmp_path: Path) -> None:
+def test_commands_write_progress(tmp_path: Path) -> None:
     """Both commands in one process, with the first line as soon as there is something to tell."""
     script = tmp_path / "both.py"
     script.write_text(
