@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .frontier import PlanFrontier
 
 FORMAT, VERSION = "tensoropt/plan", 2
+SOURCES = ("Variable", "Placeholder", "Const")
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
@@ -93,8 +94,7 @@ class Plan:
     @property
     def n_split_operators(self) -> int:
         """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
-        sources = ("Variable", "Placeholder", "Const")
-        return sum(1 for op in self.operators if op.type not in sources and op.config.used_axes)
+        return sum(1 for op in self.operators if op.type not in SOURCES and op.config.used_axes)
 
     @property
     def n_collectives(self) -> int:
@@ -170,6 +170,21 @@ class Plan:
             f"{memory_text(self.memory_bytes)} per device, {self.time_us:,.0f} us per step "
             f"({self.compute_time_us:,.0f} us compute{hidden}), {split} operator{'s' * (split != 1)} split, "
             f"{collectives} collective{'s' * (collectives != 1)} per step"
+        )
+
+    def brief(self) -> str:
+        """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device."""
+        n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
+        slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        network = f", {self.network_time_us / 1e3:,.3g} ms network" if self.parallelism > 1 else ""
+        hidden = f" of which {self.hidden_time_us / 1e3:,.3g} ms overlap" if self.hidden_time_us else ""
+        n_bytes = self.peak_bytes or self.memory_bytes
+        return (
+            f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {self.n_split_operators} of {n_operators} "
+            f"operators split, {self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
+            f"time: {self.time_us / 1e3:,.3g} ms per step predicted, {self.compute_time_us / 1e3:,.3g} ms compute"
+            f"{network}{hidden}\n"
+            f"memory: {memory_text(n_bytes)} per device at most"
         )
 
     def __repr__(self) -> str:

@@ -7,11 +7,13 @@ import hashlib
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.progress import Progress
 from ..common.watchdog import URGENT, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
@@ -50,13 +52,18 @@ def _limit_threads(processes: Processes) -> None:
             logger.info("TensorFlow has started already; its threads stay as they are")
 
 
-def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
+def hardware_here(processes: Processes, collectives: str = MPI, progress: Progress | None = None) -> Hardware:
     """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:
         collectives: ``mpi`` or ``horovod``. Emulated collectives take no time of their own, and are treated like MPI's.
+        progress: called while they are measured.
     """
-    return _calibrated(processes, collectives) or measure_here(processes, MEASUREMENT_BUDGET_S, collectives=collectives)
+    calibrated = _calibrated(processes, collectives)
+    if calibrated is not None:
+        return calibrated
+    watching = None if progress is None else Watching(partial(progress, "measurement of the collectives"))
+    return measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
 
 
 def measure_here(
