@@ -10,7 +10,7 @@ import tensoropt
 from tensoropt.common import progress
 
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
-BATCH = 8
+BATCH, CLUSTER = 8, "v100-1x2"
 X, Y = np.ones((2 * BATCH, 6), np.float32), np.ones((2 * BATCH, 5), np.float32)
 shown_phase = progress.Display.phase
 
@@ -28,7 +28,7 @@ progress.Display.phase = phase
 
 
 def session(verbose: int) -> None:
-    tensoropt.init(seed=1)
+    tensoropt.init(None if verbose else CLUSTER, seed=1)
     x = tensoropt.placeholder("float32", [BATCH, 6])
     w = tensoropt.get_variable("w", [6, 5])
     loss = tensoropt.reduce_mean(tensoropt.matmul(x, w) ** 2)
@@ -41,7 +41,8 @@ def session(verbose: int) -> None:
 
 def trainer(verbose: int) -> None:
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
-    tensoropt.parallelize(model, "sgd", "mse", batch_size=BATCH, verbose=verbose).fit(X, Y, batch_size=BATCH, verbose=0)
+    trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=BATCH, cluster=CLUSTER, verbose=verbose)
+    trainer.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
 for train in (session, trainer):

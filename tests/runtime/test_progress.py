@@ -11,8 +11,8 @@ STARTING = ["start of the ranks", "measurement of the devices"]
 RUNNING = ["first values of the variables", "first step"]
 SHOWN = {
     "session 1": [*STARTING, "search for a plan", "import of the model", "import of the model", *RUNNING],
-    "session 0": STARTING,  # init() comes before the call that asks for silence
-    "trainer 1": ["start", *STARTING, "capture of the model", "gradients of the model", "search for a plan", *RUNNING],
+    "session 0": STARTING[:1],  # init() comes before the call that asks for silence
+    "trainer 1": ["start", STARTING[0], "capture of the model", "gradients of the model", "search for a plan", *RUNNING],
     "trainer 0": [],
 }
 
