@@ -179,9 +179,12 @@ class Plan:
         network = f", {self.network_time_us / 1e3:,.3g} ms network" if self.parallelism > 1 else ""
         hidden = f" of which {self.hidden_time_us / 1e3:,.3g} ms overlap" if self.hidden_time_us else ""
         n_bytes = self.peak_bytes or self.memory_bytes
+        split = f"{self.n_split_operators} of {n_operators} operators split"
+        if self.parallelism > 1 and not self.n_split_operators:
+            split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
         return (
-            f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {self.n_split_operators} of {n_operators} "
-            f"operators split, {self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
+            f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {split}, "
+            f"{self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
             f"time: {self.time_us / 1e3:,.3g} ms per step predicted, {self.compute_time_us / 1e3:,.3g} ms compute"
             f"{network}{hidden}\n"
             f"memory: {memory_text(n_bytes)} per device at most"

@@ -1,4 +1,4 @@
-"""One rank that trains by a session and by a trainer; it prints each phase that it would show, instead of waiting for time."""
+"""One rank that trains by a session and by a trainer; it prints each phase that it would show instead of waiting."""
 
 import os
 from contextlib import contextmanager
