@@ -39,7 +39,7 @@ class Context:
             if self.processes.alone:
                 _say_alone()
             with self.display.phase("measurement of the devices"):
-                return hardware_here(self.processes, checked_collectives(None), self.display.update)
+                return hardware_here(self.processes, checked_collectives(None), self.display)
         hardware = resolve_cluster(given)
         told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if told and self.processes.rank == 0:

@@ -83,10 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
     if is_first:
+        from ...profiling.collective_tables import DISTURBED, disturbance
         from ...profiling.report import hardware_table
 
         if "ranks" in hardware.provenance:
             print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)
+        if (apart := disturbance(hardware.collectives)) > DISTURBED:
+            print(
+                f"tensoropt: other work disturbed the measurement: repeats of a collective differ by {apart:.0%}; calibrate "
+                "again in a quiet hour",
+                file=sys.stderr,
+                flush=True,
+            )
         print(f"{hardware_table(hardware)}\n\nwrote {file}", flush=True)
     return 0
 
