@@ -18,7 +18,7 @@ from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
 from ..rules.registry import rule_in_slices
-from ..rules.rule import Rule, interface, why_invalid
+from ..rules.rule import Rule, interface, why_invalid, why_unsearched
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy
@@ -243,7 +243,8 @@ class Plan:
         else:
             for name, op in planned.items():
                 rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
-                _check_config(actual[name], rule, op)
+                why_not = why_unsearched if self.n_split_operators else why_invalid
+                _check_config(actual[name], op, why_not(rule, op.config), rule)
             return
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
 
@@ -268,15 +269,17 @@ class Plan:
         return plan
 
 
-def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
+def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) -> None:
     """Check that the operator can have its planned config, and that the planned results follow from it.
 
     A plan's file may have been changed by hand.
 
+    Args:
+        why: the reason why it can't; empty if it can.
+
     Raises:
         InputError: it can't, or they don't.
     """
-    why = why_invalid(rule, planned.config)
     if why:
         raise InputError(
             f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
