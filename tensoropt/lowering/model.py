@@ -173,7 +173,7 @@ class LocalModel:
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
 
     def _reads_table(self, op: Operator) -> bool:
-        """Return whether a lookup may read the variable itself: it isn't assigned, and no gradient comes back to its value."""
+        """Return whether a lookup may read its variable directly: nothing assigns that, and no gradient passes its value."""
         table = op.inputs[0] if op.inputs else None
         if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
             return False
