@@ -177,6 +177,8 @@ class LocalModel:
         table = op.inputs[0] if op.inputs else None
         if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
             return False
+        if op.name in self._again:  # in the backward pass it would find the variable updated
+            return False
         return self.view.graph.producers[table.name].name not in self._assigned
 
     @cached_property
