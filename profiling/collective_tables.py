@@ -62,9 +62,6 @@ SHARES = {CLOSE: 1 - APART_SHARE, APART: APART_SHARE}
 SUMS = ("all_reduce", "reduce_scatter")
 """The kinds whose inputs are made long before. 1 MiB took a seventh longer so than right after it was made."""
 
-DISTURBED = 0.5
-"""A measurement whose :func:`disturbance` is larger says more about other work on the machine than about collectives."""
-
 Tables = Mapping[str, Mapping[str, CollectiveTable]]
 
 
@@ -141,7 +138,7 @@ class CollectiveTables:
         return tables
 
 
-def disturbance(tables: Tables) -> float:
+def quartiles_apart(tables: Tables) -> float:
     """Return how far the quartiles of a collective's repeats lie apart, over the lower one: the median over all."""
     spreads = [spread for of_kind in tables.values() for table in of_kind.values() for spread in table.spread]
     return float(np.median(spreads)) if spreads else 0.0

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from ..common.errors import InputError
 from ..common.progress import HIDDEN, Display
 from ..common.watchdog import URGENT, tell_of
 from ..profiling.cache import cache_folder
-from ..profiling.collective_tables import DISTURBED, device_partitions, disturbance
+from ..profiling.collective_tables import device_partitions
 from ..profiling.hardware import Hardware, HardwareError
 from ..profiling.measure import Watching, measure
 from ..profiling.memory import available_memory_bytes
 from ..profiling.ranks import Place
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
+from .disturbance import Disturbance, measured_with_disturbance
 from .execute import EMULATED, HOROVOD, MPI, checked_collectives
 from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
 
@@ -64,20 +65,23 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     if calibrated is not None:
         return calibrated
     watching = Watching(partial(display.update, "measurement of the collectives"))
-    found = measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
-    if disturbance(found.collectives) <= DISTURBED:
+
+    def measured() -> tuple[Hardware, Disturbance]:
+        return measured_with_disturbance(
+            processes, lambda: measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
+        )
+
+    found, disturbed = measured()
+    if not disturbed.is_large:
         return found
-    apart = f"other work disturbs these devices: repeats of a collective differ by {disturbance(found.collectives):.0%}"
     older = _calibrated(processes, collectives, most_days=sys.maxsize)
     if older is not None and older.measured is not None:
-        display.say(f"{apart}; the calibration of {older.measured.date} is used instead")
+        display.say(f"{disturbed}; the calibration of {older.measured.date} is used instead")
         return older
-    again = measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
-    found = min(found, again, key=lambda measured: disturbance(measured.collectives))
-    if disturbance(found.collectives) > DISTURBED:
-        display.say(
-            f"{apart}, measured twice; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour"
-        )
+    if disturbed.may_pass:
+        found, disturbed = min((found, disturbed), measured(), key=lambda each: sum(astuple(each[1])))
+    if disturbed.is_large:
+        display.say(f"{disturbed}; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour")
     return found
 
 

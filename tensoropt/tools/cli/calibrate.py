@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None:
         seconds = parse_seconds(arguments.seconds, "--seconds")
     import_tensorflow()
+    from ...runtime.disturbance import measured_with_disturbance
     from ...runtime.execute import EMULATED, checked_collectives
     from ...runtime.local_hardware import calibrated_file, prepared_processes
 
@@ -78,23 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(file, hardware.to_json(), "hardware file")
 
     try:
-        hardware = _measured(processes, seconds, keep, collectives)
+        hardware, disturbed = measured_with_disturbance(
+            processes, lambda: _measured(processes, seconds, keep, collectives)
+        )
     except KeyboardInterrupt as error:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
     if is_first:
-        from ...profiling.collective_tables import DISTURBED, disturbance
         from ...profiling.report import hardware_table
 
         if "ranks" in hardware.provenance:
             print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)
-        if (apart := disturbance(hardware.collectives)) > DISTURBED:
-            print(
-                f"tensoropt: other work disturbed the measurement: repeats of a collective differ by {apart:.0%}; calibrate "
-                "again in a quiet hour",
-                file=sys.stderr,
-                flush=True,
-            )
+        if disturbed.is_large:
+            print(f"tensoropt: {disturbed}; calibrate again in a quiet hour", file=sys.stderr, flush=True)
         print(f"{hardware_table(hardware)}\n\nwrote {file}", flush=True)
     return 0
 
