@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from helpers.mpirun import run_command
+from helpers.mpirun import forked, run_command
 
 
 def test_commands_write_them(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_commands_write_them(tmp_path: Path) -> None:
         "for command in ('search', 'compare'):\n"
         "    print(main([command, 'zoo:lenet5', '--devices', '2']))\n"
     )
-    done = run_command([sys.executable, str(script)], timeout=240, env={"TENSOROPT_QUIET": "0"})
+    done = run_command([sys.executable, *forked(script)], timeout=240, env={"TENSOROPT_QUIET": "0"})
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("tensoropt: after ")]
     stages = {line.partition(" s: ")[2].partition(", ")[0] for line in lines}
