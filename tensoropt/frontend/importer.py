@@ -15,8 +15,19 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import source_line
-from ..ir.attributes import attributes_of
-from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..ir.attributes import LOADED_ATTRIBUTE, attributes_of
+from ..ir.graph import (
+    ARGUMENTS,
+    CONSTANT,
+    LOADED,
+    PLACEHOLDER,
+    VARIABLE,
+    Differentiated,
+    Graph,
+    Operator,
+    Tensor,
+    TrainStep,
+)
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
 from .connected import Connections
@@ -48,18 +59,20 @@ def import_graph(
     steps: Iterable[RecordedStep],
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
+    fed: Iterable[tf.Tensor] = (),
 ) -> Graph:
     """Import everything that was recorded, except operators that only initialise variables.
 
     Args:
         lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
         targets: import only the operators that these and the steps need.
+        fed: tensors that are fed, so that what computes them isn't imported.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
     wanted = None if targets is None else tuple(targets)
-    return _Importer(recorded, lines or {}, wanted).run(tuple(steps))
+    return _Importer(recorded, lines or {}, wanted, {tensor.op.name for tensor in fed}).run(tuple(steps))
 
 
 @dataclass
@@ -67,6 +80,7 @@ class _Importer:
     recorded: tf.Graph
     lines: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[tf.Operation, ...] | None = None
+    fed: set[str] = field(default_factory=set)
     operators: dict[str, Operator] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -87,7 +101,9 @@ class _Importer:
         for op in ops:
             if op.name in inside:
                 continue
-            if op.type == "VarHandleOp":
+            if op.name in self.fed:
+                self._import_fed(op)
+            elif op.type == "VarHandleOp":
                 self._import_variable(op, op.name in trained)
             elif op.type in _READS and not op.control_inputs:
                 self.aliases[op.outputs[0].name] = op.inputs[0].name
@@ -145,6 +161,8 @@ class _Importer:
             if op.name in wanted or op.name in left_out:
                 continue
             wanted.add(op.name)
+            if op.name in self.fed:
+                continue
             pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
             if is_custom_gradient(op):
                 self.gradients[op.name] = trace_gradient(op)
@@ -153,7 +171,7 @@ class _Importer:
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
-            if op.type in _NOT_FOLDED or op.op_def.is_stateful or not op.outputs:
+            if op.type in _NOT_FOLDED or op.name in self.fed or op.op_def.is_stateful or not op.outputs:
                 continue
             if reads_known_shapes(op) or all(tensor.op.name in self.static for tensor in op.inputs):
                 self.static.add(op.name)
@@ -204,6 +222,14 @@ class _Importer:
             )
         result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
         self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
+
+    def _import_fed(self, op: tf.Operation) -> None:
+        """Import an operator's results as placeholders."""
+        for tensor in op.outputs:
+            if tensor.consumers() or len(op.outputs) == 1:
+                name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
+                attributes = {LOADED: True} if LOADED_ATTRIBUTE in op.node_def.attr else {}
+                self._add(Operator(name, PLACEHOLDER, (), (self._tensor(tensor, op),), {}, attributes, source=self.line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
         """Return the result of a constant operator with the folded value, which is added when it is first asked for."""
