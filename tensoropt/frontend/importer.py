@@ -33,18 +33,17 @@ from ..rules.registry import has_rule, static_positions
 from .connected import Connections
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
+from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
-from .recorded_graph import RecordedStep, initializer_names, known_shape
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .recorded_graph import RecordedStep, known_shape, wanted_operators
+from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
 # EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-# Operators that only initialise variables, or that check values in the midst of the model, aren't part of the model.
-_LEFT_OUT = ("VarIsInitializedOp", "Assert")
 _REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
 _UNSUPPORTED = {
     "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
@@ -93,12 +92,16 @@ class _Importer:
     def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
-        ops = self._wanted(steps)
+        roots = None if self.targets is None else (*self.targets, *(each for step in steps for each in (step.op, step.loss.op)))
+        ops, self.gradients = wanted_operators(self.recorded, roots, self.fed)
         self._find_static(ops)
         self._fold(ops)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
         inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
-        for op in ops:
+        for op in grouped(ops, self.static, self.fed, self.targets or ()):
+            if isinstance(op, Group):
+                self._add(import_group(op, self))
+                continue
             if op.name in inside:
                 continue
             if op.name in self.fed:
@@ -147,28 +150,6 @@ class _Importer:
                     operands[name] = operands.get(name, frozenset()) | places
         return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
 
-    def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
-        """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
-        initializers = initializer_names(self.recorded)
-        all_ops = self.recorded.get_operations()
-        left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
-        pending = [op for op in all_ops if op.name not in left_out and not any(t.consumers() for t in op.outputs)]
-        if self.targets is not None:
-            pending = [*self.targets, *(each for step in steps for each in (step.op, step.loss.op))]
-        wanted: set[str] = set()
-        while pending:
-            op = pending.pop()
-            if op.name in wanted or op.name in left_out:
-                continue
-            wanted.add(op.name)
-            if op.name in self.fed:
-                continue
-            pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-            if is_custom_gradient(op):
-                self.gradients[op.name] = trace_gradient(op)
-                pending += [outer.op for outer, _ in self.gradients[op.name].read]
-        return [op for op in self.recorded.get_operations() if op.name in wanted]
-
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
             if op.type in _NOT_FOLDED or op.name in self.fed or op.op_def.is_stateful or not op.outputs:
@@ -202,6 +183,10 @@ class _Importer:
     def line(self, op: tf.Operation) -> str:
         """Return the line of the user's code that made an operator."""
         return self.lines[op.name] if op.name in self.lines else source_line(op)
+
+    def known(self, tensor: tf.Tensor) -> Tensor:
+        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
+        return self._tensor(tensor, tensor.op)
 
     def _canonical(self, name: str) -> str:
         return self.aliases.get(name, name)

@@ -30,6 +30,10 @@ class Context(Protocol):
         """Return a tensor's counterpart in the imported graph; for a variable's handle, the variable's value."""
         ...
 
+    def known(self, tensor: tf.Tensor) -> Tensor:
+        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
+        ...
+
     def constant(self, name: str, value: np.ndarray) -> Tensor:
         """Add a constant to the imported graph and return it."""
         ...
