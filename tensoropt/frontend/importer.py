@@ -92,7 +92,8 @@ class _Importer:
     def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
-        roots = None if self.targets is None else (*self.targets, *(each for step in steps for each in (step.op, step.loss.op)))
+        ends = [each for step in steps for each in (step.op, step.loss.op)]
+        roots = None if self.targets is None else (*self.targets, *ends)
         ops, self.gradients = wanted_operators(self.recorded, roots, self.fed)
         self._find_static(ops)
         self._fold(ops)

@@ -81,15 +81,13 @@ def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
         return tuple(tensor.shape.as_list())
     if (op.type, tensor.value_index) in _ROOM:
         return (0,)
-    if op.type != "Placeholder" and all(each.shape.is_fully_defined() for each in op.inputs):
+    if op.type != "Placeholder":
         raise InputError(
             f"the result of {op.type} '{op.name}' ({line}) has shape {tensor.shape}: how much there is depends on the "
-            "values that the model computes, and a plan is made for known shapes; keep all, and choose by "
-            "tf.where(condition, x, y) or a mask that is multiplied in"
-            + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
+            "values that the model computes, and what such operators give in the end must have a known shape; reduce it, "
+            "tell its shape by tf.ensure_shape, or keep all and choose by tf.where(condition, x, y) or a mask"
         )
-    what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
     raise InputError(
-        f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
+        f"placeholder '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
         "is made for one batch: write the batch size where the shape says None"
     )

@@ -24,4 +24,4 @@ def composite(op: Operator) -> Rule | str:
 
 @op_rule(VALUE_SHAPED)
 def value_shaped(op: Operator) -> str:
-    return "shapes inside of it depend on values"
+    return "values decide its shapes or its branch"

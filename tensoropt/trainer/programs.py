@@ -12,6 +12,7 @@ from ..common.errors import InputError
 from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedStep
 from ..frontend.tracing.capture import Capture, Program
+from ..frontend.tracing.preprocessing import ancestors
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
 from .compiling import in_a_sentence
@@ -132,7 +133,8 @@ def _step(
             f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, "
             "or with a Keras loss whose reduction is 'sum_over_batch_size'"
         )
-    trained = [variable for variable in objective.trained if capture.name(inner(variable)) is not None]
+    read = ancestors([loss.op])
+    trained = [variable for variable in objective.trained if capture.name(inner(variable)) in read]
     if not trained:
         raise InputError("the loss depends on no trainable variable; build the model first, and leave its layers trainable")
     with capture.graph.as_default(), tf.control_dependencies(program.writes):

@@ -1,24 +1,31 @@
-"""Import operators between which tensors pass whose shapes depend on values, such as ``tf.boolean_mask`` and its mean.
+"""Import operators of which values decide what they do: the shapes of ``tf.boolean_mask``'s results, a ``tf.cond``'s branch.
 
-A plan is made for known shapes. So all operators that such tensors connect become one operator, whose operands and results
-have known shapes. It runs replicated: on every rank it has all that it works on.
+A plan is made for known shapes. So all operators between which tensors of other shapes pass become one operator, whose
+operands and results have known shapes. So does a conditional by itself. Such an operator runs replicated, on every rank with
+all that it works on.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from ...common.errors import InputError
 from ...ir.body import BODY, VALUE_SHAPED, Definition
 from ...ir.graph import Operator, Tensor
+from ..tracing.called import function_graph
+from ..tracing.conditionals import CONDITIONALS
 from ..tracing.gradient_function import is_custom_gradient
+from ..tracing.loops import READERS
 from .body_builder import LOOPS, Collector, Context
 
+_LEFT_OUT = ("Assert", "Print", "PrintV2", "VarHandleOp")
 _HANDLES = (tf.resource, tf.variant)
 # They may have unknown shapes before they are imported: a loop's results are known from its body's.
 _NEVER_FIRST = (*LOOPS, "Placeholder", "PlaceholderWithDefault", "FusedBatchNormV3", "TensorListStack", "TensorListGetItem")
@@ -82,7 +89,9 @@ def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     open_of: dict[str, set[str]] = {}
     for op in ops:
         joined = [open_of[tensor.name] for tensor in op.inputs if tensor.name in open_of]
-        is_first = op.type not in _NEVER_FIRST and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
+        begins = op.type not in _NEVER_FIRST and (not op.op_def.is_stateful or op.type in READERS)
+        opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
+        is_first = opens or op.type in CONDITIONALS
         if not joined and not is_first:
             continue
         group = {op.name}.union(*joined)
@@ -159,11 +168,11 @@ def import_group(group: Group, outside: Context) -> Operator:
     """
     first, inside = group.operators[0], {op.name for op in group.operators}
     for op in group.operators:
-        if op.op_def.is_stateful or is_custom_gradient(op) or not op.outputs:
+        if _does_more(op) or not op.outputs:
             raise InputError(
-                f"{op.type} '{op.name}' ({outside.line(op)}) works on a tensor whose shape depends on values, by {first.type} "
-                f"'{first.name}' ({outside.line(first)}), which can't be captured of variables' updates, random numbers and "
-                "custom gradients; keep all elements there, and choose by tf.where(condition, x, y) or a mask"
+                f"{op.type} '{op.name}' ({outside.line(op)}) depends on values, in its shape or its branch, by {first.type} "
+                f"'{first.name}' ({outside.line(first)}), and updates variables, draws random numbers or has a gradient of "
+                "its own, which can't be captured; keep all elements there, and choose by tf.where(c, x, y) or a mask"
             )
     collector = Collector(outside, first.name)
     operands: list[Tensor] = []
@@ -190,9 +199,61 @@ def import_group(group: Group, outside: Context) -> Operator:
         if tensor.dtype not in _HANDLES and tensor.shape.rank is not None and tensor.op.name in inside
     )
     definition = Definition(
-        collector.graph.as_graph_def().SerializeToString(deterministic=True),
+        _named_by_content(collector.graph.as_graph_def()).SerializeToString(deterministic=True),
         tuple(tensor.name for tensor in placeholders),
         tuple(tensor.name for tensor in outputs),
         inside_bytes,
     )
     return Operator(first.name, VALUE_SHAPED, tuple(operands), results, {}, {BODY: definition}, source=outside.line(first))
+
+
+def _does_more(op: tf.Operation) -> bool:
+    """Return whether an operator, or one in its branches or its body, does something else than compute with its inputs."""
+    functions = [function_graph(op, each.name) for each in _references(op.node_def)]
+    if functions:
+        return any(_does_more(inner) for function in functions for inner in function.get_operations())
+    return is_custom_gradient(op) or (op.op_def.is_stateful and op.type not in (*READERS, *_LEFT_OUT))
+
+
+def _named_by_content(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """Return a graph definition whose functions (branches, bodies of loops) have names that follow from what it computes.
+
+    TensorFlow numbers functions by what was made before. All ranks must have the same names, and other functions others.
+    """
+    known = {function.signature.name: function for function in graph.library.function}
+    order: dict[str, int] = {}
+
+    def visit(nodes: Iterable[Any]) -> None:
+        for reference in (each for node in nodes for each in _references(node)):
+            if reference.name in known and reference.name not in order:
+                order[reference.name] = len(order)
+                visit(known[reference.name].node_def)
+
+    visit(graph.node)
+    digest = hashlib.sha256(_renamed(graph, known, order, "").SerializeToString(deterministic=True)).hexdigest()[:16]
+    return _renamed(graph, known, order, digest)
+
+
+def _renamed(
+    graph: tf.compat.v1.GraphDef, known: Mapping[str, Any], order: Mapping[str, int], digest: str
+) -> tf.compat.v1.GraphDef:
+    found = tf.compat.v1.GraphDef(node=graph.node, versions=graph.versions)
+    found.library.function.extend(known[name] for name in order)
+    for function in found.library.function:
+        function.signature.name = f"tensoropt_{digest}_{order[function.signature.name]}"
+    nodes = [*found.node, *(node for function in found.library.function for node in function.node_def)]
+    for reference in (each for node in nodes for each in _references(node)):
+        if reference.name in order:
+            reference.name = f"tensoropt_{digest}_{order[reference.name]}"
+    for node in nodes:
+        node.ClearField("experimental_debug_info")
+    return found
+
+
+def _references(node: Any) -> list[Any]:
+    """Return the references to functions among a node's attributes."""
+    return [each for _, attribute in sorted(node.attr.items()) for each in _functions(attribute)]
+
+
+def _functions(attribute: Any) -> list[Any]:
+    return [attribute.func] if attribute.HasField("func") else list(attribute.list.func)

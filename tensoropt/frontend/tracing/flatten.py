@@ -17,13 +17,12 @@ from ...common.errors import InputError
 from ...common.source_lines import source_line
 from .by_sample import TABLE_TYPES, BySample
 from .called import function_graph, is_call_by_name
-from .conditionals import taken_branch
+from .conditionals import CONDITIONALS, copy_conditional, is_constant, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
 from .loops import READERS, copy_while, read_value
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
-CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
@@ -155,14 +154,20 @@ class _Copy:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
             )
+        if op.type in WRITES and self.flattener.is_of_body:
+            raise InputError(
+                f"{op.type} '{op.name}' ({source_line(op)}) updates a variable inside of a loop or conditional, which can't "
+                "be captured; carry the value out of it and assign it afterwards"
+            )
         inputs = [self._tensors[tensor.name] for tensor in op.inputs]
         if op.type in READERS and inputs[0].dtype != tf.resource:
             results = read_value(op, inputs)  # inside of a loop, where a variable's value stands for its handle
         elif op.type in CALLS:
             results = self._inline(op, op.get_attr("f").name, inputs)
+        elif op.type in CONDITIONALS and is_constant(inputs[0]):
+            results = self._inline(op, taken_branch(op, inputs[0]), inputs[1:])
         elif op.type in CONDITIONALS:
-            name, arguments = taken_branch(op, inputs)
-            results = self._inline(op, name, arguments)
+            results = copy_conditional(op, inputs, self._copy_body)
         elif op.type in LOOPS:
             results = copy_while(op, inputs, self._copy_body)
         elif is_call_by_name(op):
@@ -222,7 +227,7 @@ class _Copy:
         return copy
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Copy the body of a loop into the default graph, which is the one that TensorFlow builds for the new loop."""
+        """Copy the body of a loop, or a branch, into the default graph, which is the one that TensorFlow builds for it."""
         flattener = self.flattener
         inside = Flattener(
             tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines, is_of_body=True
@@ -230,12 +235,6 @@ class _Copy:
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
         copy.run()
-        if copy.writes:
-            write = copy.writes[0]
-            raise InputError(
-                f"{write.type} '{write.name}' ({self.flattener.lines[write.name]}) updates a variable inside of a loop, "
-                "which can't be captured; carry the value through the loop and assign it afterwards"
-            )
         return [copy.tensor(_behind_controls(tensor)) for tensor in function.outputs]
 
 

@@ -80,7 +80,7 @@ def find_preprocessing(
         InputError: it works on text and on what the model has computed together, gives text or as many elements as the text
             has, or computes a sample from others.
     """
-    needed = _ancestors([*(tensor.op for tensor in results), *writes])
+    needed = ancestors([*(tensor.op for tensor in results), *writes])
     ops = [op for op in flat.graph.get_operations() if op.name in needed]
     of_text = {op.name for op in ops if _is_of_text(op)}
     if not of_text:
@@ -89,7 +89,7 @@ def find_preprocessing(
     inside = _inside(ops, of_text, live)
     for op in ops:
         if op.name in inside and not _is_pure(op):
-            culprit = next(each for each in ops if each.name in inside and op.name in _ancestors([each]) and _is_shown(each))
+            culprit = next(each for each in ops if each.name in inside and op.name in ancestors([each]) and _is_shown(each))
             raise InputError(
                 f"{_where(flat, culprit)} works on text, or on as many elements as a text has, and also on what the model "
                 f"computes ({op.type} '{op.name}'), which can't be split over devices; do with text only what comes before "
@@ -153,14 +153,15 @@ def _inside(ops: Sequence[tf.Operation], of_text: set[str], live: set[str]) -> s
         ]
         if not found:
             return inside
-        inside |= _ancestors(found)
+        inside |= ancestors(found)
 
 
 def _is_open(tensor: tf.Tensor) -> bool:
     return not tensor.shape.is_fully_defined()
 
 
-def _ancestors(ops: Iterable[tf.Operation]) -> set[str]:
+def ancestors(ops: Iterable[tf.Operation]) -> set[str]:
+    """Return the names of operators and of all that they compute their results from."""
     found: set[str] = set()
     pending = list(ops)
     while pending:
@@ -185,7 +186,7 @@ def _with_checks(flat: Flattener, run: Sequence[tf.Operation], of_text: set[str]
     ran, wanted = {op.name for op in run}, list[tf.Operation]()
     order = {op.name: op for op in flat.graph.get_operations()}
     for check in flat.checks:
-        behind = _ancestors(tensor.op for tensor in check.inputs)
+        behind = ancestors(tensor.op for tensor in check.inputs)
         if behind & of_text & ran and all(_is_pure(order[name]) for name in behind):
             wanted.append(check)
             ran |= behind | {check.name}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from ...common.settings import RandomMode
 from ...ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED, Definition, GradientForm, LoopForm
@@ -34,6 +35,9 @@ def value_shaped(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit operators whose shapes depend on values, as on one device, on every rank that this process builds."""
     body: Definition = job.op.attrs[BODY]
     graph = tf.compat.v1.GraphDef.FromString(body.graph)
+    for function in graph.library.function:  # a function that is called by name must be known where the graph runs
+        if not context.context().has_function(function.signature.name):
+            context.context().add_function_def(function)
     per_rank = []
     for i in range(len(job.ranks)):
         given = {name: tf.identity(values[i]) for name, values in zip(body.inputs, operands, strict=True)}
