@@ -203,6 +203,7 @@ class Ones(keras.layers.Layer):
         return keras.ops.concatenate([x, keras.ops.ones_like(x @ self.w)], -1)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize("of", ["hinge", "squared_hinge", "ctc", "ones"])
 def test_values_and_shapes_decide_what_is_computed(of):
     """The labels' values decide a branch, or how many elements there are; only a weight's shape is used."""
