@@ -79,7 +79,7 @@ def main():
     train_x, test_x, train_y, test_y = train_test_split(pixels, classes, test_size=0.2, random_state=0)
 
     session = tensoropt.init(seed=1)
-    talks = session.processes.rank == 0
+    is_first_rank = session.processes.rank == 0
     images = tensoropt.placeholder(arguments.dtype, [arguments.batch, 8, 8, 1], name="images")
     labels = tensoropt.placeholder(tensoropt.int64, [arguments.batch], name="labels")
     loss, predictions = create_model(images, labels)
@@ -88,7 +88,7 @@ def main():
         plan = tensoropt.load_plan(arguments.plan)
     else:
         plan = tensoropt.find_strategy("mini_time", memory=arguments.memory, parallelism=arguments.parallelism)
-    if talks:
+    if is_first_rank:
         print(hardware_table(session.hardware), end="\n\n")
         if plan.frontier is not None:
             print(plan.frontier.summary(), plan.frontier.table(plan.point), sep="\n\n", end="\n\n")
@@ -100,7 +100,7 @@ def main():
     rng = np.random.default_rng(0)
     losses = []
     started = time.perf_counter()
-    with tqdm(range(arguments.steps), disable=not talks, unit="step", mininterval=0.25) as progress:
+    with tqdm(range(arguments.steps), disable=not is_first_rank, unit="step", mininterval=0.25) as progress:
         for _ in progress:
             rows = rng.choice(len(train_x), arguments.batch, replace=False)
             _, value = tensoropt.run([train_op, loss], feed_dict={images: train_x[rows], labels: train_y[rows]})
@@ -110,7 +110,7 @@ def main():
 
     reached = accuracy(predictions, images, test_x, test_y)
     log = {"losses": losses, **session.statistics(), "plan": plan.summary()}
-    if talks:
+    if is_first_rank:
         if arguments.json:
             with open(arguments.json, "w") as file:
                 json.dump(log, file, indent=1)

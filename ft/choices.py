@@ -91,12 +91,12 @@ def with_choices(nodes: Sequence[Node], edges: Sequence[Edge | ChoiceEdge]) -> C
     return Choosing(Problem(tuple(all_nodes), tuple(plain)), len(nodes), tuple(choices))
 
 
-def choice_states(mem_bytes: Ints, time_ns: Ints, beside: Ints | None = None) -> tuple[Ints, Ints, Ints]:
+def choice_states(mem_bytes: Ints, time_ns: Ints, others: Ints | None = None) -> tuple[Ints, Ints, Ints]:
     """Return the (class of source states, choice) pairs that may matter.
 
     Args:
         mem_bytes, time_ns: int64[K of source, K of target, C].
-        beside: int64[K of source, K of target], something else that must be equal for the states of one class.
+        others: int64[K of source, K of target], something else that must be equal for the states of one class.
 
     Returns:
         The class of each source state, then the class and the choice of each pair.
@@ -104,8 +104,8 @@ def choice_states(mem_bytes: Ints, time_ns: Ints, beside: Ints | None = None) ->
     costs = np.stack([mem_bytes, time_ns], axis=-1)
     n_source, n_choices = costs.shape[0], costs.shape[2]
     flat = costs.reshape(n_source, -1)
-    told_apart = flat if beside is None else np.concatenate([flat, beside], axis=1)
-    rows, class_of = np.unique(told_apart, axis=0, return_inverse=True)
+    distinguishing = flat if others is None else np.concatenate([flat, others], axis=1)
+    rows, class_of = np.unique(distinguishing, axis=0, return_inverse=True)
     of_choices = rows[:, : flat.shape[1]].reshape(len(rows), costs.shape[1], n_choices, 2)
     by_choice = of_choices.transpose(0, 2, 1, 3).reshape(len(rows), n_choices, -1)
     of_class, choice = [], []

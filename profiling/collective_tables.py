@@ -38,9 +38,9 @@ from ..reschedule.execute import rank_step
 from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.steps import Move, State, Step, make_step
-from .compute import APART, CLOSE, Beside, Engine, time_s
+from .compute import APART, CLOSE, ComputeBetween, ComputeEngine, time_s
 from .hardware import COMMUNICATING_KINDS, CollectiveTable
-from .ranks import Place, Ranks, repeats
+from .ranks import MeasuringProcess, MeasuringRanks, repeats
 
 SIZES = tuple(1 << i for i in (10, 22, 16, 12, 19, 14, 24, 18, 20, 21, 17, 23, 15, 13, 11))
 """Bytes, the most telling first."""
@@ -83,9 +83,9 @@ class CollectiveTables:
             table.
     """
 
-    engine: Engine
+    engine: ComputeEngine
     mesh: Mesh
-    place: Place
+    process: MeasuringProcess
     call_us: float = 0.0
     path_us: float = 0.0
 
@@ -98,14 +98,14 @@ class CollectiveTables:
             budget_s: about how long all tables may take.
         """
         subsets = device_partitions(self.mesh)
-        if self.place.communicator is None or not subsets:
+        if self.process.communicator is None or not subsets:
             return
         pairs = [(kind, axes) for axes in subsets for kind in COMMUNICATING_KINDS]
         of_levels = (axes_of_level(self.mesh, index) for index in range(len(self.mesh.levels)))
         first = [("all_gather", axes) for axes in of_levels if axes]
         share_s = budget_s / len(pairs)
         for number, (kind, axes) in enumerate(dict.fromkeys([*first, *pairs])):
-            measuring = _Measuring(self.engine, self.mesh, self.place, kind, axes)
+            measuring = _Measuring(self.engine, self.mesh, self.process, kind, axes)
             times = _thinned(measuring, share_s)
             if number == 0:
                 self.path_us = 1e6 * measuring.path_s
@@ -127,7 +127,7 @@ class CollectiveTables:
 
     def afresh(self, kind: str, axes: Axes, sizes: Sequence[int], budget_s: float = SIZES_S) -> dict[int, float]:
         """Measure one collective again as for a table, at each of some sizes, and return the microseconds by size."""
-        times = _Measuring(self.engine, self.mesh, self.place, kind, axes).times(sizes, budget_s)
+        times = _Measuring(self.engine, self.mesh, self.process, kind, axes).times(sizes, budget_s)
         return {size: 1e6 * float(np.median(of_size)) + self._beside_us(kind) for size, of_size in times.items()}
 
     def measured(self, budget_s: float) -> Tables:
@@ -178,9 +178,9 @@ class _Measuring:
         path_s: the seconds spent around the communicator's own calls, the median of all.
     """
 
-    engine: Engine
+    engine: ComputeEngine
     mesh: Mesh
-    place: Place
+    process: MeasuringProcess
     kind: str
     axes: Axes
     pass_s: float = 0.0
@@ -189,11 +189,11 @@ class _Measuring:
 
     def times(self, sizes: Sequence[int], budget_s: float) -> dict[int, np.ndarray]:
         """Return by size the seconds in each pass, on which all ranks agree."""
-        assert self.place.communicator is not None
-        ranks = Ranks(self.place.communicator, self.mesh)
+        assert self.process.communicator is not None
+        ranks = MeasuringRanks(self.process.communicator, self.mesh)
         order = _twice(sizes)
         seconds: list[tuple[float, float]] = []
-        runs = [self._pass(order, beside, seconds) for beside in SHARES]
+        runs = [self._pass(order, between, seconds) for between in SHARES]
 
         def pass_() -> None:
             for run in runs:
@@ -214,22 +214,24 @@ class _Measuring:
         )
         self.path_s = float(np.median(around_s))
         found = inside_s + around_s
-        return {size: found[[place for place, each in enumerate(order) if each == size]].mean(axis=0) for size in sizes}
+        return {size: found[[process for process, each in enumerate(order) if each == size]].mean(axis=0) for size in sizes}
 
-    def _pass(self, order: Sequence[int], beside: Beside, seconds: list[tuple[float, float]]) -> Callable[[], object]:
+    def _pass(
+        self, order: Sequence[int], between: ComputeBetween, seconds: list[tuple[float, float]]
+    ) -> Callable[[], object]:
         """Return a function that runs the collectives of some sizes.
 
         For each collective it appends to ``seconds`` the time of the collective itself and the time spent around it.
         """
         is_sum = self.kind in SUMS
-        if self.place.emitted is not None:
-            emitted = [self.place.emitted(self.kind, self.axes, size) for size in order]
-            stamped = self.engine.among_emitted(emitted, is_sum, beside)
+        if self.process.emitted is not None:
+            emitted = [self.process.emitted(self.kind, self.axes, size) for size in order]
+            stamped = self.engine.among_emitted(emitted, is_sum, between)
             return lambda: seconds.extend((float(each_s), 0.0) for each_s in stamped())
-        assert self.place.communicator is not None
-        clocked = _Clocked(self.place.communicator)
-        calls = [collective(self.kind, self.mesh, self.axes, self.place.rank, clocked, size) for size in order]
-        return self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], is_sum, beside)
+        assert self.process.communicator is not None
+        clocked = _Clocked(self.process.communicator)
+        calls = [collective(self.kind, self.mesh, self.axes, self.process.rank, clocked, size) for size in order]
+        return self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], is_sum, between)
 
 
 def _twice(sizes: Sequence[int]) -> list[int]:
@@ -266,10 +268,10 @@ def _clocked(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that does the same as ``run`` and appends the communicator's time and the rest of its time."""
 
-    def timed(piece: np.ndarray) -> np.ndarray:
+    def timed(shard: np.ndarray) -> np.ndarray:
         communicator.seconds = 0.0
         started = time.perf_counter()
-        result = run(piece)
+        result = run(shard)
         all_s = time.perf_counter() - started
         seconds.append((communicator.seconds, all_s - communicator.seconds))
         return result
@@ -301,7 +303,7 @@ def collective(
 
         return n_numbers, exchange
     step = rank_step(step_alone(kind, mesh, axes), (n_numbers,), rank)
-    return (end - start if kind == "all_gather" else n_numbers), lambda piece: step.run(piece, communicator)
+    return (end - start if kind == "all_gather" else n_numbers), lambda shard: step.run(shard, communicator)
 
 
 def step_alone(kind: str, mesh: Mesh, axes: Axes) -> Step:

@@ -35,7 +35,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ComputeBetween:
     """The compute between two calls that are timed.
 
     Attributes:
@@ -52,12 +52,12 @@ class Beside:
         return self.n_bytes // 4
 
 
-CLOSE, APART = Beside(8, 4), Beside(512, EVICTING_BYTES)
+CLOSE, APART = ComputeBetween(8, 4), ComputeBetween(512, EVICTING_BYTES)
 """The compute between collectives that follow each other within a few tens of microseconds, as those of one operator do; and
 that between collectives which find nothing of the last one in the caches, as after a convolution's gradients."""
 
 
-class Engine(Protocol):
+class ComputeEngine(Protocol):
     """The interface of what computes on this rank's device. Every action ends when its work is done."""
 
     name: str
@@ -86,20 +86,20 @@ class Engine(Protocol):
         """Return chains of operators that do next to nothing."""
         ...
 
-    def callbacks(self, beside: Beside) -> Chain | None:
+    def callbacks(self, between: ComputeBetween) -> Chain | None:
         """Return chains without and with calls from the engine into Python; None where collectives need no such call."""
         ...
 
-    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
+    def among(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Action:
         """Return an action that makes an array for each call and hands it over in Python, one call after the other.
 
         Args:
             is_early: make all arrays before the first call, else each just before its own.
-            beside: the compute before each call.
+            between: the compute before each call.
         """
         ...
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Callable[[], np.ndarray]:
         """Return a function like :meth:`among` whose calls are operators of its graph; it returns the seconds of each call.
 
         Raises:
@@ -107,7 +107,7 @@ class Engine(Protocol):
         """
         ...
 
-    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
+    def with_products(self, call: Action | Call | None, n_products: int) -> Action | None:
         """Return an action that runs products of matrices and a call of which none waits for the other.
 
         The products are of matrices of :meth:`gemm`'s size in float32, one after the other. The call goes into Python,
@@ -154,12 +154,12 @@ class NumpyEngine:
 
         return Chain(chain(1), chain(CHAIN + 1), CHAIN)
 
-    def callbacks(self, beside: Beside) -> Chain | None:
+    def callbacks(self, between: ComputeBetween) -> Chain | None:
         return None
 
-    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
-        other = np.ones(beside.n_numbers, np.float32)
-        square = np.full((beside.extent, beside.extent), 0.5, np.float32)
+    def among(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Action:
+        other = np.ones(between.n_numbers, np.float32)
+        square = np.full((between.extent, between.extent), 0.5, np.float32)
 
         def run() -> None:
             arrays = [np.ones(count, np.float32) for count, _ in calls] if is_early else []
@@ -170,10 +170,10 @@ class NumpyEngine:
 
         return run
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Callable[[], np.ndarray]:
         raise ValueError("collectives that are operators of a graph need an engine with graphs, got NumPy")
 
-    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
+    def with_products(self, call: Action | Call | None, n_products: int) -> Action | None:
         return None
 
 

@@ -3,11 +3,11 @@
 Bytes ``n`` of a collective: *all_gather* the result on one device; *reduce_scatter* its input; *all_reduce* the tensor;
 *all_to_all* the input on one device; *local* the bytes that are written.
 
-**Measured** (:class:`Curve`). A table holds times at some sizes for one kind over one device partition, with all groups
-at work at once, so that contention is included. Between two sizes that are at most a factor of 2 apart the *bandwidth*
-is interpolated, as in section 3.2: ``n / (w0 + (w1 - w0) (n - n0) / (n1 - n0))`` with ``w = n / t``. Between sizes
-further apart the *time* is interpolated. That is exact where the time is a latency plus bytes over bandwidth, for which
-interpolating the bandwidth over a factor of 16 errs by half. Beyond the ends times are extrapolated linearly. A larger
+**Measured** (:class:`MeasuredCurve`). A table holds times at some sizes for one kind over one device partition, with all
+groups at work at once, so that contention is included. Between two sizes that are at most a factor of 2 apart the
+*bandwidth* is interpolated, as in section 3.2: ``n / (w0 + (w1 - w0) (n - n0) / (n1 - n0))`` with ``w = n / t``. Between
+sizes further apart the *time* is interpolated. That is exact where the time is a latency plus bytes over bandwidth, for
+which interpolating the bandwidth over a factor of 16 errs by half. Beyond the ends times are extrapolated linearly. A larger
 tensor never costs less: a table's times are first replaced by their running maximum, and then both interpolations are
 monotone.
 
@@ -49,7 +49,7 @@ from itertools import accumulate
 from ..reschedule.mesh import Mesh
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
 from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, class_of, fitted, samples_of, scaled
-from .work import Measured, Work
+from .work import Measured, WorkItem
 
 KINDS = (*COMMUNICATING_KINDS, "local")
 NINE_IN_TEN = 0.9
@@ -61,7 +61,7 @@ _REMEMBERED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LatencyLine:
     """A time as latency plus bytes over bandwidth."""
 
     latency_ns: float
@@ -72,14 +72,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MeasuredCurve:
     """A measured table as a function of the size; monotone, exact at sizes whose time is a running maximum."""
 
     sizes: tuple[int, ...]
     times_ns: tuple[float, ...]
 
     @classmethod
-    def of(cls, table: CollectiveTable) -> Curve:
+    def of(cls, table: CollectiveTable) -> MeasuredCurve:
         return cls(table.n_bytes, tuple(accumulate((time * 1e3 for time in table.time_us), max)))
 
     def time_ns(self, n_bytes: int) -> float:
@@ -114,14 +114,14 @@ class Curve:
         return t1 + max((t1 - t0) / (x1 - x0), overall) * (n_bytes - x1)
 
 
-def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -> Line:
+def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -> LatencyLine:
     """Return the modelled time of ``kind`` over the groups that ``axes`` make, by the formulas of the module docstring.
 
     Args:
         mesh: a mesh of ``hardware``: as many levels, outermost first.
     """
     if kind == "local":
-        return Line(0.0, 1e9 / (hardware.device.copied_bytes_per_s or hardware.device.memory_bytes_per_s / 2))
+        return LatencyLine(0.0, 1e9 / (hardware.device.copied_bytes_per_s or hardware.device.memory_bytes_per_s / 2))
     latency_ns = ns_per_byte = 0.0
     devices_below = members_below = 1
     for index in reversed(range(len(mesh.levels))):
@@ -132,7 +132,7 @@ def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -
         ns_per_byte += _PASSES[kind] * sharing * (g - 1) / g / link.bytes_per_s * 1e9
         devices_below *= mesh.levels[index].count
         members_below *= g
-    return Line(latency_ns, ns_per_byte)
+    return LatencyLine(latency_ns, ns_per_byte)
 
 
 class CollectiveCosts:
@@ -151,7 +151,7 @@ class CollectiveCosts:
             )
         self.hardware = hardware
         self.mesh = mesh
-        self._curves = {key: Curve.of(table) for key, table in hardware.measured_on(mesh).items()}
+        self._curves = {key: MeasuredCurve.of(table) for key, table in hardware.measured_on(mesh).items()}
         self._line = lru_cache(maxsize=None)(self._modelled)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
@@ -179,7 +179,7 @@ class CollectiveCosts:
         said = self.hardware.provenance.get(field, "source not given")
         return f"{'measured' if measured else 'modelled'}: {said}"
 
-    def _modelled(self, kind: str, axes: tuple[int, ...]) -> Line:
+    def _modelled(self, kind: str, axes: tuple[int, ...]) -> LatencyLine:
         return modelled(self.hardware, self.mesh, kind, axes)
 
     def _time_ns(self, kind: str, axes: tuple[int, ...], n_bytes: int) -> int:
@@ -227,7 +227,7 @@ class OperatorCosts:
         self._rate = lru_cache(maxsize=None)(self._flops_per_s)
         self._model = lru_cache(maxsize=None)(self._fitted)
 
-    def time_ns(self, work: Work) -> int:
+    def time_ns(self, work: WorkItem) -> int:
         """Return the time of one operator, forward and, where it has a backward pass, backward."""
         known = self.measured.get(work.key) if work.key else None
         if known is not None:
@@ -235,21 +235,21 @@ class OperatorCosts:
         ways = WAYS if work.n_gradients else WAYS[:1]
         return round(sum(self._unmeasured_us(work, way) for way in ways) * 1e3)
 
-    def backward_ns(self, work: Work) -> int:
+    def backward_ns(self, work: WorkItem) -> int:
         """Return the part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
         known = self.measured.get(work.key) if work.key else None
         return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * 1e3)
 
-    def predicted_us(self, work: Work, way: str) -> float:
+    def predicted_us(self, work: WorkItem, way: str) -> float:
         """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""
         rate, scale = self._model((class_of(work.type), work.dtype, way))
         flops, n_bytes = amounts(work, way)
         unscaled = rate.time_us(flops, n_bytes) if rate is not None else self.roofline_us(flops, n_bytes, work.dtype)
         return scale * unscaled
 
-    def _unmeasured_us(self, work: Work, way: str) -> float:
+    def _unmeasured_us(self, work: WorkItem, way: str) -> float:
         """Return the time of one way of an operator that wasn't measured, with a margin if cautious and it could be
         measured.
         """

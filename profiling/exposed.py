@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .compute import Action, Call, Engine, time_s
+from .compute import Action, Call, ComputeEngine, time_s
 
 SIZES = (1 << 22, 1 << 21, 1 << 20, 1 << 19)
 """Bytes of the all-reduce; the largest that the budget allows is taken."""
@@ -27,7 +27,7 @@ NOTHING = 0.8
 
 
 def exposed_share(
-    engine: Engine,
+    engine: ComputeEngine,
     all_reduce: Callable[[int], Action | Call],
     seconds_of: Callable[[int], float],
     product_s: float,
@@ -48,7 +48,7 @@ def exposed_share(
     alone_s = seconds_of(size)
     n_products = max(1, round(LONGER * alone_s / product_s))
     call = all_reduce(size)
-    actions = [engine.beside(*each) for each in ((None, 0), (call, 0), (None, n_products), (call, n_products))]
+    actions = [engine.with_products(*each) for each in ((None, 0), (call, 0), (None, n_products), (call, n_products))]
     times_s: list[list[float]] = [[] for _ in actions]
     for number in range(1 + max(FEWEST, min(MOST, int(budget_s / (_ROUND * alone_s))))):
         for action, times in zip(actions, times_s, strict=True):

@@ -7,7 +7,7 @@ adds time, and on a busy machine to most repeats), and the slowest rank counts.
 
 All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
 clock: the quantities measured, the number of repeats, and the end follow from times that were first agreed on
-(:class:`Ranks`), the largest over all ranks. An agreement is a barrier too.
+(:class:`MeasuringRanks`), the largest over all ranks. An agreement is a barrier too.
 
 The budget is a request, not a limit: half is for compute, half for collectives, and each half is divided into equal
 shares. Each part makes its fewest repeats however long they take. Sizes whose predicted time passes the share are left
@@ -28,13 +28,13 @@ import numpy as np
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Level, Mesh
 from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, collective, device_partitions
-from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, time_s
-from .costs import Curve
+from .compute import STREAM_BYTES, Action, Call, Chain, ComputeEngine, NumpyEngine, time_s
+from .costs import MeasuredCurve
 from .exposed import exposed_share
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
 from .memory import available_memory_bytes
-from .ranks import REPEATS, Place, Ranks
+from .ranks import REPEATS, MeasuringProcess, MeasuringRanks
 from .tensorflow_engine import TensorFlowEngine
 
 COPIED = (4096, 256)
@@ -72,7 +72,7 @@ class Watching:
 
 def measure(
     levels: Sequence[Level],
-    place: Place | None = None,
+    process: MeasuringProcess | None = None,
     budget_s: float = 1.0,
     engine: str = "tensorflow",
     name: str = "this machine",
@@ -82,29 +82,29 @@ def measure(
 
     Args:
         levels: the levels of the mesh that the ranks make, outermost first.
-        place: this rank's place among the ranks; without it, one device alone.
+        process: this rank's place among the ranks; without it, one device alone.
         budget_s: about how long it may take, without the start of the engine.
         engine: ``tensorflow`` or ``numpy``.
 
     Raises:
         ValueError: an unknown engine, no budget, or several devices without a communicator.
     """
-    place = place or Place()
+    process = process or MeasuringProcess()
     mesh = Mesh(tuple(levels))
     if engine not in ("tensorflow", "numpy"):
         raise ValueError(f"unknown engine to measure with: got {engine!r}, expected 'tensorflow' or 'numpy'")
     if not budget_s > 0:
         raise ValueError(f"the budget of a measurement is {budget_s!r} s, expected more than 0")
-    if place.communicator is None and mesh.n_devices > 1:
+    if process.communicator is None and mesh.n_devices > 1:
         raise ValueError(f"measuring a mesh of {mesh.n_devices} devices needs their communicator, got none")
-    computing: Engine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
-    ranks = Ranks(place.communicator, mesh)
+    computing: ComputeEngine = TensorFlowEngine() if engine == "tensorflow" else NumpyEngine()
+    ranks = MeasuringRanks(process.communicator, mesh)
     when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
-    device, provenance = _measure_device(computing, place, ranks, budget_s / 2, when)
+    device, provenance = _measure_device(computing, process, ranks, budget_s / 2, when)
     call_us = 0.0
-    if place.emitted is None:
-        call_us = sum(share * _overhead_us(computing.callbacks(beside), ranks) for beside, share in SHARES.items())
-    measuring = CollectiveTables(computing, mesh, place, call_us)
+    if process.emitted is None:
+        call_us = sum(share * _overhead_us(computing.callbacks(between), ranks) for between, share in SHARES.items())
+    measuring = CollectiveTables(computing, mesh, process, call_us)
     single = [level.name for level in mesh.levels if level.count == 1]
     provenance["levels"] = "fitted to the measured all-gathers" + (
         f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
@@ -113,10 +113,10 @@ def measure(
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
-        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, place.collectives)
+        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, process.collectives)
         path_us = measuring.path_us
         python = f"with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
-        how = python if place.emitted is None else f"as operators of {place.collectives}"
+        how = python if process.emitted is None else f"as operators of {process.collectives}"
         provenance["collectives"] = f"{when}, all groups at once, among operators, {how}"
         return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
 
@@ -130,14 +130,14 @@ def measure(
         if done >= sum(level.count > 1 for level in mesh.levels):
             watching.keep(described(tables, is_complete=False))
     if tables:
-        exposed = _exposed(computing, mesh, place, ranks, tables, device, budget_s / EXPOSED_PARTS)
+        exposed = _exposed(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
         provenance["exposed_share"] = f"{when}: products of matrices beside an all-reduce over all devices"
     # The ranks' numbers agree already; names and dates may differ.
-    result: Hardware = place.broadcast(described(tables, is_complete=True))
+    result: Hardware = process.broadcast(described(tables, is_complete=True))
     return result
 
 
-def _overhead_us(timed: Chain | None, ranks: Ranks) -> float:
+def _overhead_us(timed: Chain | None, ranks: MeasuringRanks) -> float:
     """Return the microseconds of one of the chain's operators, 0 without a chain.
 
     The fastest runs count, since a difference of medians would be mostly noise.
@@ -154,7 +154,7 @@ def _overhead_us(timed: Chain | None, ranks: Ranks) -> float:
 
 
 def _measure_device(
-    engine: Engine, place: Place, ranks: Ranks, budget_s: float, when: str
+    engine: ComputeEngine, process: MeasuringProcess, ranks: MeasuringRanks, budget_s: float, when: str
 ) -> tuple[Device, dict[str, str]]:
     """Measure the device, on which all ranks agree, and return it with the provenance of its numbers."""
     share_s = budget_s / DEVICE_PARTS
@@ -166,7 +166,7 @@ def _measure_device(
     # Measured on GPUs too, since all ranks must make the same calls; but NumPy's copies aren't a GPU's.
     copied_s = ranks.repeated(share_s, _streams(engine), _copying())
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
-    memory_bytes = own if own is not None else available_memory_bytes(place.local_ranks)
+    memory_bytes = own if own is not None else available_memory_bytes(process.local_ranks)
     device = Device(
         name=engine.device_name(),
         memory_bytes=int(ranks.smallest(memory_bytes)),
@@ -175,7 +175,7 @@ def _measure_device(
         operator_overhead_us=overhead_us,
         copied_bytes_per_s=copied_per_s,
     )
-    free = f"free when measured, over {place.local_ranks} ranks of the machine, the least of all ranks"
+    free = f"free when measured, over {process.local_ranks} ranks of the machine, the least of all ranks"
     provenance = {
         "memory_bytes": "the device's own" if own is not None else free,
         "flops_per_s": f"{when}: {engine.name}, product of square matrices of {engine.gemm_extent} rows",
@@ -190,14 +190,20 @@ def _measure_device(
 
 
 def _exposed(
-    engine: Engine, mesh: Mesh, place: Place, ranks: Ranks, tables: Tables, device: Device, budget_s: float
+    engine: ComputeEngine,
+    mesh: Mesh,
+    process: MeasuringProcess,
+    ranks: MeasuringRanks,
+    tables: Tables,
+    device: Device,
+    budget_s: float,
 ) -> float:
-    curve = Curve.of(tables["all_reduce"][axes_text(mesh.axes)])
+    curve = MeasuredCurve.of(tables["all_reduce"][axes_text(mesh.axes)])
 
     def all_reduce(n_bytes: int) -> Action | Call:
-        if place.emitted is not None:
-            return place.emitted("all_reduce", mesh.axes, n_bytes)
-        count, run = collective("all_reduce", mesh, mesh.axes, place.rank, place.communicator, n_bytes)
+        if process.emitted is not None:
+            return process.emitted("all_reduce", mesh.axes, n_bytes)
+        count, run = collective("all_reduce", mesh, mesh.axes, process.rank, process.communicator, n_bytes)
         whole = np.ones(count, np.float32)
         return lambda: run(whole)
 
@@ -211,7 +217,7 @@ def _exposed(
     )
 
 
-def _streams(engine: Engine) -> Action:
+def _streams(engine: ComputeEngine) -> Action:
     stream = engine.stream()
 
     def run() -> None:

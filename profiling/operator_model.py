@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 
 from .hardware import OperatorRate, Rates
 from .hardware.frozen import freeze
-from .work import Measured, Work
+from .work import Measured, WorkItem
 
 FORWARD, BACKWARD = "forward", "backward"
 WAYS = (FORWARD, BACKWARD)
@@ -113,7 +113,7 @@ def fit_all(measured: Iterable[Measured]) -> Rates:
     return freeze(models)
 
 
-def amounts(work: Work, way: str) -> tuple[float, float]:
+def amounts(work: WorkItem, way: str) -> tuple[float, float]:
     """Return the flops and bytes of one way (forward or backward) of an operator."""
     times = 1 if way == FORWARD else work.n_gradients
     return work.flops * times, work.n_bytes * times

@@ -23,7 +23,7 @@ REPEATS = (3, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeasuringProcess:
     """This process among the ranks that measure together.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place:
     emitted: Callable[[str, Axes, int], Call] | None = None
 
 
-class Ranks:
+class MeasuringRanks:
     """The ranks of a mesh; a communicator of None stands for one rank alone.
 
     Attributes:

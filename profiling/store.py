@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import cut
-from .work import Measured, Work
+from .work import Measured, WorkItem
 
 VERSION = 3
 FILE = "operators.sqlite"
@@ -161,7 +161,7 @@ class Store:
 
     def _read(self, connection: sqlite3.Connection) -> None:
         for row in connection.execute(_READ, (self.environment,)):
-            work = Work(*row[: _OF_WORK + 1])
+            work = WorkItem(*row[: _OF_WORK + 1])
             self._measured[work.key] = Measured(work, *row[_OF_WORK + 1 :])
         for key, plan_s, data_parallel_s in connection.execute(_READ_STEPS, (self.environment,)):
             self._step_s[key] = plan_s, data_parallel_s

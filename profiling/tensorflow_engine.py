@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .compute import CHAIN, STREAM_BYTES, Action, Beside, Call, Chain, cpu_name
+from .compute import CHAIN, STREAM_BYTES, Action, Call, Chain, ComputeBetween, cpu_name
 from .python_calls import keep_thread_state
 
 _CALLBACKS = 10
@@ -90,7 +90,7 @@ class TensorFlowEngine:
         with self._tf.device(self._device):
             return self._chain(lambda x: self._tf.matmul(x, x), (1, CHAIN + 1))
 
-    def callbacks(self, beside: Beside) -> Chain | None:
+    def callbacks(self, between: ComputeBetween) -> Chain | None:
         tf = self._tf
 
         def called(x: np.ndarray) -> list[np.ndarray]:
@@ -111,10 +111,10 @@ class TensorFlowEngine:
             return lambda: function(start, other).numpy()
 
         with tf.device("/CPU:0"):
-            start, other = tf.fill((4, 4), 0.25), tf.ones(beside.n_numbers)
+            start, other = tf.fill((4, 4), 0.25), tf.ones(between.n_numbers)
             return Chain(build(False), build(True), _CALLBACKS)
 
-    def among(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Action:
+    def among(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Action:
         tf = self._tf
 
         def called(number: int, array: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -125,9 +125,9 @@ class TensorFlowEngine:
             result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
             return result[0], tf.constant(0.0, tf.float64)
 
-        return self._among([count for count, _ in calls], is_early, beside, take)
+        return self._among([count for count, _ in calls], is_early, between, take)
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool, beside: Beside) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Callable[[], np.ndarray]:
         tf = self._tf
 
         def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
@@ -139,7 +139,7 @@ class TensorFlowEngine:
             with tf.control_dependencies([result]):
                 return result[0], tf.timestamp() - started
 
-        function = self._among([count for count, _ in calls], is_early, beside, take)
+        function = self._among([count for count, _ in calls], is_early, between, take)
 
         def run() -> np.ndarray:
             with unoptimized():  # else both clocks are read one after the other
@@ -148,7 +148,11 @@ class TensorFlowEngine:
         return run
 
     def _among(
-        self, counts: Sequence[int], is_early: bool, beside: Beside, take: Callable[[int, Any, Any], tuple[Any, Any]]
+        self,
+        counts: Sequence[int],
+        is_early: bool,
+        between: ComputeBetween,
+        take: Callable[[int, Any, Any], tuple[Any, Any]],
     ) -> Callable[[], np.ndarray]:
         """Return a function that makes arrays of the sizes ``counts`` and uses each of them by ``take``.
 
@@ -157,8 +161,8 @@ class TensorFlowEngine:
         """
         tf = self._tf
         with tf.device(self._device):
-            square = tf.fill((beside.extent, beside.extent), 1 / beside.extent)
-            other = tf.ones(beside.n_numbers)
+            square = tf.fill((between.extent, between.extent), 1 / between.extent)
+            other = tf.ones(between.n_numbers)
 
         def body(other: Any) -> Any:
             # TensorFlow runs an operator that depends on nothing at once, or long after: each needs an input to wait for.
@@ -179,7 +183,7 @@ class TensorFlowEngine:
         function = tf.function(body, autograph=False).get_concrete_function(other)
         return lambda: function(other).numpy()
 
-    def beside(self, call: Action | Call | None, n_products: int) -> Action | None:
+    def with_products(self, call: Action | Call | None, n_products: int) -> Action | None:
         tf = self._tf
         with tf.device(self._device):
             start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)

@@ -90,14 +90,14 @@ def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
 
 
 def traced_step(
-    step: Callable[[], object], beside: Callable[[], Iterable[MemoryEvent]] = lambda: ()
+    step: Callable[[], object], between: Callable[[], Iterable[MemoryEvent]] = lambda: ()
 ) -> StepTrace:
     """Run a step, or several, under TensorFlow's profiler, and return the trace.
 
     The step should have run before, so that nothing is built meanwhile.
 
     Args:
-        beside: is called after the step, and returns the events of memory that isn't TensorFlow's, by the system's
+        between: is called after the step, and returns the events of memory that isn't TensorFlow's, by the system's
             clock.
     """
     import tensorflow as tf
@@ -110,15 +110,15 @@ def traced_step(
         finally:
             tf.profiler.experimental.stop()
         (file,) = Path(folder).rglob("*.xplane.pb")
-        return _read(file.read_bytes(), beside())
+        return _read(file.read_bytes(), between())
 
 
-def _read(content: bytes, beside: Iterable[MemoryEvent]) -> StepTrace:
+def _read(content: bytes, between: Iterable[MemoryEvent]) -> StepTrace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)
     operators: list[OperatorEvent] = []
-    memory = list(beside)
+    memory = list(between)
     # The times of events are relative to the start of the trace.
     start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
     for plane in space.planes:

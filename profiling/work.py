@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkItem:
     """One operator at the local shapes of the device that has the largest shards.
 
     Attributes:
@@ -44,7 +44,7 @@ class Measured:
         spread: from the lower to the upper quartile of the repeats, over the lower; the larger of both ways.
     """
 
-    work: Work
+    work: WorkItem
     forward_us: float
     backward_us: float
     spread: float
@@ -55,7 +55,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Known:
+class MeasuredOperators:
     """The operators that a search knows better than from their hardware's rates.
 
     Attributes:
@@ -69,4 +69,4 @@ class Known:
     is_cautious: bool = False
 
 
-NOTHING_KNOWN = Known()
+NOTHING_KNOWN = MeasuredOperators()

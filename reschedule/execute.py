@@ -78,8 +78,8 @@ class RankStep:
             out = np.empty(self.result_shape, received[0].dtype)
         if not self.recv_slices:
             return reduce_in_order(received, out=out)
-        for part, piece in zip(self.recv_slices, received, strict=True):
-            out[part] = piece
+        for part, shard in zip(self.recv_slices, received, strict=True):
+            out[part] = shard
         return out
 
     def apply_local(self, local: Array, out: Array | None = None) -> Array:
@@ -151,8 +151,8 @@ class RankStep:
             received = communicator.all_gather(self.axes, sends[0], shapes, out)
         else:
             received = communicator.all_to_all(self.axes, sends, shapes, out, joined)
-        for place, piece in zip(places, received, strict=True):
-            place[...] = piece
+        for place, shard in zip(places, received, strict=True):
+            place[...] = shard
 
 
 def slab(shape: Shape, n_slabs: int, number: int) -> Slices:

@@ -300,13 +300,13 @@ class RankHalo:
             for margin in self.margins:
                 out[margin] = fill_value(self.fill, local.dtype)
             out[self.frame_kept] = local[self.own_kept]
-            for part, piece in zip(self.frame_parts, received, strict=True):
-                out[part] = piece
+            for part, shard in zip(self.frame_parts, received, strict=True):
+                out[part] = shard
         else:
             out[...] = 0
             out[self.own_kept] = local[self.frame_kept]
-            for part, piece in zip(self.own_parts, received, strict=True):
-                out[part] += piece
+            for part, shard in zip(self.own_parts, received, strict=True):
+                out[part] += shard
         return out
 
     def run(self, local: Array, communicator: Communicator) -> Array:

@@ -16,7 +16,7 @@ from .path import Path
 from .steps import Step
 
 
-def with_sums_of_two_whole(path: Path) -> Path:
+def with_all_reduces_of_pairs(path: Path) -> Path:
     """Return the path with an all-reduce in place of each such pair of steps whose group has two members."""
     steps: list[Step | HaloStep] = []
     for step in path.steps:

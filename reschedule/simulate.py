@@ -40,24 +40,24 @@ def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None
     ]
 
 
-def gather(pieces: Sequence[Array], layout: Layout, shape: Shape) -> Array:
+def gather(shards: Sequence[Array], layout: Layout, shape: Shape) -> Array:
     """Return the tensor of ``shape`` from the shards of all ranks.
 
     Raises:
         ValueError: a shard has the wrong shape, or replicas differ.
     """
     mesh, partial = layout.mesh, layout.partial
-    summands = [np.zeros(shape, pieces[0].dtype) for _ in range(mesh.size_of(partial))]
+    summands = [np.zeros(shape, shards[0].dtype) for _ in range(mesh.size_of(partial))]
     first_holder: dict[tuple[int, int], int] = {}
-    for rank, piece in enumerate(pieces):
-        if piece.shape != layout.local_shape(shape, rank):
+    for rank, shard in enumerate(shards):
+        if shard.shape != layout.local_shape(shape, rank):
             expected = layout.local_shape(shape, rank)
-            raise ValueError(f"rank {rank} has a piece of shape {piece.shape} in layout {layout}, expected {expected}")
+            raise ValueError(f"rank {rank} has a piece of shape {shard.shape} in layout {layout}, expected {expected}")
         place = (mesh.index_along(partial, rank), mesh.index_along(layout.split_axes, rank))
         replica = first_holder.setdefault(place, rank)
-        if pieces[replica].tobytes() != piece.tobytes():
+        if shards[replica].tobytes() != shard.tobytes():
             raise ValueError(f"ranks {replica} and {rank} are replicas in layout {layout}, but their pieces differ")
-        summands[place[0]][_slices(layout, shape, rank)] = piece
+        summands[place[0]][_slices(layout, shape, rank)] = shard
     return reduce_in_order(summands)
 
 
@@ -65,23 +65,23 @@ def _slices(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
     return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
 
 
-def simulate(path: Path, pieces: Sequence[Array]) -> list[Array]:
+def simulate(path: Path, shards: Sequence[Array]) -> list[Array]:
     """Return the shards of all ranks at the end of the path, from those at its start."""
-    current = list(pieces)
+    current = list(shards)
     for step in path.steps:
         current = simulate_step(step, path.shape, current)
     return current
 
 
-def simulate_step(step: Step | HaloStep, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
+def simulate_step(step: Step | HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
     """Return the shards of all ranks after one step."""
     if isinstance(step, HaloStep):
-        return _simulate_halo(step, shape, pieces)
+        return _simulate_halo(step, shape, shards)
     mesh = step.source.mesh
     ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
     if not step.communicates:
-        return [seen.apply_local(piece) for seen, piece in zip(ranks, pieces, strict=True)]
-    sent = [seen.pack(piece) for seen, piece in zip(ranks, pieces, strict=True)]
+        return [seen.apply_local(shard) for seen, shard in zip(ranks, shards, strict=True)]
+    sent = [seen.pack(shard) for seen, shard in zip(ranks, shards, strict=True)]
     results = []
     for rank, seen in enumerate(ranks):
         group = mesh.group(step.group_axes, rank)
@@ -89,18 +89,18 @@ def simulate_step(step: Step | HaloStep, shape: Shape, pieces: Sequence[Array]) 
     return results
 
 
-def _simulate_halo(step: HaloStep, shape: Shape, pieces: Sequence[Array]) -> list[Array]:
+def _simulate_halo(step: HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
     mesh = step.layout.mesh
     ranks = [RankHalo.of(step, shape, rank) for rank in range(mesh.n_devices)]
-    sent = [seen.pack(piece) for seen, piece in zip(ranks, pieces, strict=True)]
+    sent = [seen.pack(shard) for seen, shard in zip(ranks, shards, strict=True)]
     results = []
-    for rank, (seen, piece) in enumerate(zip(ranks, pieces, strict=True)):
+    for rank, (seen, shard) in enumerate(zip(ranks, shards, strict=True)):
         group = mesh.group(step.group_axes, rank) if step.communicates else ()
-        results.append(seen.unpack(piece, [sent[member][group.index(rank)] for member in group]))
+        results.append(seen.unpack(shard, [sent[member][group.index(rank)] for member in group]))
     return results
 
 
-def simulate_all_reduce(pieces: Sequence[Array], mesh: Mesh, axes: Axes, op: str = "sum") -> list[Array]:
+def simulate_all_reduce(shards: Sequence[Array], mesh: Mesh, axes: Axes, op: str = "sum") -> list[Array]:
     """Return each rank's result of an elementwise reduction over its group, as :meth:`Communicator.all_reduce` does it."""
     groups = (mesh.group(tuple(sorted(axes)), rank) for rank in range(mesh.n_devices))
-    return [reduce_in_order([pieces[member] for member in group], op) for group in groups]
+    return [reduce_in_order([shards[member] for member in group], op) for group in groups]

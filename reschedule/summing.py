@@ -19,7 +19,7 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
+def reduce_in_order(shards: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
     """Return ``((pieces[0] op pieces[1]) op pieces[2]) ...``, in ``out`` where given, else in new memory.
 
     ``out`` may be one of the pieces only if it is the first.
@@ -31,18 +31,18 @@ def reduce_in_order(pieces: Sequence[Array], op: str = "sum", out: Array | None 
         raise ValueError(f"unknown reduction {op!r}; expected one of {', '.join(REDUCTIONS)}")
     function = REDUCTIONS[op]
     if out is None:
-        out = np.empty_like(pieces[0])
-    if len(pieces) == 1:
-        np.copyto(out, pieces[0])
-    elif op == "sum" and is_low_precision(pieces[0].dtype):
-        total = pieces[0].astype(np.float32)
-        for piece in pieces[1:]:
-            np.add(total, piece.astype(np.float32), out=total)
+        out = np.empty_like(shards[0])
+    if len(shards) == 1:
+        np.copyto(out, shards[0])
+    elif op == "sum" and is_low_precision(shards[0].dtype):
+        total = shards[0].astype(np.float32)
+        for shard in shards[1:]:
+            np.add(total, shard.astype(np.float32), out=total)
         np.copyto(out, total, casting="unsafe")
     else:
-        function(pieces[0], pieces[1], out=out)
-        for piece in pieces[2:]:
-            function(out, piece, out=out)
+        function(shards[0], shards[1], out=out)
+        for shard in shards[2:]:
+            function(out, shard, out=out)
     return out
 
 

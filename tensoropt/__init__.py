@@ -183,11 +183,11 @@ def parallelize(
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    from .trainer.parallelize import Wishes, parallelized, refuse_others
+    from .trainer.parallelize import TrainingOptions, parallelized, refuse_others
 
     refuse_others(others)
 
-    wishes = Wishes(
+    options = TrainingOptions(
         option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
     )
     return parallelized(
@@ -196,7 +196,7 @@ def parallelize(
         loss,
         metrics,
         batch_size,
-        wishes,
+        options,
         loss_weights=loss_weights,
         weighted_metrics=weighted_metrics,
         labels=labels,

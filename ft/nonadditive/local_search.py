@@ -46,16 +46,16 @@ class _Changes:
         nodes: int[N], the nodes that get other states.
         states: int32[C, N], the states that they get.
         mem, time: int64[C], the differences in the problem's memory and time.
-        blocks: int[M], the indices of the rematerialization segments that change.
-        in_blocks: int64[M, C], the differences in these segments' memory.
+        segments: int[M], the indices of the rematerialization segments that change.
+        in_segments: int64[M, C], the differences in these segments' memory.
     """
 
     nodes: Ints
     states: States
     mem: Ints
     time: Ints
-    blocks: Ints
-    in_blocks: Ints
+    segments: Ints
+    in_segments: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,17 +65,17 @@ class _Points:
     strategies: States
     mem: Ints
     time: Ints
-    blocks: Ints
+    segments: Ints
 
     @property
     def true_mem(self) -> Ints:
         """Return the memory of each point, int64[P]: its sum plus that of its largest rematerialization segment."""
-        most: Ints = self.mem + self.blocks.max(axis=0)
+        most: Ints = self.mem + self.segments.max(axis=0)
         return most
 
     def take(self, which: Ints) -> _Points:
         """Return some of the points."""
-        return _Points(self.strategies[which], self.mem[which], self.time[which], self.blocks[:, which])
+        return _Points(self.strategies[which], self.mem[which], self.time[which], self.segments[:, which])
 
     def with_(self, other: _Points) -> _Points:
         """Return the points of both, the other's after these."""
@@ -83,7 +83,7 @@ class _Points:
             np.concatenate([self.strategies, other.strategies]),
             np.concatenate([self.mem, other.mem]),
             np.concatenate([self.time, other.time]),
-            np.concatenate([self.blocks, other.blocks], axis=1),
+            np.concatenate([self.segments, other.segments], axis=1),
         )
 
 
@@ -93,13 +93,13 @@ class _Options:
 
     Attributes:
         numbers: the indices of the rematerialization segments that these states take memory in.
-        blocks: int64[len(numbers), K], the bytes that each state takes in each of these segments.
+        segments: int64[len(numbers), K], the bytes that each state takes in each of these segments.
     """
 
     mem: Ints
     time: Ints
     numbers: Ints
-    blocks: Ints
+    segments: Ints
 
     @property
     def allowed(self) -> Ints:
@@ -109,7 +109,7 @@ class _Options:
     def best(self, by_time: bool, n_large: int) -> int:
         """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
         allowed = self.allowed
-        mem, time_ns = (self.mem + self.blocks.sum(axis=0) // n_large)[allowed], self.time[allowed]
+        mem, time_ns = (self.mem + self.segments.sum(axis=0) // n_large)[allowed], self.time[allowed]
         return int(allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
 
 
@@ -119,24 +119,24 @@ class _Sum:
 
     mem: int = 0
     time: int = 0
-    blocks: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    segments: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def copy(self) -> _Sum:
-        return _Sum(self.mem, self.time, self.blocks.copy())
+        return _Sum(self.mem, self.time, self.segments.copy())
 
     def add(self, options: _Options, state: int, sign: int = 1) -> None:
         """Add the costs of one state of a node, or subtract them with ``sign`` -1."""
         self.mem += sign * int(options.mem[state])
         self.time += sign * int(options.time[state])
-        for place, n_bytes in zip(options.numbers.tolist(), options.blocks[:, state].tolist(), strict=True):
-            self.blocks[place] += sign * n_bytes
+        for place, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
+            self.segments[place] += sign * n_bytes
 
     def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], then: Any, now: Any) -> None:
         """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
         self.mem += int(costs.mem_bytes[then] - costs.mem_bytes[now])
         self.time += int(costs.time_ns[then] - costs.time_ns[now])
         for place, n_bytes in parts:
-            self.blocks[place] += int(n_bytes[then] - n_bytes[now])
+            self.segments[place] += int(n_bytes[then] - n_bytes[now])
 
 
 def _minimal(costs: Ints) -> Ints:
@@ -167,19 +167,19 @@ class Descent:
             self._edges[edge.target].append(number)
         self._of_nodes: list[list[tuple[int, Ints]]] = [[] for _ in range(n_nodes)]
         self._of_edges: list[list[tuple[int, Ints]]] = [[] for _ in problem.edges]
-        for place, block in enumerate(transient.blocks):
-            for node, n_bytes in block.nodes.items():
+        for place, segment in enumerate(transient.segments):
+            for node, n_bytes in segment.nodes.items():
                 self._of_nodes[node].append((place, n_bytes))
-            for number, n_bytes in block.edges.items():
+            for number, n_bytes in segment.edges.items():
                 self._of_edges[number].append((place, n_bytes))
         own = set(transient.plain)
         free = {node for node in range(n_nodes) if node not in own and problem.nodes[node].n_states > 1}
-        self._free = {node for node in free if not free & set(self._beside(node))}
+        self._free = {node for node in free if not free & set(self._adjacent(node))}
         self._movable = sorted(self._free | set(transient.others))
         self._context = {node: self._context_of(node) for node in self._movable}
         self._known: dict[tuple[int, bytes], _Changes | None] = {}
 
-    def _beside(self, node: int) -> Iterator[int]:
+    def _adjacent(self, node: int) -> Iterator[int]:
         """Yield the other end of each edge of a node."""
         for number in self._edges[node]:
             edge = self.problem.edges[number]
@@ -187,9 +187,9 @@ class Descent:
 
     def _context_of(self, node: int) -> Ints:
         """Return the nodes on whose states the cost of changing a node depends; the node itself comes first."""
-        found = dict.fromkeys([node, *self._beside(node)])
+        found = dict.fromkeys([node, *self._adjacent(node)])
         for other in [each for each in found if each in self._free]:
-            found.update(dict.fromkeys(self._beside(other)))
+            found.update(dict.fromkeys(self._adjacent(other)))
         return np.fromiter(found, np.intp, len(found))
 
     def improved(self, strategies: States) -> tuple[Ints, Ints, States]:
@@ -221,7 +221,7 @@ class Descent:
             pair = strategies[:, edge.source], strategies[:, edge.target]
             mem += edge.mem_bytes[pair]
             time_ns += edge.time_ns[pair]
-        return _Points(strategies, mem, time_ns, self.transient.by_block(self.problem, strategies))
+        return _Points(strategies, mem, time_ns, self.transient.by_segment(self.problem, strategies))
 
     def _changed(self, points: _Points, best: _Points) -> _Points:
         """Return the changed points that are Pareto-minimal among all changed points and the best ones so far."""
@@ -235,12 +235,12 @@ class Descent:
                 if changes is None:
                     continue
                 (which,) = np.nonzero(member.reshape(-1) == number)
-                of_blocks = points.blocks[:, which, None]
-                if len(changes.blocks):
-                    of_blocks = np.repeat(of_blocks, len(changes.mem), axis=2)
-                    of_blocks[changes.blocks] += changes.in_blocks[:, None, :]
+                of_segments = points.segments[:, which, None]
+                if len(changes.segments):
+                    of_segments = np.repeat(of_segments, len(changes.mem), axis=2)
+                    of_segments[changes.segments] += changes.in_segments[:, None, :]
                 found.append((which, changes))
-                mem.append((points.mem[which, None] + changes.mem + of_blocks.max(axis=0)).reshape(-1))
+                mem.append((points.mem[which, None] + changes.mem + of_segments.max(axis=0)).reshape(-1))
                 time_ns.append((points.time[which, None] + changes.time).reshape(-1))
         kept = reduce_unsorted(np.concatenate(mem), np.concatenate(time_ns))
         starts = np.cumsum([len(each) for each in mem])
@@ -257,7 +257,7 @@ class Descent:
             result.strategies[i, changes.nodes] = changes.states[change]
             result.mem[i] += changes.mem[change]
             result.time[i] += changes.time[change]
-            result.blocks[changes.blocks, i] += changes.in_blocks[:, change]
+            result.segments[changes.segments, i] += changes.in_segments[:, change]
         return result
 
     def _changes(self, node: int, states: States) -> _Changes | None:
@@ -276,15 +276,15 @@ class Descent:
         """Return the changes of a free node alone: its other states that improve at least one cost."""
         options, before = self._options(node, at), at[node]
         states = options.allowed
-        costs = options.mem, options.time, options.blocks
-        mem, time_ns, blocks = (cost[..., states] - cost[..., [before]] for cost in costs)
-        is_better = (mem < 0) | (time_ns < 0) | (blocks < 0).any(axis=0)
+        costs = options.mem, options.time, options.segments
+        mem, time_ns, segments = (cost[..., states] - cost[..., [before]] for cost in costs)
+        is_better = (mem < 0) | (time_ns < 0) | (segments < 0).any(axis=0)
         if not is_better.any():
             return None
-        states, mem, time_ns, blocks = states[is_better], mem[is_better], time_ns[is_better], blocks[:, is_better]
-        kept = _minimal(np.concatenate([[mem, time_ns], blocks]))
+        states, mem, time_ns, segments = states[is_better], mem[is_better], time_ns[is_better], segments[:, is_better]
+        kept = _minimal(np.concatenate([[mem, time_ns], segments]))
         changed = states[kept, None].astype(np.int32)
-        return _Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, blocks[:, kept])
+        return _Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, segments[:, kept])
 
     def _other(self, node: int, at: Mapping[int, int]) -> _Changes | None:
         """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
@@ -303,7 +303,7 @@ class Descent:
                 if max(edge.time_ns[then], edge.mem_bytes[then]) >= INFEASIBLE:
                     return None
                 own.add_difference(edge, self._of_edges[number], then, now)
-        following = sorted(self._free & set(self._beside(node)))
+        following = sorted(self._free & set(self._adjacent(node)))
         before, options = ([self._options(each, states) for each in following] for states in (at, changed))
         if not all(len(each.allowed) for each in options):
             return None
@@ -317,14 +317,14 @@ class Descent:
                 total.add(new, state)
                 total.add(old, at[each], -1)
             sums.append(total)
-        numbers = sorted({place for total in sums for place in total.blocks})
+        numbers = sorted({place for total in sums for place in total.segments})
         return _Changes(
             np.array([node, *following]),
             np.array([[after, *states] for states in ways], np.int32),
             np.array([total.mem for total in sums], np.int64),
             np.array([total.time for total in sums], np.int64),
             np.array(numbers, np.intp),
-            np.array([[total.blocks[place] for total in sums] for place in numbers], np.int64).reshape(-1, len(sums)),
+            np.array([[total.segments[place] for total in sums] for place in numbers], np.int64).reshape(-1, len(sums)),
         )
 
     def _options(self, node: int, at: Mapping[int, int]) -> _Options:
@@ -342,5 +342,5 @@ class Descent:
             for place, n_bytes in self._of_edges[number]:
                 parts[place] = parts[place] + n_bytes[here]
         numbers = sorted(parts)
-        blocks = np.array([parts[place] for place in numbers], np.int64).reshape(len(numbers), len(mem))
-        return _Options(mem, time_ns, np.array(numbers, np.intp), blocks)
+        segments = np.array([parts[place] for place in numbers], np.int64).reshape(len(numbers), len(mem))
+        return _Options(mem, time_ns, np.array(numbers, np.intp), segments)

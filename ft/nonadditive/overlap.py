@@ -54,7 +54,7 @@ _AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OverlapPart:
     """The part of a node's or an edge's time that may overlap with something else.
 
     Attributes:
@@ -85,9 +85,9 @@ class Overlap:
     Nodes and edges that aren't named have no such part.
     """
 
-    hideable: dict[int, Part]
-    hideable_edges: dict[int, Part]
-    hiding: dict[int, Part]
+    hideable: dict[int, OverlapPart]
+    hideable_edges: dict[int, OverlapPart]
+    hiding: dict[int, OverlapPart]
 
     def hidden_ns(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the overlap of each strategy: how much less time it takes than Equation (3) says.
@@ -138,7 +138,7 @@ class Overlap:
         places = [part.place for part in (*self.hideable.values(), *self.hideable_edges.values())]
         low, high = min(places, default=0), max(places, default=0)
 
-        def times(time_ns: Ints, hideable: Part | None, hiding: Part | None) -> Ints:
+        def times(time_ns: Ints, hideable: OverlapPart | None, hiding: OverlapPart | None) -> Ints:
             weights = (
                 share if hideable is not None and hideable.place > low else 0,
                 0 if hiding is None else share * (hiding.place < low) + (UNITS - share) * (hiding.place < high),

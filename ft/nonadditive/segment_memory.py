@@ -1,8 +1,8 @@
 """Find the frontier where a part of the memory is transient.
 
 What is rematerialized in the backward pass isn't saved. It takes memory only while the backward pass is in its
-*rematerialization segment* (class ``Block`` here, see :mod:`tensoropt.search.problem.remat_segments`). Segments come one
-after the other, and only one's memory is there at a time, so that a strategy takes
+*rematerialization segment* (class ``SegmentMemory`` here, see :mod:`tensoropt.search.problem.remat_segments`). Segments
+come one after the other, and only one's memory is there at a time, so that a strategy takes
 
     mem(S) = saved(S) + max over segments b of T_b(S)
 
@@ -35,7 +35,7 @@ from ..problem import Ints, Problem, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class SegmentMemory:
     """The transient memory of one rematerialization segment.
 
     Attributes:
@@ -67,25 +67,25 @@ class Transient:
     """The transient memory of a problem, by rematerialization segment.
 
     Attributes:
-        blocks: the segments.
+        segments: the segments.
         plain: by node, the states that rematerialize nothing, int64[]; all states of the nodes that aren't named.
         others: by node, for each state the index of the state that differs only in what is rematerialized, int64[K]; -1
             without one.
         large: the indices of the segments that are likely to be the largest; at least one.
     """
 
-    blocks: tuple[Block, ...]
+    segments: tuple[SegmentMemory, ...]
     plain: Mapping[int, Ints]
     others: Mapping[int, Ints]
     large: frozenset[int]
 
-    def by_block(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
+    def by_segment(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the transient bytes of strategies, int[P, nodes], in each segment: int64[segments, P]."""
-        return np.stack([block.n_bytes(problem, strategies) for block in self.blocks])
+        return np.stack([segment.n_bytes(problem, strategies) for segment in self.segments])
 
     def most_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the bytes that strategies, int[P, nodes], take beyond the problem's memory: int64[P]."""
-        most: Ints = self.by_block(problem, strategies).max(axis=0)
+        most: Ints = self.by_segment(problem, strategies).max(axis=0)
         return most
 
     def charged(self, problem: Problem) -> Problem:
@@ -102,10 +102,10 @@ class Transient:
                 known[key] = mem + part // len(self.large)
             return known[key]
 
-        for block in (self.blocks[place] for place in self.large):
-            for i, n_bytes in block.nodes.items():
+        for segment in (self.segments[place] for place in self.large):
+            for i, n_bytes in segment.nodes.items():
                 nodes[i] = replace(nodes[i], mem_bytes=with_part(nodes[i].mem_bytes, n_bytes))
-            for i, n_bytes in block.edges.items():
+            for i, n_bytes in segment.edges.items():
                 edges[i] = replace(edges[i], mem_bytes=with_part(edges[i].mem_bytes, n_bytes))
         return Problem(tuple(nodes), tuple(edges))
 
@@ -115,7 +115,7 @@ class Transient:
         Args:
             found: a frontier of the problem of :meth:`charged`. It also gives the lower bound of the result.
         """
-        of_large = (self.blocks[place].n_bytes(problem, found.strategies, len(self.large)) for place in self.large)
+        of_large = (self.segments[place].n_bytes(problem, found.strategies, len(self.large)) for place in self.large)
         mem = found.mem_bytes - sum(of_large) + self.most_bytes(problem, found.strategies)
         bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums of blocks")
         kept = reduce_unsorted(mem, found.time_ns)

@@ -55,13 +55,13 @@ class Arcs:
 
     def tiled(self, a_size: Ints, b_size: Ints) -> Arcs:
         """Return the same products cut into tiles of at most ``a_size`` by ``b_size`` points (given for each arc)."""
-        a_pieces, b_pieces = -(-self.a_count // a_size), -(-self.b_count // b_size)
-        pieces = a_pieces * b_pieces
-        if (pieces == 1).all():
+        a_tiles, b_tiles = -(-self.a_count // a_size), -(-self.b_count // b_size)
+        n_tiles = a_tiles * b_tiles
+        if (n_tiles == 1).all():
             return self
-        arc = np.repeat(np.arange(len(pieces)), pieces)
-        a_piece, b_piece = np.divmod(expand_ranges(np.zeros_like(pieces), pieces), b_pieces[arc])
-        a_begin, b_begin = a_piece * a_size[arc], b_piece * b_size[arc]
+        arc = np.repeat(np.arange(len(n_tiles)), n_tiles)
+        a_tile, b_tile = np.divmod(expand_ranges(np.zeros_like(n_tiles), n_tiles), b_tiles[arc])
+        a_begin, b_begin = a_tile * a_size[arc], b_tile * b_size[arc]
         return Arcs(
             self.target[arc],
             self.a_start[arc] + a_begin,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
 
-PIECE = 16
+SEGMENT = 16
 """Points of a row that are looked at together."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -133,28 +133,28 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
             for outer in range(outer_start, outer_end):
                 if outer >= hopeful_until:
                     # Look at a band of rows at once: in most bands all pieces are dominated.
-                    hopeful_until = min(outer + PIECE, outer_end)
+                    hopeful_until = min(outer + SEGMENT, outer_end)
                     best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
                     band_begin, band_end = count, 0
-                    for piece in range(0, count, PIECE):
-                        stop = min(piece + PIECE, count)
-                        corner_mem, corner_time = mem[start + piece] + best_mem, time[start + stop - 1] + best_time
+                    for segment in range(0, count, SEGMENT):
+                        stop = min(segment + SEGMENT, count)
+                        corner_mem, corner_time = mem[start + segment] + best_mem, time[start + stop - 1] + best_time
                         if corner_mem >= limit or corner_time >= limit:
                             continue
                         if _may_matter(old, n, corner_mem, corner_time):
-                            band_begin, band_end = min(band_begin, piece), stop
+                            band_begin, band_end = min(band_begin, segment), stop
                 if band_begin >= band_end:
                     continue
                 shift_mem, shift_time = outer_mem[outer], outer_time[outer]
                 # The part of the row between its first and its last piece that is not dominated.
                 begin, end = count, 0
-                for piece in range(band_begin, band_end, PIECE):
-                    stop = min(piece + PIECE, count)
-                    corner_mem, corner_time = mem[start + piece] + shift_mem, time[start + stop - 1] + shift_time
+                for segment in range(band_begin, band_end, SEGMENT):
+                    stop = min(segment + SEGMENT, count)
+                    corner_mem, corner_time = mem[start + segment] + shift_mem, time[start + stop - 1] + shift_time
                     if corner_mem >= limit or corner_time >= limit:
                         continue
                     if _may_matter(old, n, corner_mem, corner_time):
-                        begin, end = min(begin, piece), stop
+                        begin, end = min(begin, segment), stop
                 while begin < end and time[start + begin] + shift_time >= limit:
                     begin += 1
                 while begin < end and mem[start + end - 1] + shift_mem >= limit:

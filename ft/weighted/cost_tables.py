@@ -43,7 +43,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Costs:
+class TableCosts:
     """The costs of a table of the problem; they are zero where it is not allowed.
 
     Attributes:
@@ -58,7 +58,7 @@ class Costs:
     edges: tuple[int, ...] = ()
 
 
-def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
+def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
     """Return the problem's tables: the nodes' own, then one for every two nodes with edges between them.
 
     Edges whose costs are sums of a cost of either end are added to their nodes' own costs.
@@ -67,7 +67,7 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
     between: dict[tuple[int, int], list[int]] = {}
     for index, edge in enumerate(problem.edges):
         between.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
-    edges: list[tuple[Shape, Costs]] = []
+    edges: list[tuple[Shape, TableCosts]] = []
     kinds: dict[tuple[object, ...], _Kind] = {}  # layers that are alike share arrays
     for pair, indices in between.items():
         key = tuple(_identity(problem, pair, index) for index in indices)
@@ -80,18 +80,18 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[Costs]]:
                 own[variable][1] = np.minimum(own[variable][1], INFEASIBLE) + time
         else:
             shape = Shape(pair, kind.classes, kind.mem.shape, kind.is_free)
-            edges.append((shape, Costs(kind.mem, kind.time, kind.forbidden, tuple(indices))))
+            edges.append((shape, TableCosts(kind.mem, kind.time, kind.forbidden, tuple(indices))))
     shapes: list[Shape] = []
-    given: list[Costs] = []
+    given: list[TableCosts] = []
     states = {len(mem): np.arange(len(mem)) for mem, _ in own}
     for variable, (mem, time) in enumerate(own):
         forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
         shapes.append(Shape((variable,), (states[len(mem)],), (len(mem),)))
-        given.append(Costs(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
+        given.append(TableCosts(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
     return shapes + [shape for shape, _ in edges], given + [costs for _, costs in edges]
 
 
-def first_equal(given: Sequence[Costs]) -> list[int]:
+def first_equal(given: Sequence[TableCosts]) -> list[int]:
     """Return for each table the index of the first table that is equal to it."""
     first: dict[tuple[object, ...], int] = {}
     contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)

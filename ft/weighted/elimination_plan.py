@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..problem import Ints, Problem
-from .cost_tables import Costs, Shape, first_equal, given_tables
-from .elimination_steps import Bucket, Input, Step
+from .cost_tables import Shape, TableCosts, first_equal, given_tables
+from .elimination_steps import Bucket, EliminationStep, Input
 
 MAX_TOTAL_CELLS = 1 << 26
 """The most cells of all tables together: 8 bytes each."""
@@ -40,7 +40,7 @@ _WORK_PER_CELL = 1 << 8
 
 
 @dataclass(slots=True)
-class Plan:
+class EliminationPlan:
     """The eliminations of a problem, in order.
 
     Attributes:
@@ -57,14 +57,14 @@ class Plan:
     n_states: tuple[int, ...]
     max_cells: int
     shapes: list[Shape] = field(default_factory=list)
-    given: list[Costs] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    given: list[TableCosts] = field(default_factory=list)
+    steps: list[EliminationStep] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, max_cells: int) -> Plan:
+    def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
         """Plan to eliminate all nodes with tables of at most ``max_cells`` cells.
 
         An edge of the problem itself may have more cells. Where all tables together have more than MAX_TOTAL_CELLS, planning
@@ -165,7 +165,7 @@ class _Planner:
         done: known eliminations, by key.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EliminationPlan) -> None:
         self.plan = plan
         self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}
         for number, shape in enumerate(plan.shapes):
@@ -174,7 +174,7 @@ class _Planner:
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
         self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the identities of arrays, all of which are kept
-        self.done: dict[tuple[object, ...], Step] = {}
+        self.done: dict[tuple[object, ...], EliminationStep] = {}
 
     def run(self) -> None:
         """Eliminate all variables, the cheapest first."""
@@ -229,7 +229,7 @@ class _Planner:
             for other in self.plan.shapes[table].scope:
                 self.live[other].discard(table)
         del self.live[variable]
-        step = Step(variable, own, tuple(self._bucket(part) for part in parts))
+        step = EliminationStep(variable, own, tuple(self._bucket(part) for part in parts))
         self.plan.steps.append(step)
         known = self.done.setdefault(self._key(step, parts), step)
         for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
@@ -291,7 +291,7 @@ class _Planner:
             plan.constants.append(number)
         return bucket
 
-    def _key(self, step: Step, parts: Sequence[_Effort]) -> tuple[object, ...]:
+    def _key(self, step: EliminationStep, parts: Sequence[_Effort]) -> tuple[object, ...]:
         """Return a key that is equal for steps that do the same with the same tables."""
         plan = self.plan
         key: list[object] = [(plan.same[table], id(plan.shapes[table].of(step.variable))) for table in step.own]
@@ -300,8 +300,8 @@ class _Planner:
             key.append((bucket.axes, len(bucket.left), id(effort.partitions[step.variable])))
             for each in bucket.inputs:
                 shape = plan.shapes[each.table]
-                told = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in each.axes)
-                key.append((plan.same[each.table], each.axes, told, each.expanded))
+                of_axes = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in each.axes)
+                key.append((plan.same[each.table], each.axes, of_axes, each.expanded))
         return tuple(key)
 
     def _input(self, effort: _Effort, table: int, order: tuple[int, ...]) -> Input:
@@ -323,8 +323,8 @@ class _Planner:
         neighbours = set(effort.neighbours)
         scopes: dict[frozenset[int], list[int]] = {}
         for table in effort.tables:
-            told_apart = frozenset(v for v in self.plan.shapes[table].scope if v in neighbours)
-            scopes.setdefault(told_apart, []).append(table)
+            adjacent = frozenset(v for v in self.plan.shapes[table].scope if v in neighbours)
+            scopes.setdefault(adjacent, []).append(table)
         kinds = sorted(scopes, key=lambda scope: (effort.cells_of(scope), sorted(scope)))
 
         def cost(mask: int) -> tuple[float, int]:

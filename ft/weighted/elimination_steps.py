@@ -71,7 +71,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class EliminationStep:
     """The elimination of one variable.
 
     Attributes:

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
-from .cost_tables import Costs
-from .elimination_plan import Plan
-from .elimination_steps import Bucket, Input, Step
+from .cost_tables import TableCosts
+from .elimination_plan import EliminationPlan
+from .elimination_steps import Bucket, EliminationStep, Input
 from .min_plus import Floats, Pool, added, contract, expand, least_of_classes, less, turned
 
 EXACT = 1 << 52
@@ -93,7 +93,7 @@ class Setting:
     """
 
     problem: Problem
-    plan: Plan
+    plan: EliminationPlan
     most: tuple[int, int]
     split: tuple[int, ...]
     deadline: float
@@ -145,7 +145,7 @@ class Pass:
         if np.isinf(self.total).any():
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
 
-    def _weighted(self, costs: Costs) -> Floats:
+    def _weighted(self, costs: TableCosts) -> Floats:
         """Return the weighted costs of a table, infinite where it is forbidden: an axis of weights, then the table's."""
         table = self.setting.pool.take((self.n, *costs.mem.shape))
         for row, (mem, time_ns) in zip(table, self.weights, strict=True):
@@ -163,7 +163,7 @@ class Pass:
         is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
         return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
 
-    def _eliminate(self, step: Step) -> None:
+    def _eliminate(self, step: EliminationStep) -> None:
         """Compute the results of a variable's buckets, or take those of an equal elimination."""
         if time.monotonic() > self.setting.deadline:
             raise TimeIsUpError
@@ -195,7 +195,7 @@ class Pass:
                 self.setting.pool.put_back(self.tables[number])
         self.tables.clear()
 
-    def _shares(self, step: Step, own: Floats) -> list[Floats]:
+    def _shares(self, step: EliminationStep, own: Floats) -> list[Floats]:
         """Share a variable's own cost out over its buckets, such that each state costs the same in all of them."""
         if len(step.buckets) == 1:
             return [own]

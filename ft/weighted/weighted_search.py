@@ -30,7 +30,7 @@ import numpy as np
 
 from ..problem import Problem
 from ..tables.merge import is_for_compiled_code
-from .elimination_plan import Plan
+from .elimination_plan import EliminationPlan
 from .min_plus import min_plus_compiled, min_plus_in_numpy
 from .passes import EXACT, Least, Marginals, Pass, Setting, Shares, TimeIsUpError
 
@@ -63,7 +63,7 @@ class WeightedSearch:
 
     def __init__(self, problem: Problem, max_cells: int = MAX_CELLS, deadline: float = math.inf) -> None:
         self.problem = problem
-        self.plan = Plan.of(problem, max_cells)
+        self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
         given = self.plan.given
         self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))

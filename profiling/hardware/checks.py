@@ -27,7 +27,7 @@ def number(value: object, field: str, expected: str, least: float | None = None)
     return float(value)
 
 
-def whole(value: object, field: str, expected: str) -> int:
+def positive_integer(value: object, field: str, expected: str) -> int:
     """Return a whole number of at least 1; a float such as 16e9 is one too."""
     number(value, field, expected)
     assert isinstance(value, int | float)

@@ -64,7 +64,9 @@ class Device:
             raise HardwareError(f"device.flops_per_s.float32: missing; got rates for {', '.join(rates) or 'no dtype'}")
         per_second = "a positive number per second"
         values = {
-            "memory_bytes": checks.whole(self.memory_bytes, "device.memory_bytes", "a positive whole number of bytes"),
+            "memory_bytes": checks.positive_integer(
+                self.memory_bytes, "device.memory_bytes", "a positive whole number of bytes"
+            ),
             "flops_per_s": FrozenMapping(
                 {dtype: checks.number(rate, f"device.flops_per_s.{dtype}", per_second) for dtype, rate in rates.items()}
             ),
@@ -101,7 +103,7 @@ class LinkLevel:
         checks.text(self.name, "levels.name")
         where = f"levels[{self.name}]"
         values = {
-            "count": checks.whole(self.count, f"{where}.count", "a positive whole number of units"),
+            "count": checks.positive_integer(self.count, f"{where}.count", "a positive whole number of units"),
             "latency_us": checks.number(self.latency_us, f"{where}.latency_us", "microseconds, at least 0", least=0),
             "bytes_per_s": checks.number(self.bytes_per_s, f"{where}.bytes_per_s", "a positive number per second"),
         }
@@ -125,7 +127,7 @@ class CollectiveTable:
     def __post_init__(self) -> None:
         sizes = checks.sequence(self.n_bytes, "bytes", "a list of sizes")
         times = checks.sequence(self.time_us, "time_us", "a list of times")
-        sizes = tuple(checks.whole(size, "bytes", "positive whole numbers") for size in sizes)
+        sizes = tuple(checks.positive_integer(size, "bytes", "positive whole numbers") for size in sizes)
         times = tuple(checks.number(time, "time_us", "positive microseconds") for time in times)
         if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):
             raise checks.fail("bytes", list(sizes), "at least two sizes, each larger than the one before")

@@ -32,7 +32,7 @@ class OperatorRate:
             object.__setattr__(self, name, value)
         if not self.overhead_us + self.us_per_gflop + self.us_per_gb > 0:
             raise checks.fail("overhead_us, us_per_gflop, us_per_gb", 0, "at least one above 0: nothing takes no time")
-        object.__setattr__(self, "samples", checks.whole(self.samples, "samples", "a positive whole number"))
+        object.__setattr__(self, "samples", checks.positive_integer(self.samples, "samples", "a positive whole number"))
 
     def time_us(self, flops: float, n_bytes: float) -> float:
         return self.overhead_us + (self.us_per_gflop * flops + self.us_per_gb * n_bytes) / 1e9

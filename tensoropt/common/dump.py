@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def dump(stage: str, *parts: object) -> None:
+def dump(phase: str, *parts: object) -> None:
     """Write a phase's parts to its file, one after the other, if ``TENSOROPT_DUMP`` is set.
 
     A phase that is dumped again gets a numbered file.
@@ -16,6 +16,6 @@ def dump(stage: str, *parts: object) -> None:
         return
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    number = sum(1 for _ in target.glob(f"{stage}*.txt"))
-    name = f"{stage}.txt" if number == 0 else f"{stage}-{number + 1}.txt"
+    number = sum(1 for _ in target.glob(f"{phase}*.txt"))
+    name = f"{phase}.txt" if number == 0 else f"{phase}-{number + 1}.txt"
     (target / name).write_text("\n\n".join(map(str, parts)) + "\n")

@@ -72,7 +72,7 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
     try:
         real, constant = (float, float) if any_number else (_real, _no_number)
         value = json.loads(
-            text, parse_int=_whole, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
+            text, parse_int=_integer, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
         )
     except RecursionError as error:
         raise JsonError(_TOO_DEEP) from error
@@ -112,7 +112,7 @@ def _inside(value: Any) -> Iterable[Any]:
     return (each for each in value if isinstance(each, (dict, list))) if isinstance(value, list) else ()
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > MOST_DIGITS + text.startswith("-"):
         raise JsonError(f"a whole number has {len(text)} digits, expected at most {MOST_DIGITS}")
     return int(text)

@@ -50,7 +50,7 @@ def is_users(filename: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class CodeLocation:
     """The place in the code that a thread is at.
 
     Attributes:
@@ -73,7 +73,7 @@ class Whereabouts:
 _OURS, _USERS, _LIBRARY = "ours", "user's", "library"
 
 
-def whereabouts(frame: FrameType | None) -> Whereabouts:
+def code_location(frame: FrameType | None) -> CodeLocation:
     """Return where a thread is, given its innermost frame; frames of libraries are skipped, and only their callers count."""
     innermost, line, call, outermost_call = "", "", "", ""
     for each in _outwards(frame):
@@ -88,7 +88,7 @@ def whereabouts(frame: FrameType | None) -> Whereabouts:
         line = line or at
         if call:
             outermost_call, call = f"{call} at {at}", ""
-    return Whereabouts(outermost_call, line, innermost != _OURS)
+    return CodeLocation(outermost_call, line, innermost != _OURS)
 
 
 def is_reading(frame: FrameType | None) -> bool:

@@ -28,7 +28,7 @@ TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
 ANSWER_S = 4.0
 """The least time that a question stays open before its rank counts as silent: a few times the interval of looks."""
 
-URGENT, TRAILING = CHAINS = range(2)
+CRITICAL, OVERLAPPABLE = CHAINS = range(2)
 """The chains: urgent collectives, which another part of the step waits for, and trailing (overlappable) ones.
 
 Only updates wait for trailing collectives. Where these have no chain of their own, they count as urgent too.
@@ -52,7 +52,7 @@ def timeout_s() -> float:
 
 
 @dataclass
-class Waiting:
+class ChainState:
     """The collectives of one chain that this rank is in, and since when; written by the thread that calls them.
 
     Attributes:
@@ -78,7 +78,7 @@ class Waiting:
         return self.since_s is not None
 
 
-def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
+def tell_of(target: object, waiting: ChainState, names: Iterable[str]) -> None:
     """Wrap methods of one object, by name, so that ``waiting`` shows each call.
 
     Only these methods are wrapped: the calls of steps, which note more, pay nothing for it.
@@ -87,7 +87,7 @@ def tell_of(target: object, waiting: Waiting, names: Iterable[str]) -> None:
         setattr(target, name, _telling(getattr(target, name), waiting, name))
 
 
-def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callable[..., Any]:
+def _telling(method: Callable[..., Any], waiting: ChainState, what: str) -> Callable[..., Any]:
     def telling(*arguments: Any, **named: Any) -> Any:
         waiting.begin(what)
         try:
@@ -98,7 +98,7 @@ def _telling(method: Callable[..., Any], waiting: Waiting, what: str) -> Callabl
     return telling
 
 
-class Answer(NamedTuple):
+class RankReport(NamedTuple):
     """A rank's report about itself.
 
     A rank for which the plan has no work has begun fewer collectives, and nobody waits for it.
@@ -108,7 +108,7 @@ class Answer(NamedTuple):
         what: which one it is in, by chain; "" if none.
         is_at_work: whether it has work, and hasn't come to its end.
         idle_s: for how long it has made no progress: waited, run the user's code, or stood still.
-        where: where it is (:class:`~tensoropt.common.source_lines.Whereabouts` as text).
+        where: where it is (:class:`~tensoropt.common.source_lines.CodeLocation` as text).
         call: the call of TensorOpt that it is in.
     """
 
@@ -135,24 +135,24 @@ class Report:
         last_call: the last call that it is known to have been in.
     """
 
-    answer: Answer | None
+    answer: RankReport | None
     is_new: bool = True
     silent_s: float | None = None
     last_call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class LongWait:
     """A wait that has lasted for the timeout: its rank, its chain, its length, and the waiting rank's own answer."""
 
     rank: int
     chain: int
     seconds: float
-    own: Answer
+    own: RankReport
     may_compute: bool = False
 
 
-def verdict(waited: Waited, reports: Mapping[int, Report], timeout_s: float) -> str | None:
+def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float) -> str | None:
     """Return the sentence that ends all ranks, or None while there is a reason to wait on."""
     missing, differing, is_over, is_excused = [], [], False, False
     own, chain = waited.own, waited.chain
@@ -190,13 +190,13 @@ def silent(rank: int, report: Report) -> str:
     return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
 
 
-def _doing(answer: Answer) -> str:
+def _doing(answer: RankReport) -> str:
     if not answer.waits_in:
         return answer.where
     return f"in {answer.waits_in}{f', in {answer.call}' if answer.call else ''}"
 
 
-def _differs(answer: Answer, own: Answer, chain: int) -> bool:
+def _differs(answer: RankReport, own: RankReport, chain: int) -> bool:
     """Return whether a rank is elsewhere, though it has begun as many collectives.
 
     It is in another collective, or in none, or has gone on to another call.

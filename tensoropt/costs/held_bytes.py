@@ -16,8 +16,8 @@ def least_held_bytes(graph: Graph, n_devices: int, of: Container[str] = (VARIABL
         of: the types of the operators whose results count.
     """
     total = 0
-    for op in graph.whole.step_operators:
+    for op in graph.full_batch.step_operators:
         if op.type in of:
-            copies = 1 + min((update.slots for update in graph.whole.updates.get(op.name, ())), default=0)
+            copies = 1 + min((update.slots for update in graph.full_batch.updates.get(op.name, ())), default=0)
             total += copies * -(-op.result.mem_bytes // n_devices)
     return total

@@ -17,7 +17,7 @@ class PartCosts(Protocol):
     """Costs of the single operators of a body, by config."""
 
     @property
-    def kept(self) -> frozenset[str]:
+    def saved(self) -> frozenset[str]:
         """The names of the tensors that some gradient reads."""
         ...
 
@@ -42,7 +42,7 @@ class BodyCosting:
     parts: PartCosts
     is_differentiated: bool
 
-    def kept_bytes(self, config: Config) -> int:
+    def saved_bytes(self, config: Config) -> int:
         """Return the bytes that a loop saves of its trips for its backward pass, and of its constants.
 
         Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
@@ -59,7 +59,7 @@ class BodyCosting:
             else:
                 each_trip += found
         for tensor in composition.body.inputs[: form.first_invariant]:
-            if tensor.name in self.parts.kept:
+            if tensor.name in self.parts.saved:
                 local = composition.input_layout(tensor, config).largest_local_shape(tensor.shape)
                 each_trip += math.prod(local) * tensor.item_bytes
         return once + form.trips * each_trip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..profiling.costs import CollectiveCosts, OperatorCosts
 from ..profiling.hardware import Hardware
-from ..profiling.work import NOTHING_KNOWN, Known
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from .operator_costs import OperatorCosting
@@ -12,7 +12,7 @@ from .resharding_costs import ReshardingCosting
 
 
 def costing_of(
-    model: Model, hardware: Hardware, mesh: Mesh, known: Known = NOTHING_KNOWN
+    model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN
 ) -> OperatorCosting:
     """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators."""
     reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh), hardware.exposed_share_on(mesh))

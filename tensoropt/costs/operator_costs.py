@@ -21,7 +21,7 @@ from ..ir.body import BODY, COMPOSITES, VALUE_SHAPED
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
-from ..profiling.work import Work
+from ..profiling.work import WorkItem
 from ..reschedule.layout import Layout
 from ..rules.composition import Composition
 from ..rules.rule import Config, Interface, Rule, interface, local_points
@@ -29,16 +29,16 @@ from ..sharding.consumers import Consumer, consumers_of
 from ..sharding.resharding import Resharding, differentiated_operands, halo_resharding, inner_reshardings
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .loop_costs import BodyCosting
-from .resharding_costs import ReshardingCosting, piece_bytes
+from .resharding_costs import ReshardingCosting, shard_bytes
 from .work_items import work_of
 
 
 class ComputeCosts(Protocol):
     """The costs of computing: the interface at which models of operators' time plug in."""
 
-    def time_ns(self, work: Work) -> int: ...
+    def time_ns(self, work: WorkItem) -> int: ...
 
-    def backward_ns(self, work: Work) -> int: ...
+    def backward_ns(self, work: WorkItem) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class OperatorCosting:
     _bodies: dict[str, BodyCosting] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
-    def kept(self) -> frozenset[str]:
+    def saved(self) -> frozenset[str]:
         """The names of the tensors that some gradient reads; in place of a view, the tensor that it views."""
-        return frozenset(self.viewed(name) for name in self.backward.kept_results | self._taken)
+        return frozenset(self.viewed(name) for name in self.backward.residual_results | self._taken)
 
     @cached_property
-    def left(self) -> frozenset[str]:
+    def saved_as_produced(self) -> frozenset[str]:
         """The names of the tensors that are saved in their produced layout, however they are resharded.
 
         These are the tensors that their producers' own gradients read, those that are read by way of a view, and batches,
         which are held all the time. Whether another tensor is saved depends on its reshardings, which are charged for it.
         """
         viewed = {name for name in self._taken if self.viewed(name) != name}
-        fed = {name for name in self.kept if self.graph.producers[name].type == PLACEHOLDER}
-        return frozenset(self.viewed(name) for name in self.backward.kept_results | viewed) | fed
+        fed = {name for name in self.saved if self.graph.producers[name].type == PLACEHOLDER}
+        return frozenset(self.viewed(name) for name in self.backward.residual_results | viewed) | fed
 
     @property
     def charged(self) -> frozenset[str]:
@@ -78,18 +78,18 @@ class OperatorCosting:
 
         Variables and constants are counted as well, and aren't named here.
         """
-        return self.kept if self.is_body else self.left
+        return self.saved if self.is_body else self.saved_as_produced
 
     @cached_property
     def _taken(self) -> frozenset[str]:
-        operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.kept_operands)
+        operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.residual_operands)
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 
     def reads(self, consumer: Consumer) -> bool:
         """Return whether the backward pass reads a consumer's copy of its operand, directly or by way of views."""
         if consumer.is_step or consumer.is_update:
             return False
-        if (consumer.name, consumer.position) in self.backward.kept_operands:
+        if (consumer.name, consumer.position) in self.backward.residual_operands:
             return True
         op = self.graph.operators[consumer.name]
         operand = op.inputs[consumer.position]
@@ -98,7 +98,9 @@ class OperatorCosting:
         )
 
     def _is_read(self, name: str) -> bool:
-        return name in self.backward.kept_results or any(self.reads(consumer) for consumer in self._consumers.get(name, ()))
+        return name in self.backward.residual_results or any(
+            self.reads(consumer) for consumer in self._consumers.get(name, ())
+        )
 
     @cached_property
     def _consumers(self) -> dict[str, list[Consumer]]:
@@ -129,47 +131,47 @@ class OperatorCosting:
         """
         total = 0
         for tensor, layout in zip(op.outputs, seen.results, strict=True):
-            piece = piece_bytes(tensor, layout)
+            shard = shard_bytes(tensor, layout)
             if op.type == VARIABLE:
-                total += piece + self._update_bytes(op, layout)
+                total += shard + self._update_bytes(op, layout)
             elif op.type == PLACEHOLDER and tensor.name in self.charged:
                 # The full batch is held all the time, and not one micro-batch of it.
-                total += piece * self.graph.n_runs(tensor.name)
+                total += shard * self.graph.n_runs(tensor.name)
             elif op.type == CONSTANT or tensor.name in self.charged:
-                total += piece
+                total += shard
         if op.name in self.graph.lookup_operators:
             # The indices and the gradient of the rows that were found, global on every device.
             found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
             total += found * self.graph.n_runs(op.result.name)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
-            total += self.kept_inside_bytes(op, config)
-        if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
+            total += self.saved_inside_bytes(op, config)
+        if (op.name, 0) in self.backward.residual_operands and rule.exchanged(config):
             exchanged = halo_resharding(op, rule, config, True)
             assert exchanged.halo is not None
             total += math.prod(exchanged.halo.largest_local_shape(exchanged.shape)) * exchanged.item_bytes
         return total
 
-    def left_bytes(self, op: Operator, seen: Interface) -> int:
+    def saved_result_bytes(self, op: Operator, seen: Interface) -> int:
         """Return the part of :meth:`mem_bytes` that is the operator's results.
 
         These bytes aren't saved where the operator is rematerialized.
         """
-        pieces = zip(op.outputs, seen.results, strict=True)
-        return sum(piece_bytes(tensor, layout) for tensor, layout in pieces if tensor.name in self.charged)
+        shards = zip(op.outputs, seen.results, strict=True)
+        return sum(shard_bytes(tensor, layout) for tensor, layout in shards if tensor.name in self.charged)
 
-    def again_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
+    def rematerialization_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """Return the time of rematerializing an operator in the backward pass.
 
         It is the time that the operator's forward pass takes.
         """
         return self.compute_time_ns(op, rule, config, seen) - self.backward_time_ns(op, rule, config, seen)
 
-    def kept_inside_bytes(self, op: Operator, config: Config) -> int:
+    def saved_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""
         if op.type == VALUE_SHAPED:
             is_read = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
             return int(op.attrs[BODY].inside_bytes) if is_read else 0
-        return self._body(op).kept_bytes(config)
+        return self._body(op).saved_bytes(config)
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:
         """Return the compute time of forward and backward pass, over all micro-batches.
@@ -193,7 +195,7 @@ class OperatorCosting:
             return 0
         return self.compute.backward_ns(work) * self.graph.n_runs(op.result.name)
 
-    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> Work | None:
+    def work(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> WorkItem | None:
         """Return the work of one operator, forward and backward, or of a variable's update; None if there is none.
 
         A composite operator has no work of its own either: the operators of its body have.
@@ -203,26 +205,26 @@ class OperatorCosting:
         moved = 0 if op.type in ALIASES else self._bytes_moved(op, seen)
         if op.type == VARIABLE:
             n_bytes = self._updated_bytes(op, seen.results[0], moved)
-            return Work(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
+            return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         flops = round(rule.flops_per_point * local_points(rule, config))
         return work_of(op, rule, config, seen, (flops, moved), self.backward.gradients)
 
     def _update_bytes(self, op: Operator, layout: Layout) -> int:
         """Return the bytes of a trained variable's gradients and slots, and of global copies where its update needs them."""
-        piece, by_rows = piece_bytes(op.result, layout), op.name in self.graph.lookups
-        return sum(update.copies(op.result, layout, piece, by_rows) for update in self.graph.updates.get(op.name, ()))
+        shard, by_rows = shard_bytes(op.result, layout), op.name in self.graph.lookups
+        return sum(update.copies(op.result, layout, shard, by_rows) for update in self.graph.updates.get(op.name, ()))
 
-    def _updated_bytes(self, op: Operator, layout: Layout, piece: int) -> int:
+    def _updated_bytes(self, op: Operator, layout: Layout, shard: int) -> int:
         """Return the bytes that an update reads and writes.
 
         It reads the gradient, and reads and writes the value and each slot.
         """
         updates = self.graph.updates.get(op.name, ())
         if op.name in self.graph.lookups and all(update.leaves_rows for update in updates):
-            rows = min(piece, self.found_bytes(op) * piece // max(1, op.result.mem_bytes))
+            rows = min(shard, self.found_bytes(op) * shard // max(1, op.result.mem_bytes))
             return sum(rows * (3 + 2 * update.slots) for update in updates)
         written = self._update_bytes(op, layout)
-        return 2 * written + piece if written else 0
+        return 2 * written + shard if written else 0
 
     def found_bytes(self, op: Operator) -> int:
         """Return the bytes of all rows that lookups in a variable find, if it is updated by rows; else 0."""
@@ -239,12 +241,12 @@ class OperatorCosting:
         return update_reshardings(updates, op.result, interface(rule, config).results[0], by_rows) if updates else ()
 
     def _bytes_moved(self, op: Operator, seen: Interface) -> int:
-        pieces: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
+        shards: list[tuple[Tensor, Layout]] = list(zip(op.outputs, seen.results, strict=True))
         for position, tensor in op.operands:
-            demand = seen.operands[position]
-            if demand is not None:
-                pieces.append((tensor, demand.layout))
-        return sum(piece_bytes(each, layout) for each, layout in pieces)
+            sharding = seen.operands[position]
+            if sharding is not None:
+                shards.append((tensor, sharding.layout))
+        return sum(shard_bytes(each, layout) for each, layout in shards)
 
     def inner_times_ns(self, op: Operator, rule: Rule, configs: Iterable[Config]) -> list[tuple[int, int]]:
         """Return, for each config, the times of two groups of collectives.

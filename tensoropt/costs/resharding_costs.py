@@ -22,11 +22,11 @@ from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape, is_view, needs_communication
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import AllPairs, all_pairs, cheapest_path, size_class
-from ..rules.rule import Demand
+from ..rules.rule import OperandSharding
 from ..sharding.resharding import Resharding, bucket_share_ns, resharding_of
 
 
-class Keeping(Enum):
+class ResidualCharge(Enum):
     """The memory that a resharding is charged for residuals: what it saves for the backward pass, if that reads the copy.
 
     A copy that is the source itself, or a view of it, saves the source. That costs nothing in the members ``..._OF_KEPT``:
@@ -36,21 +36,27 @@ class Keeping(Enum):
 
     NOTHING = "no gradient reads the copy"
     COPY = "the copy"
-    COPY_OF_KEPT = "the copy; the source is kept anyway"
-    AGAIN = "the source, of which the copy is made again"
-    AGAIN_OF_KEPT = "nothing: the copy is made again of a source that is kept anyway"
-    FROM_AGAIN = "the copy, if it takes communication to make it of a source that is made again or computed again"
-    VIEW_OF_AGAIN = "the same; without communication it is part of what is computed again, and takes no time of its own"
-    KEPT_OF_AGAIN = "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
-    UNREAD_OF_AGAIN = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
-    LOCAL_OF_AGAIN = "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
+    COPY_OF_SAVED = "the copy; the source is kept anyway"
+    REGATHERED = "the source, of which the copy is made again"
+    REGATHERED_OF_SAVED = "nothing: the copy is made again of a source that is kept anyway"
+    FROM_REMATERIALIZED = "the copy, if it takes communication to make it of a source that is made again or computed again"
+    VIEW_OF_REMATERIALIZED = (
+        "the same; without communication it is part of what is computed again, and takes no time of its own"
+    )
+    COPY_OF_REMATERIALIZED = (
+        "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
+    )
+    UNREAD_OF_REMATERIALIZED = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
+    LOCAL_OF_REMATERIALIZED = (
+        "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
+    )
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
     FORBIDDEN = "nothing: there is no such resharding"
 
     @property
     def of_source(self) -> bool:
         """Return whether the resharding is charged for the source where that is saved."""
-        return self in (Keeping.COPY, Keeping.AGAIN)
+        return self in (ResidualCharge.COPY, ResidualCharge.REGATHERED)
 
 
 @dataclass
@@ -107,13 +113,13 @@ class ReshardingCosting:
         """Return the time of a resharding: forward and, where a gradient comes back, backward."""
         source = resharding.source
         if resharding.halo is not None:
-            ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.demand.varying is None else 2]
+            ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.sharding.unreduced is None else 2]
             return sum(way.time_ns(resharding.shape, resharding.item_bytes, self.steps) for way in ways)
         if resharding.reduction == "max":
             n_bytes = math.prod(source.largest_local_shape(resharding.shape)) * resharding.item_bytes
             return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
         if resharding.in_bucket:
-            forward = self._path_ns(source, resharding.demand.layout, resharding.shape, resharding.item_bytes)
+            forward = self._path_ns(source, resharding.sharding.layout, resharding.shape, resharding.item_bytes)
             return forward + bucket_share_ns(resharding, self.steps)
         return sum(self._path_ns(*ends, resharding.shape, resharding.item_bytes) for ends in _ends(resharding))
 
@@ -136,14 +142,14 @@ class ReshardingCosting:
     def matrix(
         self,
         tensor: Tensor,
-        sources: Sequence[Demand],
-        demands: Sequence[Demand],
-        keeping: Keeping,
+        sources: Sequence[OperandSharding],
+        shardings: Sequence[OperandSharding],
+        charge: ResidualCharge,
         of_variable: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return memory and time of the reshardings from each source to each operand sharding (Demand).
+        """Return memory and time of the reshardings from each source to each operand sharding (OperandSharding).
 
-        Both are int64[sources, demands]. A source is a layout, and the axes over which the gradient may come back to it
+        Both are int64[sources, shardings]. A source is a layout, and the axes over which the gradient may come back to it
         partial.
 
         Args:
@@ -152,75 +158,79 @@ class ReshardingCosting:
         table = self.table(tensor.shape, tensor.item_bytes)
         index = table.index
         of_source = np.array([index[source.layout] for source in sources], np.intp)
-        of_demand = np.array([index[demand.layout] for demand in demands], np.intp)
-        time_ns = table.time_ns[np.ix_(of_source, of_demand)].copy()
-        time_ns += self.returning_ns(tensor, sources, demands, of_variable)
-        if keeping == Keeping.NOTHING:
+        of_sharding = np.array([index[sharding.layout] for sharding in shardings], np.intp)
+        time_ns = table.time_ns[np.ix_(of_source, of_sharding)].copy()
+        time_ns += self.returning_ns(tensor, sources, shardings, of_variable)
+        if charge == ResidualCharge.NOTHING:
             return np.zeros_like(time_ns), time_ns
-        forward_ns = table.time_ns[np.ix_(of_source, of_demand)]
-        copies = np.broadcast_to([piece_bytes(tensor, demand.layout) for demand in demands], time_ns.shape)
-        pieces = np.broadcast_to([[piece_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
-        of_source_bytes = pieces if keeping.of_source else np.zeros_like(pieces)
-        equal = of_source[:, None] == of_demand[None, :]
+        forward_ns = table.time_ns[np.ix_(of_source, of_sharding)]
+        copies = np.broadcast_to([shard_bytes(tensor, sharding.layout) for sharding in shardings], time_ns.shape)
+        shards = np.broadcast_to([[shard_bytes(tensor, source.layout)] for source in sources], time_ns.shape)
+        of_source_bytes = shards if charge.of_source else np.zeros_like(shards)
+        equal = of_source[:, None] == of_sharding[None, :]
 
         def local() -> np.ndarray:
-            key = id(sources), id(demands)
+            key = id(sources), id(shardings)
             if key not in self._local:
-                layouts = [source.layout for source in sources], [demand.layout for demand in demands]
-                self._local[key] = _local(*layouts), sources, demands
+                layouts = [source.layout for source in sources], [sharding.layout for sharding in shardings]
+                self._local[key] = _local(*layouts), sources, shardings
             return self._local[key][0]
 
-        def lies_there() -> np.ndarray:
-            return equal | np.array([[is_view(s.layout, d.layout) for d in demands] for s in sources], bool)
+        def is_source_or_view() -> np.ndarray:
+            return equal | np.array([[is_view(s.layout, d.layout) for d in shardings] for s in sources], bool)
 
         forbidden = np.zeros_like(equal)
-        match keeping:
-            case Keeping.AGAIN | Keeping.AGAIN_OF_KEPT:
+        match charge:
+            case ResidualCharge.REGATHERED | ResidualCharge.REGATHERED_OF_SAVED:
                 mem, time_ns = of_source_bytes, time_ns + forward_ns
-            case Keeping.FROM_AGAIN:
+            case ResidualCharge.FROM_REMATERIALIZED:
                 mem, time_ns = np.where(local(), 0, copies), time_ns + np.where(local(), forward_ns, 0)
-            case Keeping.VIEW_OF_AGAIN:
+            case ResidualCharge.VIEW_OF_REMATERIALIZED:
                 mem = np.where(local(), 0, copies)
-            case Keeping.KEPT_OF_AGAIN:
+            case ResidualCharge.COPY_OF_REMATERIALIZED:
                 mem, forbidden = copies, local()
-            case Keeping.UNREAD_OF_AGAIN:
+            case ResidualCharge.UNREAD_OF_REMATERIALIZED:
                 mem, forbidden = np.zeros_like(copies), local()
-            case Keeping.LOCAL_OF_AGAIN:
+            case ResidualCharge.LOCAL_OF_REMATERIALIZED:
                 mem, forbidden = np.zeros_like(copies), ~local()
-            case Keeping.FROM_SHARED_UNREAD:
-                mem, forbidden = copies, lies_there()
-            case Keeping.FORBIDDEN:
+            case ResidualCharge.FROM_SHARED_UNREAD:
+                mem, forbidden = copies, is_source_or_view()
+            case ResidualCharge.FORBIDDEN:
                 mem, forbidden = np.zeros_like(copies), np.ones_like(equal)
             case _:
-                mem = np.where(lies_there(), of_source_bytes, copies)
+                mem = np.where(is_source_or_view(), of_source_bytes, copies)
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def returning_ns(
-        self, tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand], of_variable: bool = False
+        self,
+        tensor: Tensor,
+        sources: Sequence[OperandSharding],
+        shardings: Sequence[OperandSharding],
+        of_variable: bool = False,
     ) -> np.ndarray:
-        """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, demands]."""
+        """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, shardings]."""
         table = self.table(tensor.shape, tensor.item_bytes)
-        time_ns = np.zeros((len(sources), len(demands)), np.int64)
-        returning = np.array([demand.varying is not None for demand in demands], bool)
+        time_ns = np.zeros((len(sources), len(shardings)), np.int64)
+        returning = np.array([sharding.unreduced is not None for sharding in shardings], bool)
         if returning.any():
-            of_back = [table.index[d.layout.with_partial(d.varying)] for d in demands if d.varying is not None]
-            to_source = [table.index[source.layout.with_partial(source.varying or ())] for source in sources]
+            of_back = [table.index[d.layout.with_partial(d.unreduced)] for d in shardings if d.unreduced is not None]
+            to_source = [table.index[source.layout.with_partial(source.unreduced or ())] for source in sources]
             time_ns[:, returning] = table.time_ns[np.ix_(of_back, to_source)].T
         for i, source in enumerate(sources if of_variable else ()):
-            for j, demand in enumerate(demands):
-                if demand.varying is not None and demand.layout == source.layout:
-                    resharding = resharding_of(tensor, source.layout, demand, source.varying, of_variable=True)
+            for j, sharding in enumerate(shardings):
+                if sharding.unreduced is not None and sharding.layout == source.layout:
+                    resharding = resharding_of(tensor, source.layout, sharding, source.unreduced, of_variable=True)
                     if resharding.in_bucket:
                         time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns
 
 
-def accumulator_bytes(tensor: Tensor, source: Layout, demand: Demand) -> int:
+def accumulator_bytes(tensor: Tensor, source: Layout, sharding: OperandSharding) -> int:
     """Return the bytes of the sum, over micro-batches, of the gradients of a copy of a tensor that is computed once a step.
 
     The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
     """
-    return 0 if demand.varying is None or source == demand.layout else piece_bytes(tensor, demand.layout)
+    return 0 if sharding.unreduced is None or source == sharding.layout else shard_bytes(tensor, sharding.layout)
 
 
 def _local(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
@@ -245,13 +255,13 @@ def _bits(axes: Iterable[int]) -> int:
 
 def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:
     """Return the (from, to) layouts of a resharding: forward and, where a gradient comes back, backward."""
-    source, demand = resharding.source, resharding.demand
-    if demand.varying is None:
-        return [(source, demand.layout)]
-    back = demand.layout.with_partial(demand.varying), source.with_partial(resharding.returning)
-    return [(source, demand.layout), back]
+    source, sharding = resharding.source, resharding.sharding
+    if sharding.unreduced is None:
+        return [(source, sharding.layout)]
+    back = sharding.layout.with_partial(sharding.unreduced), source.with_partial(resharding.returning)
+    return [(source, sharding.layout), back]
 
 
-def piece_bytes(tensor: Tensor, layout: Layout) -> int:
+def shard_bytes(tensor: Tensor, layout: Layout) -> int:
     """Return the bytes of the largest shard that any device has."""
     return math.prod(layout.largest_local_shape(tensor.shape)) * tensor.item_bytes

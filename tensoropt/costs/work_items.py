@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ..ir.body import COMPOSITES
 from ..ir.graph import SOURCES, Operator
-from ..profiling.work import Work
+from ..profiling.work import WorkItem
 from ..reschedule.layout import Shape
 from ..rules.rule import Config, Interface, Rule
 from ..sharding.resharding import halo_resharding
@@ -26,7 +26,7 @@ def work_of(
     seen: Interface,
     amounts: tuple[int, int],
     gradients: Container[tuple[str, int]],
-) -> Work:
+) -> WorkItem:
     """Return the work of an operator in a config.
 
     Args:
@@ -37,7 +37,7 @@ def work_of(
     flops, n_bytes = amounts
     places = tuple(position for position, _ in op.operands if (op.name, position) in gradients)
     dtype = op.result.dtype if op.outputs else "float32"
-    return Work(op.type, dtype, flops, n_bytes, len(places), _key(op, rule, config, seen, places))
+    return WorkItem(op.type, dtype, flops, n_bytes, len(places), _key(op, rule, config, seen, places))
 
 
 def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> list[Shape]:
@@ -47,14 +47,14 @@ def local_shapes(op: Operator, rule: Rule, config: Config, seen: Interface) -> l
     """
     shapes = []
     for position, tensor in op.operands:
-        demand = seen.operands[position]
-        assert demand is not None
+        sharding = seen.operands[position]
+        assert sharding is not None
         if position == 0 and rule.exchanged(config):
             halo = halo_resharding(op, rule, config, with_gradient=False).halo
             assert halo is not None
             shapes.append(halo.largest_local_shape(tensor.shape))
         else:
-            shapes.append(demand.layout.largest_local_shape(tensor.shape))
+            shapes.append(sharding.layout.largest_local_shape(tensor.shape))
     return shapes
 
 
@@ -62,8 +62,8 @@ def _key(op: Operator, rule: Rule, config: Config, seen: Interface, places: tupl
     """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself."""
     if op.type in SOURCES or op.type in COMPOSITES:
         return ""
-    pieces = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
-    shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in pieces]
+    shards = zip(op.operands, local_shapes(op, rule, config, seen), strict=True)
+    shapes = [f"{tensor.dtype}{list(shape)}" for (_, tensor), shape in shards]
     if rule.exchanged(config):
         shapes.append("all that windows cover")
     inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)

@@ -27,7 +27,7 @@ _HANDLES = (tf.resource, tf.variant)
 
 
 @dataclass
-class Connections:
+class GradientWalk:
     """A walk over one recorded graph along its gradients.
 
     Attributes:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ..ir.attributes import attributes_of
 from ..ir.graph import Operator, Tensor
-from .control_flow.body_builder import Context
+from .control_flow.body_builder import OuterImporter
 
 _FORMATS = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}
 Value = Callable[[tf.Tensor], "np.ndarray | None"]
@@ -43,7 +43,7 @@ class Dilated:
     rates: tuple[int, ...]
     paddings: tuple[tuple[int, int], ...]
 
-    def operator(self, importer: Context) -> Operator:
+    def operator(self, importer: OuterImporter) -> Operator:
         """Return the convolution with gaps that gives the result of the last of the three operators."""
         op, result = self.convolution, self.back.outputs[0]
         attributes = attributes_of(op) | {"dilations": [1, *self.rates, 1]}

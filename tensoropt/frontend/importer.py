@@ -30,7 +30,7 @@ from ..ir.graph import (
 )
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
-from .connected import Connections
+from .connected import GradientWalk
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
@@ -140,7 +140,7 @@ class _Importer:
         """
         if not steps:
             return None
-        connections = Connections(self.recorded, self.gradients)
+        connections = GradientWalk(self.recorded, self.gradients)
         found = [connections.differentiated(step.loss, step.variables) for step in steps]
         tensors = {self._canonical(name) for each in found for name in each.tensors}
         operands: dict[str, frozenset[int]] = {}

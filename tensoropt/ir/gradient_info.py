@@ -14,14 +14,14 @@ class Backward:
 
     Attributes:
         gradients: (operator, input position) of the operands to which a gradient comes back.
-        kept_operands: (operator, input position) of the operands that the operator's own gradient reads.
-        kept_results: names of the tensors that their own producer's gradient reads.
+        residual_operands: (operator, input position) of the operands that the operator's own gradient reads.
+        residual_results: names of the tensors that their own producer's gradient reads.
         bodies: what the backward pass of a loop's body does, by the name of a loop that gets a gradient.
     """
 
     gradients: frozenset[tuple[str, int]]
-    kept_operands: frozenset[tuple[str, int]]
-    kept_results: frozenset[str]
+    residual_operands: frozenset[tuple[str, int]]
+    residual_results: frozenset[str]
     bodies: Mapping[str, Backward] = field(default_factory=dict, hash=False)
 
     def reached(self, graph: Graph) -> frozenset[str]:

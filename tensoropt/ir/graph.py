@@ -24,7 +24,7 @@ from ..reschedule.layout import Shape
 from .optimizer import Optimizer, ParameterUpdate
 
 if TYPE_CHECKING:
-    from .slicing import Slicing
+    from .micro_batching import MicroBatching
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)
@@ -157,33 +157,33 @@ class Graph:
         operators: by name, in topological order.
         train_steps: by the name of the recorded operation.
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
-        slicing: for the graph of one micro-batch, how it comes from the graph of the full batch; else None.
+        micro_batching: for the graph of one micro-batch, how it comes from the graph of the full batch; else None.
         differentiated: where TensorFlow's gradients go, as the recorded graph says it; None where it was not worked out.
     """
 
     operators: Mapping[str, Operator]
     train_steps: Mapping[str, TrainStep]
     aliases: Mapping[str, str]
-    slicing: Slicing | None = None
+    micro_batching: MicroBatching | None = None
     differentiated: Differentiated | None = None
 
     @property
-    def n_slices(self) -> int:
+    def n_micro_batches(self) -> int:
         """The number of micro-batches in which a training step takes its batch."""
-        return 1 if self.slicing is None else self.slicing.n
+        return 1 if self.micro_batching is None else self.micro_batching.n
 
     @property
-    def whole(self) -> Graph:
+    def full_batch(self) -> Graph:
         """The graph of the full batch."""
-        return self if self.slicing is None else self.slicing.whole
+        return self if self.micro_batching is None else self.micro_batching.full_batch
 
     def n_runs(self, tensor: str) -> int:
         """Return how often a training step computes a tensor: once for each micro-batch, or once."""
-        return self.n_slices if self.slicing is not None and tensor in self.slicing.forms else 1
+        return self.n_micro_batches if self.micro_batching is not None and tensor in self.micro_batching.forms else 1
 
     def accumulates(self, tensor: str) -> bool:
         """Return whether the gradients of several micro-batches are added up at a tensor's copies."""
-        return self.n_slices > 1 and self.n_runs(tensor) == 1
+        return self.n_micro_batches > 1 and self.n_runs(tensor) == 1
 
     @cached_property
     def producers(self) -> dict[str, Operator]:

@@ -20,18 +20,19 @@ class ParameterUpdate:
 
     Attributes:
         slots: the number of variables of the parameter's shape that the optimizer keeps for it.
-        is_whole: whether every device updates the global parameter, since an update of each shard would give another result.
+        is_global: whether every device updates the global parameter, since an update of each shard would give another
+            result.
         sums: (length, bytes per element) of the vectors that are added up over all devices in the step; the first parameter
             of a step has them.
         leaves_rows: whether a gradient of rows changes these rows alone, without being expanded to the parameter's shape.
     """
 
     slots: int
-    is_whole: bool = False
+    is_global: bool = False
     sums: tuple[tuple[int, int], ...] = ()
     leaves_rows: bool = False
 
-    def copies(self, tensor: Tensor, layout: Layout, piece_bytes: int, by_rows: bool) -> int:
+    def copies(self, tensor: Tensor, layout: Layout, shard_bytes: int, by_rows: bool) -> int:
         """Return the bytes that one device holds for the update.
 
         These are the gradient, the slots, and global copies where the update needs them.
@@ -39,11 +40,11 @@ class ParameterUpdate:
         Args:
             by_rows: whether the gradient comes as rows, which aren't counted here.
         """
-        if not self.is_whole:
-            return piece_bytes * (self.slots if by_rows and self.leaves_rows else 1 + self.slots)
+        if not self.is_global:
+            return shard_bytes * (self.slots if by_rows and self.leaves_rows else 1 + self.slots)
         # The global gradient beside that of the shard, and the global parameter.
         whole = 0 if layout.is_replicated else 2 * tensor.mem_bytes
-        return piece_bytes + self.slots * tensor.mem_bytes + whole
+        return shard_bytes + self.slots * tensor.mem_bytes + whole
 
 
 class Optimizer(Protocol):

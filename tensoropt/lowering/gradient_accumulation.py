@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..ir.graph import Tensor
-from ..ir.slicing import Slice, Slicing
-from ..rules.rule import Demand
+from ..ir.micro_batching import MicroBatch, MicroBatching
+from ..rules.rule import OperandSharding
 from ..sharding.micro_batches import SUM
 from ..sharding.strategy import StrategyView
 from .local import local_block
@@ -33,11 +33,11 @@ from .table_lookups import Lookup
 
 SCOPE = "micro_batch"
 """The name scope of a micro-batch's operators; the micro-batch's index is appended to it."""
-_Taken = tuple[str, Demand, str]
+_Taken = tuple[str, OperandSharding, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class MicroBatchRequest:
     """A training step's requests to each of its micro-batches.
 
     Attributes:
@@ -72,7 +72,7 @@ class Accumulation:
 
     outside: LocalModel
     view: StrategyView
-    feed: Mapping[str, Callable[[Slice], Values]]
+    feed: Mapping[str, Callable[[MicroBatch], Values]]
     order_lag: float | None = None
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
     _taken: dict[_Taken, Values] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class Accumulation:
     _last: tuple[int, int] = (0, 0)
 
     @property
-    def slicing(self) -> Slicing:
+    def micro_batching(self) -> MicroBatching:
         """Return how the step is divided into micro-batches."""
-        slicing = self.view.graph.slicing
-        assert slicing is not None
-        return slicing
+        micro_batching = self.view.graph.micro_batching
+        assert micro_batching is not None
+        return micro_batching
 
-    def run(self, asked: Asked) -> tuple[Values, list[Values]]:
+    def run(self, request: MicroBatchRequest) -> tuple[Values, list[Values]]:
         """Emit all micro-batches; return the losses (replicated, summed over micro-batches) and the fetched values.
 
         The accumulated gradients are taken by :meth:`gradients` afterwards.
@@ -97,22 +97,22 @@ class Accumulation:
         losses: list[Values] = []
         fetched: list[list[Values]] = []
         n_devices = self.view.strategy.mesh.n_devices
-        slices = [Slice(self.slicing, i, n_devices) for i in range(self.slicing.n)]
-        for each in slices:
+        micro_batches = [MicroBatch(self.micro_batching, i, n_devices) for i in range(self.micro_batching.n)]
+        for each in micro_batches:
             with tf.control_dependencies([tf.group(*before)] if before else []):
-                loss, found = self._run_slice(each, asked)
+                loss, found = self._run_micro_batch(each, request)
             losses.append(loss)
             fetched.append(found)
             accumulated = [tensor for values in self._found.values() if values for tensor in values]
             before = [*loss, *self._sums.values(), *accumulated, *(tensor for values in found for tensor in values)]
         results = [
-            self._put_together(tensor, is_local, [found[k] for found in fetched], slices)
-            for k, (tensor, is_local) in enumerate(asked.fetched)
+            self._put_together(tensor, is_local, [found[k] for found in fetched], micro_batches)
+            for k, (tensor, is_local) in enumerate(request.fetched)
         ]
         self._losses = _added(losses)
         return self._losses, results
 
-    def _run_slice(self, which: Slice, asked: Asked) -> tuple[Values, list[Values]]:
+    def _run_micro_batch(self, which: MicroBatch, request: MicroBatchRequest) -> tuple[Values, list[Values]]:
         """Emit the forward and backward pass of one micro-batch and add its gradients to the accumulators.
 
         Returns:
@@ -125,10 +125,10 @@ class Accumulation:
             self.view, outside.router, outside.resharder, sources, outside.update, True, which, self._take
         )
         with tf.name_scope(f"{SCOPE}_{which.index}"):
-            model.emit(set(asked.operators))
-            losses = model.replicated(asked.loss, asked.step, with_gradient=True)
-            found = [self._fetched(model, tensor, is_local) for tensor, is_local in asked.fetched]
-            lookups = {name: lookup(model) for name, lookup in asked.lookups.items()}
+            model.emit(set(request.operators))
+            losses = model.replicated(request.loss, request.step, with_gradient=True)
+            found = [self._fetched(model, tensor, is_local) for tensor, is_local in request.fetched]
+            lookups = {name: lookup(model) for name, lookup in request.lookups.items()}
         n_forward = len(graph.get_operations())
         # A copy may be resharded for another micro-batch alone. Then it has no gradient in this one.
         taken = {id(tensor): tensor for key, values in self._taken.items() if _has_gradient(key) for tensor in values}
@@ -136,7 +136,7 @@ class Accumulation:
             self.lookups.setdefault(name, []).append(lookup)
         places = [[tensor] for tensor in taken.values()]
         gradients = gradients_of(losses, [*places, *(lookup.found for lookup in lookups.values())], places)
-        model.read_remade(graph.get_operations(), n_forward)
+        model.read_regathered(graph.get_operations(), n_forward)
         with tf.name_scope(f"{SCOPE}_{which.index}/accumulated"):
             for tensor, gradient in zip(taken.values(), gradients, strict=False):
                 if gradient is not None:
@@ -145,22 +145,22 @@ class Accumulation:
         for lookup, gradient in zip(lookups.values(), gradients[len(places) :], strict=True):
             self._found[id(lookup.found)] = gradient
         self._last = start, n_forward
-        if self.order_lag is not None and which.index < self.slicing.n - 1:
+        if self.order_lag is not None and which.index < self.micro_batching.n - 1:
             put_in_order(graph.get_operations()[start:], n_forward - start, self.order_lag)
         return losses, found
 
-    def _take(self, tensor: Tensor, demand: Demand, operator: str) -> Values | None:
+    def _take(self, tensor: Tensor, sharding: OperandSharding, operator: str) -> Values | None:
         """Return a tensor resharded for an operator if it doesn't depend on the batch, else None.
 
         The resharding is emitted for the first micro-batch that needs it, and shared by the others.
         """
-        if tensor.name in self.slicing.forms:
+        if tensor.name in self.micro_batching.forms:
             return None
-        key = tensor.name, demand, operator
+        key = tensor.name, sharding, operator
         if key not in self._taken:
             # Emitted outside of the control dependencies: it is done once, and mustn't wait for the micro-batch before.
             with tf.control_dependencies(None):
-                self._taken[key] = self.outside.resharded(tensor, demand, operator)
+                self._taken[key] = self.outside.resharded(tensor, sharding, operator)
         return self._taken[key]
 
     def gradients(self, losses: Values, places: list[Values]) -> list[Values | None]:
@@ -190,29 +190,31 @@ class Accumulation:
 
     def _fetched(self, model: LocalModel, tensor: Tensor, is_local: bool) -> Values:
         """Return a fetched tensor's values of one micro-batch: shards where these can be joined locally, else global."""
-        sliced = self.view.graph.tensors[tensor.name]
+        per_micro_batch = self.view.graph.tensors[tensor.name]
         if is_local and self._lies_as_it_would(tensor):
-            return model.without_sums(sliced, "fetch")
-        return model.replicated(sliced, "fetch")
+            return model.without_sums(per_micro_batch, "fetch")
+        return model.replicated(per_micro_batch, "fetch")
 
     def _lies_as_it_would(self, tensor: Tensor) -> bool:
         """Return whether the shards of all micro-batches, joined, are this rank's shard of the tensor of the whole batch."""
-        dimension = self.slicing.forms[tensor.name]
+        dimension = self.micro_batching.forms[tensor.name]
         if dimension == SUM:
             return True
         split = self.view.layout(self.view.graph.tensors[tensor.name]).splits[dimension]
-        n_shares = Slice(self.slicing, 0, self.view.strategy.mesh.n_devices).n_shares
+        n_shares = MicroBatch(self.micro_batching, 0, self.view.strategy.mesh.n_devices).n_shares
         return self.view.strategy.mesh.size_of(split) == n_shares and split == tuple(sorted(split))
 
-    def _put_together(self, tensor: Tensor, is_local: bool, values: list[Values], slices: Sequence[Slice]) -> Values:
+    def _put_together(
+        self, tensor: Tensor, is_local: bool, values: list[Values], micro_batches: Sequence[MicroBatch]
+    ) -> Values:
         """Return the values of a fetched tensor for the whole batch, from those of all micro-batches."""
-        dimension = self.slicing.forms[tensor.name]
+        dimension = self.micro_batching.forms[tensor.name]
         if dimension == SUM:
             return _added(values)
         joined = [tf.concat(parts, dimension) for parts in zip(*values, strict=True)]
         if is_local and self._lies_as_it_would(tensor):
             return joined
-        order = np.argsort(np.concatenate([each.places(tensor.shape[dimension]) for each in slices]))
+        order = np.argsort(np.concatenate([each.places(tensor.shape[dimension]) for each in micro_batches]))
         joined = [tf.gather(value, order, axis=dimension) for value in joined]
         if not is_local:
             return joined
@@ -223,7 +225,7 @@ class Accumulation:
 
 def _has_gradient(key: _Taken) -> bool:
     """Return whether a gradient comes back to the copy with this key."""
-    return key[1].varying is not None
+    return key[1].unreduced is not None
 
 
 def _added(values: Sequence[Values]) -> Values:

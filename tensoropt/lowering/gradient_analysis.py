@@ -123,8 +123,8 @@ def _union(graph: Graph, found: Iterable[Backward]) -> Backward:
     loops = [op for op in graph.operators.values() if op.type == LOOP and op.name in differentiated]
     return Backward(
         gradients,
-        frozenset().union(*(one.kept_operands for one in each)),
-        frozenset().union(*(one.kept_results for one in each)),
+        frozenset().union(*(one.residual_operands for one in each)),
+        frozenset().union(*(one.residual_results for one in each)),
         {op.name: _of_body(op.attrs[BODY]) for op in loops},
     )
 
@@ -165,7 +165,7 @@ class _Asking:
             return _Answer(frozenset(), frozenset(), frozenset())
         key = (*self._signature(op), results, places)
         if key not in self._answers:
-            self._answers[key] = self._ask(op, results, places)
+            self._answers[key] = self._analyse(op, results, places)
         return self._answers[key]
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
@@ -187,14 +187,14 @@ class _Asking:
         is_small = producer.type == CONSTANT and math.prod(tensor.shape) <= _MOST_WRITTEN
         return producer.statics[0].tobytes() if is_small else None
 
-    def _ask(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
+    def _analyse(self, op: Operator, results: frozenset[int], places: frozenset[int]) -> _Answer:
         """Emit the operator and its gradient in a graph of their own, and read from that what the gradient does."""
-        with tf.Graph().as_default() as asked, warnings.catch_warnings():
+        with tf.Graph().as_default() as graph_of_gradient, warnings.catch_warnings():
             # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
             warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
             operands = [self._operand(tensor) for _, tensor in op.operands]
             outputs = _emitted(op, operands)
-            forward = {made.name for made in asked.get_operations()}
+            forward = {made.name for made in graph_of_gradient.get_operations()}
             ends = [outputs[i] for i in sorted(results)]
             starts = [operands[place] for place in sorted(places)]
             given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
@@ -242,8 +242,8 @@ def _followed(
     reached, alive = _forward(asking, operators, starts)
     coming = {tensor.name for tensor in results if tensor.name in reached}
     gradients: set[tuple[str, int]] = set()
-    kept_operands: set[tuple[str, int]] = set()
-    kept_results: set[str] = set()
+    residual_operands: set[tuple[str, int]] = set()
+    residual_results: set[str] = set()
     for op in reversed(operators):
         arriving = frozenset(i for i, tensor in enumerate(op.outputs) if tensor.name in coming)
         if op.type in SOURCES or not arriving:
@@ -254,11 +254,11 @@ def _followed(
         gradients.update((op.name, positions[place]) for place in given.gives)
         coming.update(tensors[place].name for place in given.gives)
         read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
-        kept_operands.update((op.name, positions[place]) for place in read.reads)
-        kept_results.update(op.outputs[i].name for i in read.reads_results)
+        residual_operands.update((op.name, positions[place]) for place in read.reads)
+        residual_results.update(op.outputs[i].name for i in read.reads_results)
     if not coming & starts:
         return None
-    return Backward(frozenset(gradients), frozenset(kept_operands), frozenset(kept_results))
+    return Backward(frozenset(gradients), frozenset(residual_operands), frozenset(residual_results))
 
 
 def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -> tuple[set[str], set[str]]:

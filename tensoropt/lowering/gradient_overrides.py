@@ -24,32 +24,32 @@ Pulled = dict[int, tf.Tensor]
 MEAN = "Mean"
 
 
-def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
     """Return the gradients of x + y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return dict.fromkeys(asked, gradient)
+    return dict.fromkeys(positions, gradient)
 
 
-def _of_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+def _of_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
     """Return the gradients of x - y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: -gradient if position else gradient for position in asked}
+    return {position: -gradient if position else gradient for position in positions}
 
 
-def _of_product(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+def _of_product(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
     """Return the gradients of x * y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: x * gradient if position else gradient * y for position in asked}
+    return {position: x * gradient if position else gradient * y for position in positions}
 
 
-def _of_quotient(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+def _of_quotient(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
     """Return the gradients of x / y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: gradient * (-x / y / y) if position else gradient / y for position in asked}
+    return {position: gradient * (-x / y / y) if position else gradient / y for position in positions}
 
 
-def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, asked: Collection[int]) -> Pulled:
+def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
     """Return the gradients of (x - y)^2 as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
     # Wait for the gradient: else the difference could be computed in the forward pass, and stay in memory from then on.
     with tf.control_dependencies([gradient]):
         first = 2.0 * gradient * (x - y)
-    return {position: -first if position else first for position in asked}
+    return {position: -first if position else first for position in positions}
 
 
 # The functions that emit the gradients of operands as if nothing were broadcast, by operator type.
@@ -63,22 +63,22 @@ _BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[i
 }
 
 
-def lean_gradient(op: Operator, asked: Collection[int]) -> AbstractContextManager[Any]:
+def lean_gradient(op: Operator, positions: Collection[int]) -> AbstractContextManager[Any]:
     """Return a context in which an operator of this type that is emitted gets the gradient of this module, if it has one.
 
     Args:
-        asked: positions of the operands to which a gradient comes back; no other gradient is emitted.
+        positions: positions of the operands to which a gradient comes back; no other gradient is emitted.
     """
-    name = _name(op.type, asked)
+    name = _name(op.type, positions)
     if name not in _REGISTERED or tf.as_dtype(op.result.dtype).is_complex:
         return nullcontext()
     context: AbstractContextManager[Any] = tf.compat.v1.get_default_graph().gradient_override_map({op.type: name})
     return context
 
 
-def _name(op_type: str, asked: Collection[int]) -> str:
+def _name(op_type: str, positions: Collection[int]) -> str:
     """Return the name under which the gradient of an operator type, for these operands, is registered."""
-    return f"TensorOptLean{op_type}" + "".join(map(str, sorted(asked)))
+    return f"TensorOptLean{op_type}" + "".join(map(str, sorted(positions)))
 
 
 def _by_tensorflow(op: tf.Operation, gradient: tf.Tensor) -> Gradients:
@@ -86,7 +86,7 @@ def _by_tensorflow(op: tf.Operation, gradient: tf.Tensor) -> Gradients:
     return list(ops.gradient_registry.lookup(op.type)(op, gradient))
 
 
-def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradients]:
+def _broadcasting(positions: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradients]:
     """Return a gradient function for an operator of two operands that broadcasts, which emits the asked gradients only."""
 
     def emit(op: tf.Operation, gradient: Any) -> Gradients:
@@ -96,7 +96,7 @@ def _broadcasting(asked: tuple[int, ...]) -> Callable[[tf.Operation, Any], Gradi
         if dims is None:
             return _by_tensorflow(op, gradient)
         found: Gradients = [None, None]
-        for position, pulled in _BROADCASTING[op.type](x, y, tf.convert_to_tensor(gradient), asked).items():
+        for position, pulled in _BROADCASTING[op.type](x, y, tf.convert_to_tensor(gradient), positions).items():
             found[position] = _summed(pulled, op.inputs[position], dims[position])
         return found
 
@@ -156,9 +156,9 @@ def _register() -> frozenset[str]:
     names = [_name(MEAN, (0,))]
     tf.RegisterGradient(names[0])(_of_mean)
     for op_type in _BROADCASTING:
-        for asked in ((0,), (1,), (0, 1)):
-            names.append(_name(op_type, asked))
-            tf.RegisterGradient(names[-1])(_broadcasting(asked))
+        for positions in ((0,), (1,), (0, 1)):
+            names.append(_name(op_type, positions))
+            tf.RegisterGradient(names[-1])(_broadcasting(positions))
     return frozenset(names)
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..ir.graph import Operator
 from ..reschedule.layout import Layout, Shape
 from ..rules.rule import Interface
-from ..sharding.local_shapes import SHAPED_BY, piece_of, static_values
+from ..sharding.local_shapes import SHAPED_BY, shard_slices, static_values
 
 
 def uniform_shape(layout: Layout, shape: Shape) -> tf.TensorShape:
@@ -32,8 +32,8 @@ def local_constant(value: np.ndarray, layout: Layout, shape: Shape, rank: int, d
     """Return a rank's shard of a constant, whose value on all ranks together is ``value``."""
     if not layout.split_axes:
         return tf.constant(value, dtype)
-    piece = tf.constant(value[piece_of(layout, shape, rank)], dtype)
-    return tf.compat.v1.placeholder_with_default(piece, uniform_shape(layout, shape))
+    shard = tf.constant(value[shard_slices(layout, shape, rank)], dtype)
+    return tf.compat.v1.placeholder_with_default(shard, uniform_shape(layout, shape))
 
 
 def local_block(value: tf.Tensor, layout: Layout, shape: Shape, rank: int) -> tf.Tensor:

@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from ..common.gradient_types import carries_gradient
 from ..ir.graph import CONSTANT, SOURCES, Operator, Tensor
-from ..ir.slicing import Slice
+from ..ir.micro_batching import MicroBatch
 from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
-from ..rules.rule import Demand
+from ..rules.rule import OperandSharding
 from ..sharding.resharding import Resharding, Router, differentiated_operands, inner_reshardings
 from ..sharding.strategy import Copy, StrategyView
 from .operators import Job, Values, emit
-from .regather import RemadeCopy, Remaking
-from .rematerialize import Recomputing
+from .regather import RegatheredCopy, Regathering
+from .rematerialize import Rematerialization
 from .resharding.reshard import Resharder, send_buckets
 
 
@@ -34,9 +34,9 @@ class LocalModel:
         sources: local values that are given, by tensor name: those of fed tensors and of variables.
         update: emits, on local operands, an operator that updates a variable or reads it after an update.
         training: whether gradients are taken of what is emitted.
-        slice: which micro-batch is emitted, where the step has several.
-        elsewhere: returns a tensor that another model emits, resharded for an operator's operand sharding (Demand); None for
-            a tensor that this model emits itself.
+        micro_batch: which micro-batch is emitted, where the step has several.
+        elsewhere: returns a tensor that another model emits, resharded for an operator's operand sharding
+            (OperandSharding); None for a tensor that this model emits itself.
     """
 
     view: StrategyView
@@ -45,20 +45,20 @@ class LocalModel:
     sources: Mapping[str, Values]
     update: Callable[[Operator, list[Values]], list[Values]]
     training: bool
-    slice: Slice | None = None
-    elsewhere: Callable[[Tensor, Demand, str], Values | None] | None = None
+    micro_batch: MicroBatch | None = None
+    elsewhere: Callable[[Tensor, OperandSharding, str], Values | None] | None = None
     _values: dict[str, Values] = field(default_factory=dict)
-    _resharded: dict[tuple[str, Demand], Values] = field(default_factory=dict)
+    _resharded: dict[tuple[str, OperandSharding], Values] = field(default_factory=dict)
     _shared: dict[str, Values] = field(default_factory=dict)
-    _whole: dict[str, Values] = field(default_factory=dict)
+    _replicated: dict[str, Values] = field(default_factory=dict)
     _indices: dict[str, Values] = field(default_factory=dict)
-    _remade: dict[Copy | tuple[str, int], RemadeCopy] = field(default_factory=dict)
-    _needed_again: dict[str, list[RemadeCopy]] = field(default_factory=dict)
-    _remaking: Remaking = field(init=False)
-    _recomputing: Recomputing = field(default_factory=Recomputing)
+    _regathered: dict[Copy | tuple[str, int], RegatheredCopy] = field(default_factory=dict)
+    _needed_regathered: dict[str, list[RegatheredCopy]] = field(default_factory=dict)
+    _regathering: Regathering = field(init=False)
+    _rematerialization: Rematerialization = field(default_factory=Rematerialization)
 
     def __post_init__(self) -> None:
-        self._remaking = Remaking(self.resharder)
+        self._regathering = Regathering(self.resharder)
 
     def emit(self, names: set[str]) -> None:
         """Emit the operators with these names, in program order; what they depend on must be named too, or given."""
@@ -71,20 +71,20 @@ class LocalModel:
         """Return a tensor's local values in its produced layout."""
         return self.sources[tensor.name] if tensor.name in self.sources else self._values[tensor.name]
 
-    def resharded(self, tensor: Tensor, demand: Demand, operator: str) -> Values:
+    def resharded(self, tensor: Tensor, sharding: OperandSharding, operator: str) -> Values:
         """Return a tensor in an operand sharding, resharded from the copy that its consumers share if there is one.
 
         Args:
             operator: the consumer, or what the tensor is used for; names the collectives in the log.
         """
         if not self.training:
-            demand = Demand(demand.layout, None)
-        key = (tensor.name, demand)
+            sharding = OperandSharding(sharding.layout, None)
+        key = (tensor.name, sharding)
         if key in self._resharded:
             return self._resharded[key]
-        if self.elsewhere is not None and (given := self.elsewhere(tensor, demand, operator)) is not None:
+        if self.elsewhere is not None and (given := self.elsewhere(tensor, sharding, operator)) is not None:
             return given
-        values = self._reshard(self.view.resharding(tensor, demand), self._taken(tensor, operator), operator, tensor)
+        values = self._reshard(self.view.resharding(tensor, sharding), self._taken(tensor, operator), operator, tensor)
         if not self.training:
             self._resharded[key] = values
         return values
@@ -98,39 +98,41 @@ class LocalModel:
         if shared is None:
             return self.value(tensor)
         if tensor.name not in self._shared:
-            demand = shared if self.training else Demand(shared.layout, None)
-            resharding = self.view.shared_resharding(tensor, demand)
+            sharding = shared if self.training else OperandSharding(shared.layout, None)
+            resharding = self.view.shared_resharding(tensor, sharding)
             source = self.value(tensor)
             values = self._shared[tensor.name] = self._reshard(resharding, source, operator, tensor)
             forward = self.router.route(resharding).forward
-            if self.training and Copy(tensor.name) in self.view.strategy.remade and forward.steps:
-                self._remade[Copy(tensor.name)] = RemadeCopy(forward, source, None, values, operator)
+            if self.training and Copy(tensor.name) in self.view.strategy.regathered and forward.steps:
+                self._regathered[Copy(tensor.name)] = RegatheredCopy(forward, source, None, values, operator)
         return self._shared[tensor.name]
 
     def _reshard(self, resharding: Resharding, values: Values, operator: str, tensor: Tensor) -> Values:
         """Emit a resharding of a tensor: to an operand sharding, or inside of the operator that produces it."""
-        is_trailing = resharding.demand.varying is not None and tensor.name in self.view.graph.made_of_variables
+        is_overlappable = resharding.sharding.unreduced is not None and tensor.name in self.view.graph.made_of_variables
         route = self.router.route(resharding)
-        is_again = self.view.graph.producers[tensor.name].name in self._again and not route.forward.communicates
-        with self._computed_again(is_again):
-            return self.resharder.reshard(resharding, route, values, operator, is_trailing)
+        is_rematerialized = (
+            self.view.graph.producers[tensor.name].name in self._rematerialized and not route.forward.communicates
+        )
+        with self._marked_rematerialized(is_rematerialized):
+            return self.resharder.reshard(resharding, route, values, operator, is_overlappable)
 
     @contextmanager
-    def _computed_again(self, is_again: bool) -> Iterator[None]:
-        """Return a context that marks what is emitted in it as rematerializable, if ``is_again``."""
+    def _marked_rematerialized(self, is_rematerialized: bool) -> Iterator[None]:
+        """Return a context that marks what is emitted in it as rematerializable, if ``is_rematerialized``."""
         graph = tf.compat.v1.get_default_graph()
-        start = len(graph.get_operations()) if is_again else 0
+        start = len(graph.get_operations()) if is_rematerialized else 0
         yield
-        if is_again:
-            self._recomputing.mark(graph.get_operations()[start:])
+        if is_rematerialized:
+            self._rematerialization.mark(graph.get_operations()[start:])
 
     def replicated(self, tensor: Tensor, operator: str, with_gradient: bool = False) -> Values:
         """Return a tensor's global value on every rank; it is resharded once, however often it is asked for."""
-        if tensor.name not in self._whole:
-            whole = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
-            demand = Demand(whole, () if with_gradient else None)
-            self._whole[tensor.name] = self.resharded(tensor, demand, operator)
-        return self._whole[tensor.name]
+        if tensor.name not in self._replicated:
+            replicated = Layout.replicated(self.view.strategy.mesh, len(tensor.shape))
+            sharding = OperandSharding(replicated, () if with_gradient else None)
+            self._replicated[tensor.name] = self.resharded(tensor, sharding, operator)
+        return self._replicated[tensor.name]
 
     def looked_up(self, lookup: str) -> tuple[Values, Values]:
         """Return the rows that a lookup found in a table that is updated by rows, and the local indices that it used."""
@@ -138,7 +140,7 @@ class LocalModel:
 
     def without_sums(self, tensor: Tensor, operator: str) -> Values:
         """Return a tensor's shards split as produced, with partial sums completed."""
-        return self.resharded(tensor, Demand(self.view.layout(tensor).with_partial(()), None), operator)
+        return self.resharded(tensor, OperandSharding(self.view.layout(tensor).with_partial(()), None), operator)
 
     def _emit_operator(self, op: Operator) -> None:
         """Emit an operator on every rank of this process, with its operands resharded, and note its results."""
@@ -157,27 +159,27 @@ class LocalModel:
             return self._reshard(inner[k], values, op.name, op.result)
 
         seen, ranks = self.view.interfaces[op.name], self.resharder.backend.ranks
-        def following(position: int) -> AbstractContextManager[None]:
-            return self._computed_again(self._is_made_again(op, position))
+        def rematerialized_with(position: int) -> AbstractContextManager[None]:
+            return self._marked_rematerialized(self._is_regathered(op, position))
 
         job = Job(
             op, rule, config, seen, ranks, complete,
-            differentiated=differentiated, slice=self.slice, following=following, reads_table=self._reads_table(op),
+            differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with, reads_table=self._reads_table(op),
         )  # fmt: skip
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
-        remade = self._remade_for(op)
-        with self._computed_again(op.name in self._again):
+        regathered = self._regathered_for(op)
+        with self._marked_rematerialized(op.name in self._rematerialized):
             results = emit(job, operands)
         for tensor, values in zip(op.outputs, results, strict=True):
-            is_passed = bool(remade) and carries_gradient(tensor.dtype)
-            self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
+            is_passed = bool(regathered) and carries_gradient(tensor.dtype)
+            self._values[tensor.name] = self._regathering.before_gradient(regathered, values) if is_passed else values
 
     def _reads_table(self, op: Operator) -> bool:
         """Return whether a lookup may read its variable directly: nothing assigns that, and no gradient passes its value."""
         table = op.inputs[0] if op.inputs else None
         if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
             return False
-        if op.name in self._again:  # in the backward pass it would find the variable updated
+        if op.name in self._rematerialized:  # in the backward pass it would find the variable updated
             return False
         return self.view.graph.producers[table.name].name not in self._assigned
 
@@ -186,50 +188,50 @@ class LocalModel:
         """The names of the variables that operators of the graph update."""
         return frozenset(op.updates for op in self.view.graph.operators.values() if op.updates is not None)
 
-    def _is_made_again(self, op: Operator, position: int) -> bool:
+    def _is_regathered(self, op: Operator, position: int) -> bool:
         """Return whether an operand is regathered or rematerialized in the backward pass, instead of saved for it."""
         tensor, view = op.inputs[position], self.view
         assert tensor is not None
         producer = view.graph.producers[tensor.name].name
         return self.training and (
-            view.is_remade(op, position)
-            or view.reads_remade(op, position)
-            or (producer in self._needed_again and view.takes_regathered(op, position))
+            view.is_regathered(op, position)
+            or view.reads_regathered(op, position)
+            or (producer in self._needed_regathered and view.takes_regathered(op, position))
         )
 
     @property
-    def _again(self) -> frozenset[str]:
+    def _rematerialized(self) -> frozenset[str]:
         """Return the names of the operators that are rematerialized."""
-        return self.view.recomputed if self.training else frozenset()
+        return self.view.rematerialized if self.training else frozenset()
 
-    def _remade_for(self, op: Operator) -> list[RemadeCopy]:
+    def _regathered_for(self, op: Operator) -> list[RegatheredCopy]:
         """Return the regathered copies that the backward pass reads at an operator.
 
         Either the operator's own gradient reads such a copy, or a rematerialized operator does, whose result the gradient
         reads.
         """
-        before: list[RemadeCopy] = []
-        own: list[RemadeCopy | None] = []
+        before: list[RegatheredCopy] = []
+        own: list[RegatheredCopy | None] = []
         is_view = any(viewed_operand(op, tensor.name) is not None for tensor in op.outputs)
         for position, tensor in op.operands if self.training else ():
             producer = self.view.graph.producers[tensor.name].name
             reads = is_view or self.view.reads(op, position)
-            if producer in self._needed_again and reads and self.view.takes_regathered(op, position):
-                before += self._needed_again[producer]
-            if self.view.reads_remade(op, position):
-                own.append(self._remade.get(Copy(tensor.name)))
-            if self.view.is_remade(op, position):
-                own.append(self._remade.get((op.name, position)))
+            if producer in self._needed_regathered and reads and self.view.takes_regathered(op, position):
+                before += self._needed_regathered[producer]
+            if self.view.reads_regathered(op, position):
+                own.append(self._regathered.get(Copy(tensor.name)))
+            if self.view.is_regathered(op, position):
+                own.append(self._regathered.get((op.name, position)))
         copies = [copy for copy in dict.fromkeys([*before, *own]) if copy is not None]
-        if op.name in self._again or is_view:
-            self._needed_again[op.name] = copies
+        if op.name in self._rematerialized or is_view:
+            self._needed_regathered[op.name] = copies
         return copies
 
-    def read_remade(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Have the backward pass, which must have been emitted, read the regathered copies; see :meth:`.Remaking.rewire`."""
-        self._remaking.rewire(operators, n_forward)
+    def read_regathered(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
+        """Have the backward pass, which must have been emitted, read the regathered copies; see :meth:`.Regathering.rewire`."""
+        self._regathering.rewire(operators, n_forward)
 
-    def read_again(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
+    def read_rematerialized(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
         """Have the backward pass, which must have been emitted, read regathered copies and rematerialized operators.
 
         Args:
@@ -240,28 +242,28 @@ class LocalModel:
         Returns:
             All operators in order, with those that were added where they belong.
         """
-        self.read_remade(operators, n_forward)
-        self._recomputing.losses = [loss.op for loss in losses]
-        return self._recomputing.rewire(operators, n_forward, self._remaking.replaced)
+        self.read_regathered(operators, n_forward)
+        self._rematerialization.losses = [loss.op for loss in losses]
+        return self._rematerialization.rewire(operators, n_forward, self._regathering.replaced)
 
     def _emit_update(self, op: Operator, variable: str) -> None:
         """Emit an operator that updates a variable, on operands split as the variable."""
         layout = self.view.layout(self.view.graph.operators[variable].result)
-        operands = [self.resharded(tensor, Demand(layout, None), op.name) for _, tensor in op.operands]
+        operands = [self.resharded(tensor, OperandSharding(layout, None), op.name) for _, tensor in op.operands]
         for tensor, values in zip(op.outputs, self.update(op, operands), strict=True):
             self._values[tensor.name] = values
 
     def _operand(self, op: Operator, position: int, tensor: Tensor) -> Values:
         """Return an operator's operand, resharded; zeros if another micro-batch counts the operand."""
-        demand = self.view.demand(op, position)
-        values = self.resharded(tensor, demand, op.name)
-        if self.slice is not None and not self.slice.takes(op.name, position):
+        sharding = self.view.sharding(op, position)
+        values = self.resharded(tensor, sharding, op.name)
+        if self.micro_batch is not None and not self.micro_batch.takes(op.name, position):
             return [tf.zeros_like(value) for value in values]
-        if self.training and self.view.is_remade(op, position):
-            forward = self.router.route(self.view.resharding(tensor, demand)).forward
+        if self.training and self.view.is_regathered(op, position):
+            forward = self.router.route(self.view.resharding(tensor, sharding)).forward
             if forward.steps:
-                source, source_copy = self._taken(tensor, op.name), self._remade.get(Copy(tensor.name))
-                self._remade[op.name, position] = RemadeCopy(forward, source, source_copy, values, op.name)
+                source, source_copy = self._taken(tensor, op.name), self._regathered.get(Copy(tensor.name))
+                self._regathered[op.name, position] = RegatheredCopy(forward, source, source_copy, values, op.name)
         return values
 
 

@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_def_library
 
 from ..common.settings import RandomMode, random_mode
 from ..ir.graph import ARGUMENTS, CONSTANT, Operator
-from ..ir.slicing import Slice
+from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
 from .gradient_overrides import lean_gradient
@@ -41,9 +41,9 @@ class Job:
         complete: ``complete(k, values)`` emits the k-th resharding inside of the operator.
         random: how random operators draw.
         differentiated: the positions of the operands to which a gradient comes back, where that is known.
-        slice: the micro-batch that the operator belongs to, where a step has several.
-        following: ``following(i)`` is a context in which to emit all that the backward pass reads of the operand at position
-            i; it is rematerialized from the operand where that isn't saved.
+        micro_batch: the micro-batch that the operator belongs to, where a step has several.
+        rematerialized_with: ``rematerialized_with(i)`` is a context in which to emit all that the backward pass reads of
+            the operand at position i; it is rematerialized from the operand where that isn't saved.
         reads_table: whether the operator is a lookup that may read the variable itself instead of its value.
     """
 
@@ -55,15 +55,15 @@ class Job:
     complete: Complete
     random: RandomMode = field(default_factory=random_mode)
     differentiated: frozenset[int] = frozenset()
-    slice: Slice | None = None
-    following: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
+    micro_batch: MicroBatch | None = None
+    rematerialized_with: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
     reads_table: bool = False
 
     def layout(self, operand: int) -> Layout:
         """Return the layout in which an operand is given, by its position among the inputs."""
-        demand = self.interface.operands[operand]
-        assert demand is not None
-        return demand.layout
+        sharding = self.interface.operands[operand]
+        assert sharding is not None
+        return sharding.layout
 
 
 Lowering = Callable[[Job, Sequence[Values]], list[Values]]
@@ -162,8 +162,10 @@ def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]
     op = job.op
     if op.type == CONSTANT:
         layout, value = job.interface.results[0], op.statics[0]
-        if job.slice is not None:
-            value = job.slice.of(job.slice.whole(op).statics[0], job.slice.slicing.forms[op.result.name])
+        if job.micro_batch is not None:
+            value = job.micro_batch.of(
+                job.micro_batch.full_batch(op).statics[0], job.micro_batch.micro_batching.forms[op.result.name]
+            )
         return [local_constant(value, layout, op.result.shape, rank, tf.as_dtype(op.result.dtype))]
     statics = local_statics(op, job.interface, rank)
     remaining = iter(operands)

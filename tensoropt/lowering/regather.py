@@ -3,7 +3,7 @@
 The results of an operator whose gradient reads such a copy pass through an ``IdentityN``. When their gradient comes, and
 before the operator's own gradient is emitted, the copy is resharded once more. So the collectives of all ranks stay in one
 order, in which each comes when the backward pass needs it. Since the gradient is an operand of the second resharding, it
-can't run earlier. TensorFlow's gradient functions still read the first copy. Afterwards (:meth:`Remaking.rewire`) its
+can't run earlier. TensorFlow's gradient functions still read the first copy. Afterwards (:meth:`Regathering.rewire`) its
 readers in the backward pass are made to read the second one, but only readers that come after the second resharding, so that
 no cycle can arise.
 """
@@ -24,7 +24,7 @@ _Key = tuple[str, int]
 
 
 @dataclass(eq=False)
-class RemadeCopy:
+class RegatheredCopy:
     """A resharded copy that is regathered in the backward pass.
 
     Attributes:
@@ -33,25 +33,25 @@ class RemadeCopy:
         source_copy: the copy whose values ``source`` are, where that copy is regathered as well; else None.
         values: the copy, as made in the forward pass.
         operator: the operator that it was resharded for.
-        again: the regathered copy; None until it has been emitted.
+        regathered: the regathered copy; None until it has been emitted.
     """
 
     path: Path
     source: Values
-    source_copy: RemadeCopy | None
+    source_copy: RegatheredCopy | None
     values: Values
     operator: str
-    again: Values | None = None
+    regathered: Values | None = None
 
 
 @dataclass
-class Remaking:
+class Regathering:
     """The regathering of copies in the graph that is being built."""
 
     resharder: Resharder
-    _again: dict[_Key, tf.Tensor] = field(default_factory=dict)
+    _regathered: dict[_Key, tf.Tensor] = field(default_factory=dict)
 
-    def before_gradient(self, copies: Sequence[RemadeCopy], results: Values) -> Values:
+    def before_gradient(self, copies: Sequence[RegatheredCopy], results: Values) -> Values:
         """Return an operator's results behind a hook that regathers copies when the results' gradient comes.
 
         Args:
@@ -64,39 +64,39 @@ class Remaking:
 
         return self.resharder.on_gradient(results, make)
 
-    def _make(self, copy: RemadeCopy, gradients: Values) -> None:
+    def _make(self, copy: RegatheredCopy, gradients: Values) -> None:
         """Emit the resharding of a copy once more, after that of the copy that it is made from, unless that is done."""
-        if copy.again is not None:
+        if copy.regathered is not None:
             return
         source = copy.source
         if copy.source_copy is not None:
             self._make(copy.source_copy, gradients)
-            assert copy.source_copy.again is not None
-            source = copy.source_copy.again
-        copy.again = self.resharder.reshard_again(copy.path, source, copy.operator, gradients)
-        for before, again in zip(copy.values, copy.again, strict=True):
-            self._replace(before, again)
+            assert copy.source_copy.regathered is not None
+            source = copy.source_copy.regathered
+        copy.regathered = self.resharder.regather(copy.path, source, copy.operator, gradients)
+        for before, regathered in zip(copy.values, copy.regathered, strict=True):
+            self._replace(before, regathered)
 
-    def _replace(self, before: tf.Tensor, again: tf.Tensor) -> None:
+    def _replace(self, before: tf.Tensor, regathered: tf.Tensor) -> None:
         """Note the regathered tensor that replaces a tensor, and emit and note the replacements of the tensor's views."""
-        self._again[_key(before)] = again
+        self._regathered[_key(before)] = regathered
         for op in before.consumers():
             if op.type not in VIEWS:
                 continue
             if op.type in ("Identity", "IdentityN"):
                 for place, tensor in enumerate(op.inputs):
                     if tensor is before or _key(tensor) == _key(before):
-                        self._replace(op.outputs[place], again)
+                        self._replace(op.outputs[place], regathered)
                 continue
-            inputs = [again, *op.inputs[1:]]
+            inputs = [regathered, *op.inputs[1:]]
             dtypes = [output.dtype for output in op.outputs]
-            view = again.graph.create_op(op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=op.type)
+            view = regathered.graph.create_op(op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=op.type)
             view.outputs[0].set_shape(op.outputs[0].shape)
             self._replace(op.outputs[0], view.outputs[0])
 
     def replaced(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Return the regathered tensor that replaces a tensor, or None."""
-        return self._again.get(_key(tensor))
+        return self._regathered.get(_key(tensor))
 
     def rewire(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
         """Have the backward pass read the regathered copies.
@@ -105,7 +105,7 @@ class Remaking:
             operators: all operators of the graph, in the order in which they were created; the backward pass begins at index
                 ``n_forward``.
         """
-        if not self._again:
+        if not self._regathered:
             return
         place = {op.name: i for i, op in enumerate(operators)}
         ahead = needed_ahead(operators, n_forward)
@@ -113,9 +113,9 @@ class Remaking:
             if op.name in ahead or op.type in SHAPES:
                 continue
             for position, tensor in enumerate(op.inputs):
-                again = self._again.get(_key(tensor))
-                if again is not None and place[again.op.name] < i:
-                    op._update_input(position, again)
+                regathered = self._regathered.get(_key(tensor))
+                if regathered is not None and place[regathered.op.name] < i:
+                    op._update_input(position, regathered)
 
 
 def _key(tensor: tf.Tensor) -> _Key:

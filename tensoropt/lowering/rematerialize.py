@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from .schedule import AGAIN, CALLBACK, SHAPES, VIEWS, constant_operators, is_idle, needed_ahead
+from .schedule import CALLBACK, REMATERIALIZED, SHAPES, VIEWS, constant_operators, is_idle, needed_ahead
 
 Replaced = Callable[[tf.Tensor], tf.Tensor | None]
 
 
 @dataclass
-class Recomputing:
+class Rematerialization:
     """The operators of the graph that is being built that can be rematerialized.
 
     Attributes:
@@ -67,18 +67,18 @@ class _Rewiring:
         self.operators, self.n_forward, self.losses, self.replaced = operators, n_forward, losses, replaced
         self.constant = constant_operators(operators)
         self.place = {op.name: i for i, op in enumerate(operators)}
-        self.again = self._with_views(marked)
+        self.rematerialized = self._with_views(marked)
         self.copies: dict[str, list[tf.Tensor]] = {}
 
     def _with_views(self, marked: set[str]) -> set[str]:
         """Return the names of the marked operators and of the views of what they make, without constants."""
-        again: set[str] = set()
+        rematerialized: set[str] = set()
         for op in self.operators[: self.n_forward]:
             if op.name not in self.constant and (
-                op.name in marked or (op.type in VIEWS and any(tensor.op.name in again for tensor in op.inputs))
+                op.name in marked or (op.type in VIEWS and any(tensor.op.name in rematerialized for tensor in op.inputs))
             ):
-                again.add(op.name)
-        return again
+                rematerialized.add(op.name)
+        return rematerialized
 
     def ordered(self) -> list[tf.Operation]:
         """Return all operators, each copy before its first reader, after having the readers read the copies."""
@@ -88,7 +88,7 @@ class _Rewiring:
             if op.name not in ahead and op.type not in SHAPES and not is_idle(op):
                 gates: list[tf.Operation] | None = None
                 for position, tensor in enumerate(op.inputs):
-                    if tensor.op.name in self.again and self.place[tensor.op.name] < self.n_forward:
+                    if tensor.op.name in self.rematerialized and self.place[tensor.op.name] < self.n_forward:
                         if gates is None:
                             gates = [*self.losses, *self._gates(op, i)]
                         new: list[tf.Operation] = []
@@ -110,7 +110,7 @@ class _Rewiring:
         replaced = self.replaced(tensor)
         if replaced is not None and self.place[replaced.op.name] < before:
             return replaced
-        if tensor.op.name not in self.again:
+        if tensor.op.name not in self.rematerialized:
             return tensor
         pending = [tensor.op]
         while pending:
@@ -128,7 +128,7 @@ class _Rewiring:
         """Return the operands of an operator that must be rematerialized for its copy."""
         for tensor in op.inputs:
             replaced = self.replaced(tensor)
-            if tensor.op.name in self.again and (replaced is None or self.place[replaced.op.name] >= before):
+            if tensor.op.name in self.rematerialized and (replaced is None or self.place[replaced.op.name] >= before):
                 yield tensor
 
     def _copy(self, op: tf.Operation, before: int, gates: list[tf.Operation], new: list[tf.Operation]) -> None:
@@ -143,7 +143,7 @@ class _Rewiring:
         with tf.control_dependencies([] if follows else gates):
             dtypes = [output.dtype for output in op.outputs]
             copy = op.graph.create_op(
-                op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=f"{AGAIN}/{op.name}"
+                op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=f"{REMATERIALIZED}/{op.name}"
             )
         for output, before_it in zip(copy.outputs, op.outputs, strict=True):
             output.set_shape(before_it.shape)
@@ -155,7 +155,7 @@ class _Rewiring:
         replaced = self.replaced(tensor)
         if replaced is not None and self.place[replaced.op.name] < before:
             return replaced
-        return self.copies[tensor.op.name][tensor.value_index] if tensor.op.name in self.again else tensor
+        return self.copies[tensor.op.name][tensor.value_index] if tensor.op.name in self.rematerialized else tensor
 
     def _gates(self, reader: tf.Operation, place: int) -> list[tf.Operation]:
         """Return the operators of the backward pass that a reader waits for.

@@ -27,7 +27,7 @@ from ..common.settings import LAG
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 BACKWARD = "gradients"
 """The name scope in which gradients are emitted."""
-AGAIN = f"{BACKWARD}/again"
+REMATERIALIZED = f"{BACKWARD}/rematerialized"
 """The name scope of rematerialized operators, which wait for what their reader waits for.
 
 They have no other place in the order: TensorFlow's graph optimizer has made cycles of graphs in which they had one.
@@ -72,7 +72,7 @@ def put_in_order(operators: Sequence[tf.Operation], n_forward: int, lag: float =
             arriving.add(op.name)
             if not op.outputs:
                 behind.append((len(row), op))
-        elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(AGAIN):
+        elif op.inputs and op.type not in _UNORDERED and not op.name.startswith(REMATERIALIZED):
             waits_for = row[-1:] or _last_of_loss(operators, n_forward)
             while behind and behind[0][0] + lag <= len(row):
                 waits_for.append(behind.pop(0)[1])

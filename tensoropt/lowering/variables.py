@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..ir.graph import Tensor
 from ..reschedule.layout import Layout, Shape
-from ..sharding.local_shapes import piece_of
+from ..sharding.local_shapes import shard_slices
 from .local import uniform_shape
 
 
@@ -23,7 +23,7 @@ class StateEntry:
             an optimizer's variable ``step/name``.
         shape: the global shape.
         dtype: TensorFlow's name of the type.
-        layout: where its shards are; a rank's shard is ``piece_of(layout, shape, rank)`` of the global value.
+        layout: where its shards are; a rank's shard is ``shard_slices(layout, shape, rank)`` of the global value.
         variables: the shards of the ranks that this process builds, in the order of ``Engine.backend.ranks``. The next step
             reads what is assigned to them.
         parameter: for an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
@@ -40,13 +40,13 @@ class StateEntry:
 
 
 def local_variables(
-    whole: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str
+    value: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str
 ) -> list[tf.Variable]:
     """Return variables that hold each rank's shard of a global value."""
     made = []
     for rank in ranks:
-        piece = np.ascontiguousarray(whole[piece_of(layout, tensor.shape, rank)])
-        piece = piece.reshape(layout.local_shape(tensor.shape, rank))
+        shard = np.ascontiguousarray(value[shard_slices(layout, tensor.shape, rank)])
+        shard = shard.reshape(layout.local_shape(tensor.shape, rank))
         shape = uniform_shape(layout, tensor.shape)
-        made.append(tf.Variable(piece, dtype=tensor.dtype, shape=shape, trainable=False, name=name))
+        made.append(tf.Variable(shard, dtype=tensor.dtype, shape=shape, trainable=False, name=name))
     return made

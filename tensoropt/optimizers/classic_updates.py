@@ -172,11 +172,11 @@ class RunningClassic:
         entries = []
         for name, tensor, layout in zip(shards.names, shards.tensors, shards.layouts, strict=True):
             for slot in SLOTS[self._optimizer.kind]:
-                pieces = tuple(self._slots[name, slot])
-                entries.append(StateEntry(f"{step}/{name}/{slot}", tensor.shape, tensor.dtype, layout, pieces, name, step))
+                per_rank = tuple(self._slots[name, slot])
+                entries.append(StateEntry(f"{step}/{name}/{slot}", tensor.shape, tensor.dtype, layout, per_rank, name, step))
         for power, variables in self._powers.items():
-            whole = Layout.replicated(shards.layouts[0].mesh, 0)
-            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", whole, tuple(variables), None, step))
+            replicated = Layout.replicated(shards.layouts[0].mesh, 0)
+            entries.append(StateEntry(f"{step}/{power}_power", (), "float32", replicated, tuple(variables), None, step))
         return tuple(entries)
 
     def reset(self) -> None:

@@ -51,7 +51,7 @@ class OptimizerVariable:
     parameter: int | None
 
 
-class Piece(keras.Variable):
+class ShardVariable(keras.Variable):
     """A rank's shard as a Keras variable, which wraps the engine's own. Its static shape is the shard's."""
 
     def __init__(self, variable: tf.Variable, shape: Shape, parameter: Parameter) -> None:
@@ -135,8 +135,8 @@ def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int
     copy = fresh_copy(optimizer)
     add = inner_of(copy).add_variable_from_reference
     values = {rank: tf.Variable(tf.zeros((1,) * rank)) for rank in {len(each.shape) for each in parameters}}
-    tiny = [Piece(values[len(each.shape)], (1,) * len(each.shape), each) for each in parameters]
-    places = {id(piece): place for place, piece in enumerate(tiny)}
+    tiny = [ShardVariable(values[len(each.shape)], (1,) * len(each.shape), each) for each in parameters]
+    places = {id(shard): place for place, shard in enumerate(tiny)}
     counts = [0] * len(parameters)
     made: dict[tuple[int, str], Any] = {}
 
@@ -173,7 +173,7 @@ class OnRank:
     """
 
     copy: KerasBase
-    updated: tuple[Piece, ...]
+    updated: tuple[ShardVariable, ...]
     made: tuple[OptimizerVariable, ...]
 
     @property

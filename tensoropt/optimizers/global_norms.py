@@ -18,7 +18,7 @@ from ..lowering.operators import Values
 from .clipping import clip
 from .copies import OnRank
 from .keras_optimizer import KerasOptimizer
-from .lamb import LambOnPieces, ratio_of
+from .lamb import LambOnShards, ratio_of
 from .runtime import Emission
 from .sparse import Gradient, over_values, values_of
 from .sums import Sums, square_sum
@@ -101,10 +101,10 @@ class Completing:
         n, vectors = len(self.optimizer.parameters), []
         for on, rank, gradients in zip(self.on, self.sums.ranks, seen, strict=True):
             lamb = on.inner
-            assert isinstance(lamb, LambOnPieces)
+            assert isinstance(lamb, LambOnShards)
             clipped = iter(lamb._clip_gradients([gradient for gradient in gradients if gradient is not None]))
             pairs = []
-            for gradient, variable in zip(gradients, (piece.value for piece in on.updated), strict=True):
+            for gradient, variable in zip(gradients, (shard.value for shard in on.updated), strict=True):
                 is_updated = gradient is not None
                 direction = lamb.direction(next(clipped), variable)[2] if is_updated else None
                 pairs.append((lamb.decayed(variable) if is_updated else None, direction))

@@ -53,7 +53,7 @@ class KerasOptimizer:
             )
         inner = inner_of(optimizer)
         made = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
-        if any(made.is_whole) and starts_from_values(optimizer):
+        if any(made.is_global) and starts_from_values(optimizer):
             raise InputError(
                 f"optimizer {type(inner).__name__} must see whole parameters ({made.fault or 'for their constraints'}), but "
                 "its variables start from the parameters' values, of which no device has all; expected variables that start "
@@ -84,7 +84,7 @@ class KerasOptimizer:
         return "" if self.is_lamb else fault_of(self.inner)
 
     @cached_property
-    def is_whole(self) -> tuple[bool, ...]:
+    def is_global(self) -> tuple[bool, ...]:
         """Return, for each parameter, whether every device updates all of it.
 
         That may be needed by the optimizer, or by the parameter's constraint.
@@ -111,7 +111,7 @@ class KerasOptimizer:
     @cached_property
     def structure(self) -> str:
         """Return, as text, all that a plan depends on: the class, its variables and its communication, not the numbers."""
-        kept = f"{self._slots} {self.is_whole} {self.sum_lengths} {self.takes_rows}"
+        kept = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}"
         return f"{type(self.source).__qualname__} {kept}"
 
     @property
@@ -130,16 +130,16 @@ class KerasOptimizer:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
-            ParameterUpdate(slots, is_whole, sums if place == 0 else (), leaves_rows(self.source, parameter))
-            for place, (slots, is_whole, parameter) in enumerate(
-                zip(self._slots, self.is_whole, self.parameters, strict=True)
+            ParameterUpdate(slots, is_global, sums if place == 0 else (), leaves_rows(self.source, parameter))
+            for place, (slots, is_global, parameter) in enumerate(
+                zip(self._slots, self.is_global, self.parameters, strict=True)
             )
         )
 
     @cached_property
     def sum_lengths(self) -> tuple[int, ...]:
         """Return the lengths of the vectors that are summed over all devices in each step, in order."""
-        if all(self.is_whole):
+        if all(self.is_global):
             return ()
         first = self.n_clipping + self.scales_dynamically
         return ((first,) if first else ()) + ((2 * len(self.parameters),) if self.is_lamb else ())

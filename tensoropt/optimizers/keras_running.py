@@ -22,13 +22,13 @@ from ..common.errors import InputError, short
 from ..lowering.operators import Values
 from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
-from ..sharding.local_shapes import piece_of
-from ..sharding.update_resharding import piece_resharding, whole_resharding
+from ..sharding.local_shapes import shard_slices
+from ..sharding.update_resharding import gather_resharding, split_resharding
 from .by_rows import AdagradByRows
-from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
+from .copies import KerasBase, OnRank, OptimizerVariable, ShardVariable, build, fresh_copy
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
-from .lamb import LambOnPieces
+from .lamb import LambOnShards
 from .runtime import Emission, Shards
 from .sparse import Gradient, places_of, row_gradients
 from .sums import Sums
@@ -40,8 +40,8 @@ class RunningKeras:
     def __init__(self, optimizer: KerasOptimizer, shards: Shards) -> None:
         self._optimizer, self._shards = optimizer, shards
         self._is_moved = tuple(
-            is_whole and not layout.is_replicated
-            for is_whole, layout in zip(optimizer.is_whole, shards.layouts, strict=True)
+            is_global and not layout.is_replicated
+            for is_global, layout in zip(optimizer.is_global, shards.layouts, strict=True)
         )
         self._layouts = tuple(
             Layout.replicated(layout.mesh, len(layout.splits)) if is_moved else layout
@@ -64,13 +64,13 @@ class RunningKeras:
                 zeros, name = tf.zeros(tensor.shape, tensor.dtype), f"{shards.names[n]}/whole"
                 variable = tf.Variable(zeros, trainable=False, name=name)
             shape = self._layouts[n].local_shape(tensor.shape, shards.ranks[i])
-            updated.append(Piece(variable, shape, parameter))
+            updated.append(ShardVariable(variable, shape, parameter))
         copy = self._copied(updated)
         return OnRank(copy[0], tuple(updated), copy[1])
 
-    def _copied(self, updated: Sequence[Piece]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
+    def _copied(self, updated: Sequence[ShardVariable]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
-        kinds = {keras.optimizers.Lamb: LambOnPieces} if self._completes else {}
+        kinds = {keras.optimizers.Lamb: LambOnShards} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
         return copy, build(copy, updated, self._optimizer.parameters)
 
@@ -107,8 +107,8 @@ class RunningKeras:
             layout = Layout.replicated(mesh, len(shape))
             if place is not None:
                 of, shape, layout = shards.names[place], shards.tensors[place].shape, self._layouts[place]
-            pieces = tuple(on.made[k].variable.value for on in self._on)
-            entries[key] = StateEntry(key, shape, variable.dtype, layout, pieces, of, shards.step)
+            per_rank = tuple(on.made[k].variable.value for on in self._on)
+            entries[key] = StateEntry(key, shape, variable.dtype, layout, per_rank, of, shards.step)
         return tuple(entries.values())
 
     def _name(self, variable: Any) -> str:
@@ -136,8 +136,8 @@ class RunningKeras:
             on.copy.finalize_variable_values(list(on.updated))
             for n, is_moved in enumerate(self._is_moved):
                 if is_moved:
-                    piece = piece_of(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])
-                    self._shards.variables[n][i].assign(on.updated[n].value[piece])
+                    shard = shard_slices(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])
+                    self._shards.variables[n][i].assign(on.updated[n].value[shard])
 
     # A step
 
@@ -146,15 +146,15 @@ class RunningKeras:
         scaled = [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
         sources = places_of(emission)
         found = iter(emission.gradients(scaled, [values for each in sources for values in each]))
-        self._read_whole(emission)
+        self._read_global(emission)
         moved = [self._gradients(n, [next(found) for _ in each], emission) for n, each in enumerate(sources)]
         by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]
         completing = Completing(self._optimizer, self._on, self._sums, emission)
         with completing.completed(by_rank) if self._completes else nullcontext():
             for on, gradients in zip(self._on, by_rank, strict=True):
-                pairs = [(g, piece) for g, piece in zip(gradients, on.updated, strict=True) if g is not None]
+                pairs = [(g, shard) for g, shard in zip(gradients, on.updated, strict=True) if g is not None]
                 on.copy.apply(*map(list, zip(*pairs, strict=True)))
-        self._write_pieces(emission)
+        self._write_shards(emission)
 
     def _gradients(self, n: int, found: list[Values | None], emission: Emission) -> Sequence[Gradient] | None:
         """Return a parameter's gradient for each rank: in shards, replicated, or as rows; None if it has none.
@@ -168,22 +168,22 @@ class RunningKeras:
             return row_gradients(emission.lookups[n], found, emission, on_updated, n)
         (gradients,) = found
         if gradients is not None and self._is_moved[n]:
-            return emission.reshard(whole_resharding(self._shards.tensors[n], self._shards.layouts[n]), gradients)
+            return emission.reshard(gather_resharding(self._shards.tensors[n], self._shards.layouts[n]), gradients)
         return gradients
 
-    def _read_whole(self, emission: Emission) -> None:
+    def _read_global(self, emission: Emission) -> None:
         """Replicate the parameters that every device updates in full, into the variables that the copies update."""
         for n, values in enumerate(emission.reads):
             if self._is_moved[n]:
-                resharding = whole_resharding(self._shards.tensors[n], self._shards.layouts[n])
-                for on, whole in zip(self._on, emission.reshard(resharding, values), strict=True):
-                    on.updated[n].value.assign(whole)
+                resharding = gather_resharding(self._shards.tensors[n], self._shards.layouts[n])
+                for on, global_value in zip(self._on, emission.reshard(resharding, values), strict=True):
+                    on.updated[n].value.assign(global_value)
 
-    def _write_pieces(self, emission: Emission) -> None:
+    def _write_shards(self, emission: Emission) -> None:
         """Write the values that every device updated in full back to the parameters, as shards."""
         for n, variables in enumerate(self._shards.variables):
             if self._is_moved[n]:
-                wholes = [on.updated[n].value.read_value() for on in self._on]
-                resharding = piece_resharding(self._shards.tensors[n], self._shards.layouts[n])
-                for variable, piece in zip(variables, emission.reshard(resharding, wholes), strict=True):
-                    variable.assign(piece)
+                global_values = [on.updated[n].value.read_value() for on in self._on]
+                resharding = split_resharding(self._shards.tensors[n], self._shards.layouts[n])
+                for variable, shard in zip(variables, emission.reshard(resharding, global_values), strict=True):
+                    variable.assign(shard)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from .sparse import Gradient, over_values
 
 
-class LambOnPieces(keras.optimizers.Lamb):
+class LambOnShards(keras.optimizers.Lamb):
     """Keras's LAMB, with ratios that are given.
 
     Attributes:

@@ -13,8 +13,8 @@ from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Demand, Interface, Rule, configs, interface
-from ..sharding.consumers import Consumer, consumers_of, demand_of
+from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface
+from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
@@ -25,17 +25,17 @@ from .record import PlannedOperator, PlannedResharding
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class CostEntry:
     """The cost entry of one resharding of a strategy.
 
     Attributes:
         tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
         consumers: the names of the consumers that use the resharded copy.
         is_shared: whether the copy is shared by all consumers of the tensor.
-        is_remade: whether the copy is regathered: the backward pass executes the forward path again.
+        is_regathered: whether the copy is regathered: the backward pass executes the forward path again.
         is_read: whether the backward pass reads the copy.
-        follows_source: whether the copy is regathered because its source is: a regathered shared copy, or a rematerialized
-            result of an operator.
+        is_regathered_with_source: whether the copy is regathered because its source is: a regathered shared copy, or a
+            rematerialized result of an operator.
         n_runs: the executions per step: one per micro-batch, or one.
         accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
     """
@@ -44,9 +44,9 @@ class Charge:
     consumers: tuple[str, ...]
     resharding: Resharding
     is_shared: bool
-    is_remade: bool = False
+    is_regathered: bool = False
     is_read: bool = False
-    follows_source: bool = False
+    is_regathered_with_source: bool = False
     n_runs: int = 1
     accumulator_bytes: int = 0
 
@@ -56,7 +56,7 @@ class Charge:
 
         0 also if the copy is the source itself or a view of it.
         """
-        source, target = self.resharding.source, self.resharding.demand.layout
+        source, target = self.resharding.source, self.resharding.sharding.layout
         if not self.is_read or source == target or is_view(source, target):
             return 0
         return math.prod(target.largest_local_shape(self.resharding.shape)) * self.resharding.item_bytes
@@ -66,20 +66,20 @@ class Charge:
         route = router.route(self.resharding)
         if route.is_free:
             return None
-        is_remade = self.is_remade and bool(route.forward.steps)
+        is_regathered = self.is_regathered and bool(route.forward.steps)
         return PlannedResharding(
             self.tensor,
             self.consumers,
-            self.resharding.demand,
+            self.resharding.sharding,
             self.is_shared,
             route.forward,
             route.backward,
             self.time_ns(router) / 1e3,
             self.resharding.reduction,
             self.copy_bytes,
-            is_remade,
-            router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_remade else 0.0,
-            self.follows_source and is_remade,
+            is_regathered,
+            router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
+            self.is_regathered_with_source and is_regathered,
             self.n_runs,
             self.accumulator_bytes,
         )
@@ -90,11 +90,11 @@ class Charge:
         It is the sum of the forward path, the backward path if a gradient comes back, and the forward path once more if the
         copy is regathered.
         """
-        again = router.forward_ns(self.resharding) if self.is_remade else 0
+        again = router.forward_ns(self.resharding) if self.is_regathered else 0
         return (router.time_ns(self.resharding) + again) * self.n_runs
 
 
-def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[Charge]:
+def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[CostEntry]:
     """Yield the cost entry of every resharding of the training steps.
 
     Args:
@@ -109,36 +109,38 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
         differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
         config = view.strategy.configs[op.name]
         for resharding in inner_reshardings(op, view.rules[op.name], config, differentiated):
-            yield Charge(op.name, (op.name,), resharding, False, n_runs=n_runs)
+            yield CostEntry(op.name, (op.name,), resharding, False, n_runs=n_runs)
         if op.name in graph.updates:
             by_rows = op.name in graph.lookups
             for resharding in update_reshardings(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
-                yield Charge(op.name, (op.name,), resharding, False)
+                yield CostEntry(op.name, (op.name,), resharding, False)
         if op.name in graph.lookup_operators:
             for resharding in row_reshardings(op, view.rules[op.name], config):
-                yield Charge(op.name, (op.name,), resharding, False, n_runs=n_runs)
+                yield CostEntry(op.name, (op.name,), resharding, False, n_runs=n_runs)
         for tensor in op.outputs:
             those, runs = consumers.get(tensor.name, []), graph.n_runs(tensor.name)
             shared = view.strategy.shared.get(tensor.name)
             if shared is not None and those:
                 names = tuple(consumer.name for consumer in those)
-                is_remade = any(view.reads_remade(*each) for each in _operands(view, those))
+                is_regathered = any(view.reads_regathered(*each) for each in _operands(view, those))
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
                 resharding = view.shared_resharding(tensor, shared)
                 summed = _accumulated(view, tensor, resharding)
-                yield Charge(tensor.name, names, resharding, True, is_remade, is_read, False, runs, summed)
+                yield CostEntry(tensor.name, names, resharding, True, is_regathered, is_read, False, runs, summed)
             for consumer in those:
-                resharding = view.resharding(tensor, demand_of(view, tensor, consumer))
-                is_remade = any(view.is_remade(*each) for each in _operands(view, [consumer]))
+                resharding = view.resharding(tensor, sharding_of(view, tensor, consumer))
+                is_regathered = any(view.is_regathered(*each) for each in _operands(view, [consumer]))
                 is_read = costing is not None and costing.reads(consumer)
-                follows = any(view.follows_source(*each) for each in _operands(view, [consumer]))
+                follows = any(view.is_regathered_with_source(*each) for each in _operands(view, [consumer]))
                 summed = _accumulated(view, tensor, resharding)
-                yield Charge(tensor.name, (consumer.name,), resharding, False, is_remade, is_read, follows, runs, summed)
+                yield CostEntry(
+                    tensor.name, (consumer.name,), resharding, False, is_regathered, is_read, follows, runs, summed
+                )
 
 
 def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:
     """Return the bytes in which micro-batches accumulate the gradients of a resharded copy; 0 if they don't."""
-    return accumulator_bytes(tensor, resharding.source, resharding.demand) if view.graph.accumulates(tensor.name) else 0
+    return accumulator_bytes(tensor, resharding.source, resharding.sharding) if view.graph.accumulates(tensor.name) else 0
 
 
 def _operands(view: StrategyView, consumers: Iterable[Consumer]) -> Iterator[tuple[Operator, int]]:
@@ -150,7 +152,7 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
     """Return whether the backward pass reads the shared copy for a consumer, as itself or as a view of it."""
     if not costing.reads(consumer):
         return False
-    shared, wanted = view.strategy.shared[tensor.name].layout, demand_of(view, tensor, consumer).layout
+    shared, wanted = view.strategy.shared[tensor.name].layout, sharding_of(view, tensor, consumer).layout
     return shared == wanted or is_view(shared, wanted)
 
 
@@ -160,7 +162,7 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
     Raises:
         InputError: they don't.
     """
-    refused = sorted(view.strategy.recomputed - view.recomputed)
+    refused = sorted(view.strategy.rematerialized - view.rematerialized)
     if refused:
         op = view.graph.operators[refused[0]]
         raise InputError(
@@ -169,17 +171,17 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
         )
     router = plan.router(PlainCosts())
     expected = {
-        (planned.tensor, planned.consumers, planned.demand, planned.is_shared, planned.is_remade, planned.n_runs)
-        for charge in charges(view)
+        (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
+        for charge in cost_entries(view)
         if (planned := charge.planned(router)) is not None
     }
-    given = {(d.tensor, d.consumers, d.demand, d.is_shared, d.is_remade, d.n_runs) for d in plan.reshardings}
+    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in plan.reshardings}
     if expected != given:
-        tensor, consumers, demand, *rest = min(expected ^ given, key=str)
-        difference = "lacks" if (tensor, consumers, demand, *rest) in expected else "has, against its configs,"
+        tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
+        difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"
         raise InputError(
-            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {demand}; it was changed: find "
-            "the strategy again, with force= for what should differ"
+            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
+            "find the strategy again, with force= for what should differ"
         )
 
 
@@ -196,7 +198,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
     strategy = complete(frontier.model, steps, costing)
     view = frontier.model.view(strategy)
     router = Router(costing.reshardings.steps)
-    reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
+    reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
     return Plan(
         frontier.mesh,
         tuple(_planned_operators(view, costing)),
@@ -204,7 +206,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         int(costs.mem_bytes[point]),
         int(costs.time_ns[point]) / 1e3,
         int(costs.compute_ns[point]) / 1e3,
-        frontier.model.graph.whole.digest,
+        frontier.model.graph.full_batch.digest,
         found.exact,
         option,
         assumed,
@@ -213,7 +215,7 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
         point,
         int(costs.hidden_ns[point]) / 1e3,
         frontier.peak(point).n_bytes,
-        frontier.model.graph.n_slices,
+        frontier.model.graph.n_micro_batches,
     )
 
 
@@ -223,21 +225,21 @@ def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator
     for name, seen in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
         if name in in_step:
-            yield planned_operator(costing, op, rule, config, seen, name in view.recomputed)
+            yield planned_operator(costing, op, rule, config, seen, name in view.rematerialized)
         else:
             yield PlannedOperator(name, op.type, config, seen.results, 0, 0.0)
 
 
 def planned_operator(
-    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_recomputed: bool
+    costing: OperatorCosting, op: Operator, rule: Rule, config: Config, seen: Interface, is_rematerialized: bool
 ) -> PlannedOperator:
     """Return the row of an operator of a training step: its config, result layouts, memory and time."""
     memory, time_ns = costing.mem_bytes(op, rule, config, seen), costing.compute_time_ns(op, rule, config, seen)
-    if not is_recomputed:
+    if not is_rematerialized:
         return PlannedOperator(op.name, op.type, config, seen.results, memory, time_ns / 1e3)
-    again_ns, freed = costing.again_ns(op, rule, config, seen), costing.left_bytes(op, seen)
-    costs = memory - freed, (time_ns + again_ns) / 1e3
-    return PlannedOperator(op.name, op.type, config, seen.results, *costs, True, again_ns / 1e3, freed)
+    rematerialization_ns, freed = costing.rematerialization_ns(op, rule, config, seen), costing.saved_result_bytes(op, seen)
+    costs = memory - freed, (time_ns + rematerialization_ns) / 1e3
+    return PlannedOperator(op.name, op.type, config, seen.results, *costs, True, rematerialization_ns / 1e3, freed)
 
 
 def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
@@ -257,7 +259,7 @@ def complete(model: Model, steps: Strategy, costing: OperatorCosting) -> Strateg
             chosen[op.name] = _cheapest(op, layouts, costing, steps.mesh)
         seen = interface(rule_of(op), chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
-    return Strategy(steps.mesh, chosen, steps.shared, steps.remade, steps.recomputed)
+    return Strategy(steps.mesh, chosen, steps.shared, steps.regathered, steps.rematerialized)
 
 
 def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
@@ -270,9 +272,9 @@ def _cheapest(op: Operator, layouts: dict[str, Layout], costing: OperatorCosting
         seen = interface(rule, config)
         total = costing.compute_time_ns(op, rule, config, seen)
         for position, tensor in op.operands:
-            demand = seen.operands[position]
-            assert demand is not None
-            wanted = Demand(demand.layout, None)
+            sharding = seen.operands[position]
+            assert sharding is not None
+            wanted = OperandSharding(sharding.layout, None)
             total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))
         return total
 

@@ -64,7 +64,7 @@ class Comparison:
         """
         rows = []
         for name, each in self.all().items():
-            seconds = f"{sum(each.seconds_by_stage.values()):.2f}"
+            seconds = f"{sum(each.seconds_by_phase.values()):.2f}"
             for point, mark in self._shown(each):
                 at = each.points[point]
                 times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
@@ -146,7 +146,7 @@ class Comparison:
         return {
             "algorithm": name,
             "space": BASELINE_SPACES.get(searched) or described(searched),
-            "seconds": sum(each.seconds_by_stage.values()),
+            "seconds": sum(each.seconds_by_phase.values()),
             "points": points,
         }
 
@@ -237,7 +237,7 @@ def compare(
 
 def _named(progress: Progress, name: str) -> Progress:
     """Return a progress callback that puts a name before each phase."""
-    return lambda stage, done, total: progress(f"{name}, {stage}", done, total)
+    return lambda phase, done, total: progress(f"{name}, {phase}", done, total)
 
 
 def _time_unit(found: Frontier) -> tuple[float, str]:

@@ -25,13 +25,13 @@ from ..common.progress import Progress
 from ..ir.graph import Graph, Operator
 from ..ir.optimizer import ParameterUpdate
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Demand, Interface, Rule, interface
+from ..rules.rule import Config, Interface, OperandSharding, Rule, interface
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy, StrategyView
-from .build import Charge, charges, complete, planned_operator
+from .build import CostEntry, complete, cost_entries, planned_operator
 from .find_frontier import ModelFrontier
 from .first_fit import grid
-from .frontier_file import Entry, Part, SavedFrontier, Searched
+from .frontier_file import Entry, SavedFrontier, Searched, StoredPart
 from .record import PlannedOperator
 
 Ints = np.ndarray
@@ -46,7 +46,7 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
         progress: called with (phase, done, total) now and then; the phases are ``plans`` and ``peaks``.
     """
     numbered = _numbered(frontier)
-    parts = _Parts(frontier, numbered)
+    parts = _PartsBuilder(frontier, numbered)
     operators, reshardings = [], []
     own = [op for op in frontier.model.graph.operators.values() if op.updates is None]
     for done, op in enumerate(own):
@@ -59,10 +59,10 @@ def kept(frontier: ModelFrontier, progress: Progress | None = None) -> SavedFron
     searched = Searched(
         frontier.mesh,
         frontier.hardware_name,
-        graph.whole.digest,
+        graph.full_batch.digest,
         dict(frontier.assumed),
         frontier.summary(),
-        graph.n_slices,
+        graph.n_micro_batches,
     )
     found = frontier.found
     points = type(found)(
@@ -88,18 +88,18 @@ def _peaks(frontier: ModelFrontier, progress: Progress | None) -> dict[int, int]
 
 
 class _Numbers:
-    """A numbering of configs and operand shardings (Demand): equal values get equal numbers.
+    """A numbering of configs and operand shardings (OperandSharding): equal values get equal numbers.
 
     An object that was numbered before is looked up by its identity.
     """
 
     def __init__(self) -> None:
-        self.values: list[Config | Demand | None] = []
-        self._of_value: dict[Config | Demand | None, int] = {}
+        self.values: list[Config | OperandSharding | None] = []
+        self._of_value: dict[Config | OperandSharding | None, int] = {}
         # The object itself is stored too, so that no other object gets its identity.
         self._of_object: dict[int, tuple[int, object]] = {}
 
-    def of(self, value: Config | Demand | None) -> int:
+    def of(self, value: Config | OperandSharding | None) -> int:
         """Return the number of a value; a new value gets the next free number."""
         known = self._of_object.get(id(value))
         if known is not None:
@@ -120,16 +120,16 @@ class _Numbered:
             step runs.
         shared: the number of the shared copy's operand sharding, by name of each tensor whose copy is shared at some point:
             int32[P].
-        remade: 1 where a copy is regathered, by copy that is regathered at some point: int32[P].
-        recomputed: 1 where an operator is rematerialized, by name of each operator that is at some point: int32[P].
+        regathered: 1 where a copy is regathered, by copy that is regathered at some point: int32[P].
+        rematerialized: 1 where an operator is rematerialized, by name of each operator that is at some point: int32[P].
         values: the value that each number stands for.
     """
 
     configs: dict[str, Ints]
     shared: dict[str, Ints]
-    remade: dict[Copy, Ints]
-    recomputed: dict[str, Ints]
-    values: Sequence[Config | Demand | None]
+    regathered: dict[Copy, Ints]
+    rematerialized: dict[str, Ints]
+    values: Sequence[Config | OperandSharding | None]
 
 
 def _numbered(frontier: ModelFrontier) -> _Numbered:
@@ -139,22 +139,22 @@ def _numbered(frontier: ModelFrontier) -> _Numbered:
     names = [op.name for op in graph.step_operators if op.updates is None]
     table = np.empty((len(states), len(names)), np.int32)
     shared: dict[str, Ints] = {}
-    remade: dict[Copy, Ints] = {}
-    recomputed: dict[str, Ints] = {}
+    regathered: dict[Copy, Ints] = {}
+    rematerialized: dict[str, Ints] = {}
     for point, row in enumerate(states):
         strategy = frontier.built.strategy(row)
         table[point] = [numbers.of(strategy.configs[name]) for name in names]
-        for tensor, demand in strategy.shared.items():
+        for tensor, sharding in strategy.shared.items():
             if tensor not in shared:
                 shared[tensor] = np.full(len(states), numbers.of(None), np.int32)
-            shared[tensor][point] = numbers.of(demand)
-        for copy in strategy.remade:
-            remade.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
-        for name in strategy.recomputed:
-            recomputed.setdefault(name, np.zeros(len(states), np.int32))[point] = 1
+            shared[tensor][point] = numbers.of(sharding)
+        for copy in strategy.regathered:
+            regathered.setdefault(copy, np.zeros(len(states), np.int32))[point] = 1
+        for name in strategy.rematerialized:
+            rematerialized.setdefault(name, np.zeros(len(states), np.int32))[point] = 1
     configs = dict(zip(names, np.ascontiguousarray(table.T), strict=True))
     configs.update(_beside_the_steps(frontier, configs, numbers))
-    return _Numbered(configs, shared, remade, recomputed, numbers.values)
+    return _Numbered(configs, shared, regathered, rematerialized, numbers.values)
 
 
 def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers: _Numbers) -> dict[str, Ints]:
@@ -163,8 +163,8 @@ def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers
     They are determined by the configs of the operators whose results they use.
     """
     graph, states = frontier.model.graph, frontier.found.strategies
-    beside = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
-    if not beside:
+    others = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
+    if not others:
         return {}
     reads = [op for op in graph.operators.values() if op.name not in configs]
     producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
@@ -172,7 +172,7 @@ def _beside_the_steps(frontier: ModelFrontier, configs: dict[str, Ints], numbers
     places, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
     completed = [complete(frontier.model, frontier.built.strategy(states[point]), frontier.costing) for point in places]
     return {
-        op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in beside
+        op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others
     }
 
 
@@ -211,12 +211,12 @@ class _Neighbourhood(Graph):
         return tuple(self.operators.values())
 
 
-class _Parts:
+class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and each route once."""
 
     def __init__(self, frontier: ModelFrontier, numbered: _Numbered) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
-        self.kept_operands = frontier.model.backward.kept_operands
+        self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, self.numbered = frontier.mesh, frontier.costing, numbered
         self.in_step = {op.name for op in self.graph.step_operators}
         self._place = {name: place for place, name in enumerate(self.graph.operators)}
@@ -228,7 +228,7 @@ class _Parts:
             for _, tensor in op.operands:
                 self._consumers.setdefault(tensor.name, []).append(op)
 
-    def _value(self, number: int) -> Config | Demand | None:
+    def _value(self, number: int) -> Config | OperandSharding | None:
         return self.numbered.values[number]
 
     def _rule(self, name: str) -> Rule:
@@ -245,44 +245,44 @@ class _Parts:
             self._interfaces[key] = interface(self._rule(name), self._config(name, point))
         return self._interfaces[key]
 
-    def of_operator(self, op: Operator) -> Part:
+    def of_operator(self, op: Operator) -> StoredPart:
         """Return the part of an operator's rows: one choice per combination of config and being rematerialized or not."""
-        again = self.numbered.recomputed.get(op.name)
+        again = self.numbered.rematerialized.get(op.name)
         places, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
         pool = tuple(self._planned(op, point).to_json() for point in places)
-        return Part(pool, tuple((i,) for i in range(len(pool))), chosen)
+        return StoredPart(pool, tuple((i,) for i in range(len(pool))), chosen)
 
     def _planned(self, op: Operator, point: int) -> PlannedOperator:
         """Return the row of an operator at a point."""
         rule, config, seen = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.in_step:
             return PlannedOperator(op.name, op.type, config, seen.results, 0, 0.0)
-        return planned_operator(self.costing, op, rule, config, seen, self._is_recomputed(op.name, point))
+        return planned_operator(self.costing, op, rule, config, seen, self._is_rematerialized(op.name, point))
 
-    def _is_recomputed(self, name: str, point: int) -> bool:
-        return name in self.numbered.recomputed and bool(self.numbered.recomputed[name][point])
+    def _is_rematerialized(self, name: str, point: int) -> bool:
+        return name in self.numbered.rematerialized and bool(self.numbered.rematerialized[name][point])
 
-    def of_reshardings(self, op: Operator) -> Part:
+    def of_reshardings(self, op: Operator) -> StoredPart:
         """Return the part of the reshardings inside an operator and of its results.
 
         It has one choice per set of rows to which a combination of the configs, shared copies, regathered copies and
         rematerialized operators around the operator leads.
         """
-        hood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
-        names = [name for name in hood.operators if name in self.numbered.configs]
+        neighbourhood, tensors = self._neighbourhood(op), {tensor.name for tensor in op.outputs}
+        names = [name for name in neighbourhood.operators if name in self.numbered.configs]
         shared = [name for name in tensors if name in self.numbered.shared]
-        remade = [copy for copy in self.numbered.remade if copy.tensor in tensors]
+        regathered = [copy for copy in self.numbered.regathered if copy.tensor in tensors]
         columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
-        columns += [self.numbered.remade[copy] for copy in remade]
-        columns += [self.numbered.recomputed[name] for name in names if name in self.numbered.recomputed]
+        columns += [self.numbered.regathered[copy] for copy in regathered]
+        columns += [self.numbered.rematerialized[name] for name in names if name in self.numbered.rematerialized]
         places, combination = _distinct(columns)
-        pool: dict[Charge, int] = {}
+        pool: dict[CostEntry, int] = {}
         rows: list[Entry] = []
         choices: dict[tuple[int, ...], int] = {}
         choice_of = np.empty(len(places), np.int32)
         for number, point in enumerate(places):
             found = takewhile(lambda charge: charge.tensor in tensors or charge.tensor == op.name,
-                              charges(self._view(hood, names, shared, remade, point), self.costing))
+                              cost_entries(self._view(neighbourhood, names, shared, regathered, point), self.costing))
             choice = []
             for charge in found:
                 if charge not in pool:
@@ -292,9 +292,9 @@ class _Parts:
                 if pool[charge] >= 0:
                     choice.append(pool[charge])
             choice_of[number] = choices.setdefault(tuple(choice), len(choices))
-        return Part(tuple(rows), tuple(choices), choice_of[combination])
+        return StoredPart(tuple(rows), tuple(choices), choice_of[combination])
 
-    def _resharded(self, charge: Charge) -> Entry | None:
+    def _resharded(self, charge: CostEntry) -> Entry | None:
         """Return the row of a resharding; None if its paths are empty."""
         planned = charge.planned(self._router)
         return None if planned is None else planned.to_json()
@@ -305,25 +305,25 @@ class _Parts:
         names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
         own = {each.name: each for each in members}
-        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.slicing, around=self.graph)
+        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.micro_batching, around=self.graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]
 
     def _view(
-        self, hood: Graph, names: Iterable[str], shared: Iterable[str], remade: Iterable[Copy], point: int
+        self, neighbourhood: Graph, names: Iterable[str], shared: Iterable[str], regathered: Iterable[Copy], point: int
     ) -> StrategyView:
         """Return the strategy of a point, restricted to a neighbourhood, on the neighbourhood's graph."""
         copies = {name: self._value(self.numbered.shared[name][point]) for name in shared}
         strategy = Strategy(
             self.mesh,
             {name: self._config(name, point) for name in names},
-            {name: demand for name, demand in copies.items() if isinstance(demand, Demand)},
-            frozenset(copy for copy in remade if self.numbered.remade[copy][point]),
-            frozenset(name for name in names if self._is_recomputed(name, point)),
+            {name: sharding for name, sharding in copies.items() if isinstance(sharding, OperandSharding)},
+            frozenset(copy for copy in regathered if self.numbered.regathered[copy][point]),
+            frozenset(name for name in names if self._is_rematerialized(name, point)),
         )
-        view = StrategyView(hood, strategy, self.gradients, self.kept_operands)
+        view = StrategyView(neighbourhood, strategy, self.gradients, self.residual_operands)
         # The view would compute these again, but other combinations had them already.
         known = {name: self._interface(name, point) for name in names}
-        vars(view).update(rules=self._rules, interfaces=known, recomputed=strategy.recomputed)
+        vars(view).update(rules=self._rules, interfaces=known, rematerialized=strategy.rematerialized)
         return view

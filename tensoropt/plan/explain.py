@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 8
 NETWORK, COPIES = "collectives", "copies that reshardings keep"
-IN_TURN = "steps_in_turn"
+INTERLEAVED = "interleaved_steps"
 """The key of ``plan.assumed`` for a baseline trial: the times of interleaved steps by the plan and by data parallelism; see
 :mod:`..tuning.baseline_trial`.
 """
@@ -28,7 +28,7 @@ _Amounts = dict[str, float]
 
 def explain(plan: Plan) -> str:
     """Return tables as text: time by operator type and by resharding, memory by use, and the neighbouring plans."""
-    memory = [_memory(plan), *_remade(plan), *_recomputed(plan), *_peak(plan)]
+    memory = [_memory(plan), *_regathered(plan), *_rematerialized(plan), *_peak(plan)]
     return "\n\n".join([plan.summary(), _time(plan), _edges(plan), *memory, _neighbours(plan), _assumed(plan)])
 
 
@@ -65,7 +65,7 @@ def _memory(plan: Plan) -> str:
         what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
         _add(amounts, what, op.memory_bytes)
     amounts[ACCUMULATED] = sum(resharding.accumulator_bytes for resharding in plan.reshardings)
-    amounts[COPIES] = sum(resharding.copy_bytes for resharding in plan.reshardings if not resharding.is_remade)
+    amounts[COPIES] = sum(resharding.copy_bytes for resharding in plan.reshardings if not resharding.is_regathered)
     amounts[TAKEN] = plan.memory_bytes - sum(amounts.values())
     rows = [
         [name, memory_text(round(n_bytes)), _share(n_bytes, plan.memory_bytes)] for name, n_bytes in _largest(amounts)
@@ -74,33 +74,38 @@ def _memory(plan: Plan) -> str:
     return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
 
 
-def _recomputed(plan: Plan) -> list[str]:
+def _rematerialized(plan: Plan) -> list[str]:
     """Return a table of the operators that are rematerialized in the backward pass, by type; nothing if there are none."""
-    made = [op for op in plan.operators if op.is_recomputed]
+    made = [op for op in plan.operators if op.is_rematerialized]
     if not made:
         return []
     by_type: dict[str, list[PlannedOperator]] = {}
-    for op in sorted(made, key=lambda op: (-op.freed_bytes, -op.again_us)):
+    for op in sorted(made, key=lambda op: (-op.freed_bytes, -op.rematerialization_us)):
         by_type.setdefault(op.type, []).append(op)
     shown = list(by_type.items())
     if len(shown) > MOST_ROWS:
         rest = shown[MOST_ROWS:]
         shown[MOST_ROWS:] = [(f"{len(rest)} other types", [op for _, ops in rest for op in ops])]
     rows = [
-        [kind, str(len(ops)), memory_text(sum(op.freed_bytes for op in ops)), f"{sum(op.again_us for op in ops):,.1f}"]
+        [
+            kind,
+            str(len(ops)),
+            memory_text(sum(op.freed_bytes for op in ops)),
+            f"{sum(op.rematerialization_us for op in ops):,.1f}",
+        ]
         for kind, ops in shown
     ]
     headers = ("computed again in the backward pass", "operators", "not kept", "us")
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 
 
-def _remade(plan: Plan) -> list[str]:
+def _regathered(plan: Plan) -> list[str]:
     """Return a table of the copies that are regathered in the backward pass; nothing if there are none."""
-    made = [resharding for resharding in plan.reshardings if resharding.is_remade]
+    made = [resharding for resharding in plan.reshardings if resharding.is_regathered]
     if not made:
         return []
     made.sort(key=lambda resharding: -resharding.copy_bytes)
-    amounts = [(f"{d.tensor} to {d.consumers[0]}", d.copy_bytes, d.again_us) for d in made]
+    amounts = [(f"{d.tensor} to {d.consumers[0]}", d.copy_bytes, d.regathering_us) for d in made]
     shown, rest = amounts[:MOST_ROWS], amounts[MOST_ROWS:]
     if rest:
         shown.append((f"{len(rest)} others", sum(n_bytes for _, n_bytes, _ in rest), sum(us for _, _, us in rest)))
@@ -149,16 +154,16 @@ def _neighbours(plan: Plan) -> str:
 def _assumed(plan: Plan) -> str:
     """Return lines on what the plan's costs rest on, and on its baseline trial if there was one."""
     lines = [f"assumed: {plan.assumed.get('hardware', 'unknown hardware')}, {plan.assumed.get('device', 'unknown device')}"]
-    told = plan.assumed.get("operators")
-    if isinstance(told, dict):
-        share = f"{told['measured_time_percent']} % of their time"
-        lines.append(f"operators: {told['measured']} measured ({share}), {told['predicted']} predicted")
-    in_turn = plan.assumed.get(IN_TURN)
-    if isinstance(in_turn, dict):
-        plan_ms, data_parallel_ms = (in_turn[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
+    stats = plan.assumed.get("operators")
+    if isinstance(stats, dict):
+        share = f"{stats['measured_time_percent']} % of their time"
+        lines.append(f"operators: {stats['measured']} measured ({share}), {stats['predicted']} predicted")
+    interleaved = plan.assumed.get(INTERLEAVED)
+    if isinstance(interleaved, dict):
+        plan_ms, data_parallel_ms = (interleaved[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
         lines.append(
             f"steps in turn: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
-            f"chosen: {in_turn['chosen']}"
+            f"chosen: {interleaved['chosen']}"
         )
     return "\n".join(lines)
 

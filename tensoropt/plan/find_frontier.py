@@ -15,19 +15,19 @@ from ..costs.model_costs import costing_of
 from ..costs.operator_costs import OperatorCosting
 from ..ft import ALGORITHMS, Budget, Frontier, InfeasibleError, at_true_times
 from ..profiling.hardware import Hardware
-from ..profiling.work import NOTHING_KNOWN, Known
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.replay import program_of
 from ..reschedule.mesh import Mesh
-from ..rules.registry import rule_in_slices
+from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, Interface, interface, why_invalid
 from ..search.baselines import BASELINES, search_baseline
 from ..search.baselines.single import of_one_strategy
-from ..search.baselines.task import Answer, Task
+from ..search.baselines.task import BaselineResult, Task
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
-from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives, costs_of
+from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts, costs_of
 from ..search.problem.strategy_problem import StrategyProblem
 from ..search.search_problem import search_problem
 from ..sharding.constraints import Force
@@ -49,7 +49,7 @@ class ModelFrontier(PlanFrontier):
         built: the problem that was searched, and what its states mean.
         costing: the costs of operators and reshardings.
         found: the points.
-        seconds_by_stage: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
+        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
             makes the plan from the point.
         assumed: the assumptions that its plans record.
         note: a sentence on how the points were found; may be empty.
@@ -61,7 +61,7 @@ class ModelFrontier(PlanFrontier):
     built: StrategyProblem
     costing: OperatorCosting
     found: Frontier
-    seconds_by_stage: Mapping[str, float] = field(default_factory=dict)
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
@@ -77,7 +77,7 @@ class ModelFrontier(PlanFrontier):
         return self.hardware.name
 
     @cached_property
-    def costs(self) -> Costs:
+    def costs(self) -> StrategyCosts:
         """The costs of all points in memory, time, compute and network, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
@@ -126,12 +126,12 @@ class ModelFrontier(PlanFrontier):
         n_points = f"{len(found)} point{'s' * (len(found) > 1)}"
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
-        slices = f", {self.model.graph.n_slices} micro-batches" if self.model.graph.n_slices > 1 else ""
+        slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
         return (
             f"{n_points} on {self.mesh.n_devices} devices {self.mesh}{slices}: {self.built.n_operators} operators in "
             f"{len(self.built.nodes)} nodes, {self.built.n_configs} configs, {len(problem.edges)} edges; "
             f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
-            f"{sum(self.seconds_by_stage.values()):.2f} s" + (f"; {self.note}" if self.note else "")
+            f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
         )
 
 
@@ -145,7 +145,7 @@ def find_frontier(
     space: str | None = None,
     objectives: Objectives = MEMORY_TIME,
     budget: Budget | None = None,
-    known: Known = NOTHING_KNOWN,
+    known: MeasuredOperators = NOTHING_KNOWN,
     without: Collection[str] = (),
     micro_batches: int = 1,
 ) -> ModelFrontier:
@@ -172,7 +172,7 @@ def find_frontier(
         mesh = hardware.mesh(parallelism)
     except ValueError as error:
         raise InputError(str(error)) from error
-    model = model.in_slices(micro_batches, mesh.n_devices)
+    model = model.in_micro_batches(micro_batches, mesh.n_devices)
     costing = costing_of(model, hardware, mesh, known)
     space = space or space_for(model.graph, mesh)
     if algorithm in BASELINES:
@@ -191,24 +191,24 @@ def find_frontier(
                 f"algorithm '{algorithm}' decides by itself what is split; leave force=, or search with {ALGORITHMS[0]}"
             )
         return _of_baseline(model, hardware, Task(costing, mesh, space, None, progress), algorithm)
-    of_costs, of_search = (partial(progress, stage) for stage in ("costs", "search")) if progress else (None, None)
+    of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory" and micro_batches == 1
     choices = Choices(REUSE not in without, ZERO not in without)
     builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    plain, recomputing = builder.build_recomputing() if is_remat else (builder.build(), None)
+    plain, rematerializing = builder.build_with_rematerialization() if is_remat else (builder.build(), None)
     if micro_batches > 1:
-        operators = model.graph.whole.step_operators
-        whole = {op.name: rule_in_slices(op, micro_batches, mesh.n_devices) for op in operators}
+        operators = model.graph.full_batch.step_operators
+        whole = {op.name: rule_in_micro_batches(op, micro_batches, mesh.n_devices) for op in operators}
         plain = plain.allowing(lambda op, config: not why_invalid(whole[op.name], config))
     costed = time.perf_counter()
     try:
-        found = search_problem(plain, recomputing, objectives, algorithm, of_search, budget or Budget())
+        found = search_problem(plain, rematerializing, objectives, algorithm, of_search, budget or Budget())
     except ValueError as error:
         if algorithm != "exhaustive" or isinstance(error, InfeasibleError):
             raise
         raise InputError(str(error)) from error
-    stages = {"costs": costed - started, "search": time.perf_counter() - costed}
-    return ModelFrontier(model, hardware, recomputing or plain, costing, found, stages, objectives=objectives)
+    phases = {"costs": costed - started, "search": time.perf_counter() - costed}
+    return ModelFrontier(model, hardware, rematerializing or plain, costing, found, phases, objectives=objectives)
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
@@ -227,7 +227,7 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
 def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
     task = Task(frontier.costing, frontier.mesh, frontier.built.space)
-    configs = {op.name: Config.whole(frontier.mesh) for op in task.operators}
+    configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
     return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
@@ -236,13 +236,13 @@ def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -
     return _of_answer(model, hardware, task, lambda: search_baseline(task, algorithm))
 
 
-def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[], Answer]) -> ModelFrontier:
+def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[], BaselineResult]) -> ModelFrontier:
     started = time.perf_counter()
     answer = search()
-    stages = {"search": time.perf_counter() - started}
+    phases = {"search": time.perf_counter() - started}
     built, found = answer.built, answer.found
     if built.overlap is not None:
         # Baselines choose by the times of Equation (3); the result shows the times with overlap, as the step runs.
         bound = found.bound and found.bound.lowered(built.overlap.most_ns)
         found = at_true_times(built.problem, built.overlap, found, bound)
-    return ModelFrontier(model, hardware, built, task.costing, found, stages, note=answer.note)
+    return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)

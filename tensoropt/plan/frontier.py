@@ -22,7 +22,7 @@ from ..common.errors import InputError, short
 from ..common.files import write_atomically
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
-from ..search.problem.objectives import MEMORY_TIME, Costs, Objectives
+from ..search.problem.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from .first_fit import ALL_AT_ONCE, first_that_fits, least_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class PlanFrontier(ABC):
 
     @property
     @abstractmethod
-    def costs(self) -> Costs:
+    def costs(self) -> StrategyCosts:
         """The costs of all points in memory, time, compute and network, whatever the objectives."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class PlanFrontier(ABC):
         points = self._by_time
         if limit_bytes is None:
             return points[0]
-        limit, needed_bytes = limit_bytes, self._told(progress, len(points))
+        limit, needed_bytes = limit_bytes, self._peaks_with_progress(progress, len(points))
         found = first_that_fits(self._comparable(points), lambda point: needed_bytes(point) <= limit)
         if found is not None:
             return found
@@ -224,7 +224,7 @@ class PlanFrontier(ABC):
             progress: called as by :meth:`fastest_within`.
         """
         points = self._comparable(self._by_time[::-1])
-        return least_of(points, self._told(progress, len(points)))
+        return least_of(points, self._peaks_with_progress(progress, len(points)))
 
     @property
     def least_mem_bytes(self) -> int:
@@ -243,7 +243,7 @@ class PlanFrontier(ABC):
         known = set(self.known_peaks)
         return [point for point in points if point in known] or list(points)
 
-    def _told(self, progress: Progress | None, n_points: int) -> Callable[[int], int]:
+    def _peaks_with_progress(self, progress: Progress | None, n_points: int) -> Callable[[int], int]:
         """Return :meth:`needed_bytes` as a function that reports each of its calls to ``progress``."""
         total, done = min(n_points, ALL_AT_ONCE), 0
 
@@ -277,7 +277,7 @@ class PlanFrontier(ABC):
         """
         turning = self.found.turning_point()
         overlaps = bool(self.costs.hidden_ns.any())
-        told = set(self.known_peaks) if with_peaks else {chosen} & set(self.known_peaks)
+        with_peak = set(self.known_peaks) if with_peaks else {chosen} & set(self.known_peaks)
         rows = []
         shown = _thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
         for number in shown:
@@ -285,7 +285,7 @@ class PlanFrontier(ABC):
             marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
             values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.hidden_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
-            peak_bytes = self.peak_bytes(number) if number in told else None
+            peak_bytes = self.peak_bytes(number) if number in with_peak else None
             peak = "" if peak_bytes is None else memory_text(peak_bytes)
             rows.append([str(number + 1), memory_text(point.memory_bytes), peak, *times, ", ".join(marks)])
         hidden = ["of it hidden (us)"] * overlaps

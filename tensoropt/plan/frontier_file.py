@@ -24,18 +24,18 @@ from ..common.progress import Progress
 from ..ft.frontier import Frontier
 from ..ft.lower_bound import LowerBound
 from ..reschedule.mesh import Mesh
-from ..search.problem.objectives import Costs, Objectives, parse_objectives
+from ..search.problem.objectives import Objectives, StrategyCosts, parse_objectives
 from .frontier import PlanFrontier
 from .plan import Plan
 from .record import mesh_of
 
-FORMAT, VERSION = "tensoropt/frontier", 2
+FORMAT, VERSION = "tensoropt/frontier", 3
 Entry = dict[str, Any]
 """The row of an operator or a resharding, as in a plan's file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class StoredPart:
     """The rows that each plan has for one operator, or for the reshardings of its results.
 
     Attributes:
@@ -85,10 +85,10 @@ class SavedFrontier(PlanFrontier):
 
     found: Frontier
     objectives: Objectives
-    of_points: Costs
+    of_points: StrategyCosts
     searched: Searched
-    operators: tuple[Part, ...]
-    reshardings: tuple[Part, ...]
+    operators: tuple[StoredPart, ...]
+    reshardings: tuple[StoredPart, ...]
     of_peaks: Mapping[int, int]
 
     @property
@@ -100,7 +100,7 @@ class SavedFrontier(PlanFrontier):
         return self.searched.hardware_name
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> StrategyCosts:
         return self.of_points
 
     def summary(self) -> str:
@@ -173,7 +173,7 @@ def _to_json(frontier: SavedFrontier) -> dict[str, Any]:
     found, searched = frontier.found, frontier.searched
     columns: dict[str, int] = {}
 
-    def column(part: Part) -> int:
+    def column(part: StoredPart) -> int:
         return columns.setdefault(_runs(part.chosen), len(columns))
 
     operators = [_operator_to_json(column(part), part) for part in frontier.operators]
@@ -218,7 +218,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
     points, bound = value["points"], value["bound"]
     n_points = len(points)
     objectives = parse_objectives(",".join(value["objectives"]))
-    costs = Costs(
+    costs = StrategyCosts(
         _ints(point["memory_bytes"] for point in points),
         _nanoseconds(point["time_us"] for point in points),
         _nanoseconds(point["compute_time_us"] for point in points),
@@ -247,7 +247,7 @@ def _from_json(value: dict[str, Any]) -> SavedFrontier:
         searched,
         tuple(_operator_from_json(columns, operator) for operator in value["operators"]),
         tuple(
-            _checked(Part(tuple(each["pool"]), tuple(map(tuple, each["choices"])), _column(columns, each)))
+            _checked(StoredPart(tuple(each["pool"]), tuple(map(tuple, each["choices"])), _column(columns, each)))
             for each in value["reshardings"]
         ),
         _peaks(points),
@@ -262,7 +262,7 @@ def _peaks(points: Sequence[dict[str, Any]]) -> dict[int, int]:
     return known
 
 
-def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
+def _operator_to_json(column: int, part: StoredPart) -> dict[str, Any]:
     """Return an operator's part as JSON: its name and type once, and one choice per row."""
     common = {key: part.pool[0][key] for key in ("name", "type")}
     return {
@@ -272,10 +272,10 @@ def _operator_to_json(column: int, part: Part) -> dict[str, Any]:
     }
 
 
-def _operator_from_json(columns: Sequence[np.ndarray], value: dict[str, Any]) -> Part:
+def _operator_from_json(columns: Sequence[np.ndarray], value: dict[str, Any]) -> StoredPart:
     """Return an operator's part, the inverse of :func:`_operator_to_json`."""
     pool = tuple({"name": value["name"], "type": value["type"], **row} for row in value["choices"])
-    return _checked(Part(pool, tuple((i,) for i in range(len(pool))), _column(columns, value)))
+    return _checked(StoredPart(pool, tuple((i,) for i in range(len(pool))), _column(columns, value)))
 
 
 def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
@@ -286,7 +286,7 @@ def _column(columns: Sequence[np.ndarray], value: dict[str, Any]) -> np.ndarray:
     return columns[number]
 
 
-def _checked(part: Part) -> Part:
+def _checked(part: StoredPart) -> StoredPart:
     """Return a part, after checking that the choices and rows that it names exist."""
     if part.chosen.max() >= len(part.choices):
         raise ValueError(f"a point takes choice {part.chosen.max()} of {len(part.choices)}")

@@ -25,7 +25,16 @@ from ..search.problem.config_space import COMPACT, FULL
 from ..search.problem.splittable import check_usable
 from .batch_size import batch_of, batch_that_fits
 from .find_frontier import ModelFrontier
-from .request import OF_CURVE, Least, Request, TimeIsUpError, frontiers, in_time, least_in_slices, may_slice
+from .request import (
+    OF_CURVE,
+    DeadlineError,
+    LeastMemory,
+    Request,
+    frontiers,
+    in_time,
+    least_in_micro_batches,
+    may_use_micro_batches,
+)
 
 LEAST_S = 2.0
 OF_SEARCH = 2.0
@@ -43,8 +52,8 @@ def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
         tried: the frontiers that were searched so far.
         started: the time at which the first of these searches started, on the same clock.
     """
-    whole = (each for each in tried if each.model.graph.n_slices == 1)
-    seconds = sum(sum(each.seconds_by_stage.values()) for each in whole)
+    whole = (each for each in tried if each.model.graph.n_micro_batches == 1)
+    seconds = sum(sum(each.seconds_by_phase.values()) for each in whole)
     return max(started + OF_SEARCH * seconds, time.monotonic() + LEAST_S)
 
 
@@ -59,19 +68,25 @@ def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: floa
     assert request.limit_bytes is not None
     deadline = time_for_more(tried, started)
     least = least_needed(request, tried, deadline)
-    n_devices, n_slices = least.frontier.mesh.n_devices, least.frontier.model.graph.n_slices
-    how = f" in {n_slices} micro-batches" if n_slices > 1 else " with the batch in whole" if may_slice(request) else ""
-    told = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
-    told += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
-    told += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
+    n_devices, n_micro_batches = least.frontier.mesh.n_devices, least.frontier.model.graph.n_micro_batches
+    how = (
+        f" in {n_micro_batches} micro-batches"
+        if n_micro_batches > 1
+        else " with the batch in whole"
+        if may_use_micro_batches(request)
+        else ""
+    )
+    text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
+    text += f"{n_devices} device{'s' * (n_devices > 1)}{'' if least.is_sure else ' that was found in time'} is "
+    text += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
     held = least_held_bytes(request.model.graph, n_devices)
     if held > request.limit_bytes:
-        told += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
+        text += f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}"
     ways = _Ways(request, least, deadline).found()
-    return f"{told}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
+    return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={least.n_bytes} or more"
 
 
-def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> Least:
+def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> LeastMemory:
     """Return the point that needs the least memory, of the frontiers that were searched and of the smallest micro-batches.
 
     The latter are searched here if the request leaves micro-batches open and none were searched before.
@@ -82,22 +97,22 @@ def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: flo
     """
     now = time.monotonic()
     of_whole = in_time(now + OF_REPLAYS * (deadline - now), request.progress)
-    found = [Least.of(each, of_whole) for each in tried]
+    found = [LeastMemory.of(each, of_whole) for each in tried]
     has_looked = True
-    if may_slice(request) and all(each.model.graph.n_slices == 1 for each in tried):
+    if may_use_micro_batches(request) and all(each.model.graph.n_micro_batches == 1 for each in tried):
         progress = in_time(deadline, request.progress)
         n_devices = min(found, key=lambda each: each.n_bytes).frontier.mesh.n_devices
         try:
             progress("costs", 0, 1)
-            for each in least_in_slices(replace(request, progress=progress), n_devices):
-                found.append(Least.of(each, progress))
-        except TimeIsUpError:
+            for each in least_in_micro_batches(replace(request, progress=progress), n_devices):
+                found.append(LeastMemory.of(each, progress))
+        except DeadlineError:
             has_looked = False
     least = min(found, key=lambda each: each.n_bytes)
     return replace(least, is_sure=has_looked and all(each.is_sure for each in found))
 
 
-def _most_of_it(least: Least) -> str:
+def _most_of_it(least: LeastMemory) -> str:
     """Return a phrase that names the user's operator with the largest share of a peak; empty if there is none.
 
     An operator's share consists of its results, their copies and gradients, and a variable's slots.
@@ -125,7 +140,7 @@ class _Ways:
     """
 
     request: Request
-    least: Least
+    least: LeastMemory
     deadline: float
     perhaps: list[str] = field(default_factory=list)
 
@@ -224,36 +239,36 @@ class _Ways:
         request = replace(self.request, space=space)
         return self._searched(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
 
-    def _searched(self, request: Request, stage: str, parallelism: int, words: str) -> list[str]:
+    def _searched(self, request: Request, phase: str, parallelism: int, words: str) -> list[str]:
         """Run another search and return its suggestion if something fits, with the least memory; else nothing.
 
         If there isn't the time for the search, add it to ``perhaps``.
 
         Args:
-            stage: the name under which progress is reported.
+            phase: the name under which progress is reported.
             words: the suggestion.
         """
-        told = self.request.progress
-        of_stage = None if told is None else _under(told, stage)
-        progress = in_time(self.deadline, of_stage)
+        text = self.request.progress
+        of_phase = None if text is None else _under(text, phase)
+        progress = in_time(self.deadline, of_phase)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)
             for frontier in frontiers(request, parallelism):
-                least = Least.of(frontier, progress)
+                least = LeastMemory.of(frontier, progress)
                 if least.n_bytes <= self.limit_bytes:
                     return [f"{words} (at least {memory_text(least.n_bytes)})"]
                 progress("peaks", 1, 1)
         except InputError:
             return []
-        except TimeIsUpError:
+        except DeadlineError:
             self.perhaps.append(words)
         return []
 
 
-def _under(told: Progress, name: str) -> Progress:
+def _under(text: Progress, name: str) -> Progress:
     """Return a progress callback that puts a name before each phase."""
-    return lambda stage, done, total: told(f"{name}, {stage}", done, total)
+    return lambda phase, done, total: text(f"{name}, {phase}", done, total)
 
 
 def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:

@@ -66,11 +66,11 @@ def request_of(
         forced,
         assumptions(hardware),
         without=left_out,
-        micro_batches=checked_slices(model, micro_batches, left_out),
+        micro_batches=checked_micro_batches(model, micro_batches, left_out),
     )
 
 
-def checked_slices(model: Model, asked: object, without: Container[str]) -> int | None:
+def checked_micro_batches(model: Model, requested: object, without: Container[str]) -> int | None:
     """Return the number of micro-batches that a user asked for, after checking it; None if they asked for none.
 
     Args:
@@ -80,12 +80,12 @@ def checked_slices(model: Model, asked: object, without: Container[str]) -> int 
         InputError: it isn't a valid number, the model can't be trained in so many micro-batches, or ``without`` excludes
             micro-batches.
     """
-    if asked is None:
+    if requested is None:
         return None
-    count = checked_count(asked)
+    count = checked_count(requested)
     if count > 1 and ACCUMULATE in without:
         raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
-    model.in_slices(count)
+    model.in_micro_batches(count)
     return count
 
 
@@ -170,22 +170,22 @@ def profiling(request: Request, parallelisms: Sequence[int]) -> Curve:
     return Curve(tuple(points), request.hardware.name, batch, request.limit_bytes, request.assumed)
 
 
-def parallelisms(asked: object) -> list[int]:
+def parallelisms(requested: object) -> list[int]:
     """Return the numbers of devices that a user gave as ``parallelism``: one or several.
 
     Raises:
         InputError: it is neither a positive number of devices nor a list of such.
     """
-    counts: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
     if not counts:
         raise InputError("parallelism is an empty list; name at least one number of devices")
     for count in counts:
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(asked)}")
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
     return [int(count) for count in counts]
 
 
-def checked_force(asked: object) -> Force:
+def checked_force(requested: object) -> Force:
     """Return what a user gave as ``force``, after checking its form: degrees by factor by operator.
 
     The search checks that the model has these operators and factors.
@@ -193,19 +193,19 @@ def checked_force(asked: object) -> Force:
     Raises:
         InputError: it has another form.
     """
-    if asked is None:
+    if requested is None:
         return {}
-    if not isinstance(asked, Mapping) or not all(isinstance(pinned, Mapping) for pinned in asked.values()):
+    if not isinstance(requested, Mapping) or not all(isinstance(pinned, Mapping) for pinned in requested.values()):
         raise InputError(
-            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(asked)}"
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(requested)}"
         )
-    for name, pinned in asked.items():
+    for name, pinned in requested.items():
         for factor, degree in pinned.items():
             if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
                 raise InputError(
                     f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
                 )
-    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in asked.items()}
+    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in requested.items()}
 
 
 def assumptions(hardware: Hardware) -> dict[str, object]:
@@ -225,5 +225,5 @@ def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request
     started = time.perf_counter()
     frontier = dataclasses.replace(frontier, assumed=request.assumed)
     plan = plan_of(frontier, point, option, request.assumed)
-    seconds = {**frontier.seconds_by_stage, "unroll": time.perf_counter() - started}
-    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_stage=seconds))
+    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
+    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_phase=seconds))

@@ -17,7 +17,7 @@ from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
-from ..rules.registry import rule_in_slices
+from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Rule, interface, why_invalid, why_unsearched
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
@@ -28,7 +28,7 @@ from .record import PlannedOperator, PlannedResharding, mesh_of, planned_reshard
 if TYPE_CHECKING:
     from .frontier import PlanFrontier
 
-FORMAT, VERSION = "tensoropt/plan", 2
+FORMAT, VERSION = "tensoropt/plan", 3
 SOURCES = ("Variable", "Placeholder", "Const")
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
@@ -85,11 +85,13 @@ class Plan:
     @property
     def strategy(self) -> Strategy:
         """The strategy that the plan records."""
-        shared = {d.tensor: d.demand for d in self.reshardings if d.is_shared}
-        again = (d for d in self.reshardings if d.is_remade)
-        remade = frozenset(Copy(d.tensor, None if d.is_shared or d.follows_source else d.consumers[0]) for d in again)
-        recomputed = frozenset(op.name for op in self.operators if op.is_recomputed)
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, remade, recomputed)
+        shared = {d.tensor: d.sharding for d in self.reshardings if d.is_shared}
+        again = (d for d in self.reshardings if d.is_regathered)
+        regathered = frozenset(
+            Copy(d.tensor, None if d.is_shared or d.is_regathered_with_source else d.consumers[0]) for d in again
+        )
+        rematerialized = frozenset(op.name for op in self.operators if op.is_rematerialized)
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, regathered, rematerialized)
 
     @property
     def n_split_operators(self) -> int:
@@ -242,7 +244,7 @@ class Plan:
             difference = "operators have the same names, but other shapes, attributes or hyperparameters"
         else:
             for name, op in planned.items():
-                rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
+                rule = rule_in_micro_batches(actual[name], self.micro_batches, self.parallelism)
                 why_not = why_unsearched if self.n_split_operators else why_invalid
                 _check_config(actual[name], op, why_not(rule, op.config), rule)
             return
@@ -285,7 +287,7 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
             f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
             "again, with force= for what should differ"
         )
-    if planned.is_recomputed and op.type in NEVER:
+    if planned.is_rematerialized and op.type in NEVER:
         raise InputError(
             f"the plan computes {op.where()} again in the backward pass, which an operator of this type never is; it was "
             "changed: find the strategy again"

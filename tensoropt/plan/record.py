@@ -14,7 +14,7 @@ from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Level, Mesh
 from ..reschedule.path import Path
 from ..reschedule.steps import State, make_step, move_between
-from ..rules.rule import Config, Demand
+from ..rules.rule import Config, OperandSharding
 
 MOST_UNITS = 1 << 20
 
@@ -28,8 +28,8 @@ class PlannedOperator:
         memory_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
             backward pass in their produced layout.
         time_us: the time of the operator per step, including its rematerialization.
-        is_recomputed: whether it is rematerialized: computed again in the backward pass.
-        again_us: the time that rematerialization takes.
+        is_rematerialized: whether it is rematerialized: computed again in the backward pass.
+        rematerialization_us: the time that rematerialization takes.
         freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``memory_bytes``.
     """
 
@@ -39,12 +39,16 @@ class PlannedOperator:
     results: tuple[Layout, ...]
     memory_bytes: int
     time_us: float
-    is_recomputed: bool = False
-    again_us: float = 0.0
+    is_rematerialized: bool = False
+    rematerialization_us: float = 0.0
     freed_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        again = {"is_recomputed": True, "again_us": self.again_us, "freed_bytes": self.freed_bytes}
+        rematerialization = {
+            "is_rematerialized": True,
+            "rematerialization_us": self.rematerialization_us,
+            "freed_bytes": self.freed_bytes,
+        }
         return {
             "name": self.name,
             "type": self.type,
@@ -52,7 +56,7 @@ class PlannedOperator:
             "results": [str(layout) for layout in self.results],
             "memory_bytes": self.memory_bytes,
             "time_us": self.time_us,
-            **(again if self.is_recomputed else {}),
+            **(rematerialization if self.is_rematerialized else {}),
         }
 
     @classmethod
@@ -68,15 +72,15 @@ class PlannedOperator:
             tuple(Layout.parse(mesh, text) for text in value["results"]),
             int(value["memory_bytes"]),
             float(value["time_us"]),
-            bool(value.get("is_recomputed", False)),
-            float(value.get("again_us", 0.0)),
+            bool(value.get("is_rematerialized", False)),
+            float(value.get("rematerialization_us", 0.0)),
             int(value.get("freed_bytes", 0)),
         )
 
 
 @dataclass(frozen=True)
 class PlannedResharding:
-    """The row of one resharding in a plan: one tensor brought to one operand sharding (Demand).
+    """The row of one resharding in a plan: one tensor brought to one operand sharding (OperandSharding).
 
     Attributes:
         tensor: the tensor that is resharded; for a resharding inside an operator, the name of the operator.
@@ -86,33 +90,33 @@ class PlannedResharding:
         time_us: the time of the resharding per step, including regathering.
         reduction: ``sum``, or ``max`` for a maximum over the partial axes.
         copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
-        is_remade: whether the copy is regathered: the backward pass executes the forward path again.
-        again_us: the time that regathering takes.
-        follows_source: whether the copy is regathered because its source is: a regathered shared copy, or a rematerialized
-            result of an operator.
+        is_regathered: whether the copy is regathered: the backward pass executes the forward path again.
+        regathering_us: the time that regathering takes.
+        is_regathered_with_source: whether the copy is regathered because its source is: a regathered shared copy, or a
+            rematerialized result of an operator.
         n_runs: the executions per step: one per micro-batch, or one.
         accumulator_bytes: the bytes in which micro-batches accumulate the gradients of the copy.
     """
 
     tensor: str
     consumers: tuple[str, ...]
-    demand: Demand
+    sharding: OperandSharding
     is_shared: bool
     forward: Path
     backward: Path | None
     time_us: float
     reduction: str = "sum"
     copy_bytes: int = 0
-    is_remade: bool = False
-    again_us: float = 0.0
-    follows_source: bool = False
+    is_regathered: bool = False
+    regathering_us: float = 0.0
+    is_regathered_with_source: bool = False
     n_runs: int = 1
     accumulator_bytes: int = 0
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths that a step executes, each as often as it does."""
-        again = (self.forward,) if self.is_remade else ()
+        again = (self.forward,) if self.is_regathered else ()
         return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
 
     @property
@@ -129,10 +133,10 @@ class PlannedResharding:
         more: dict[str, Any] = {} if self.halo is None else {"halo": _halo_json(self.halo)}
         if self.copy_bytes:
             more["copy_bytes"] = self.copy_bytes
-        if self.is_remade:
-            more.update(is_remade=True, again_us=self.again_us)
-        if self.follows_source:
-            more["follows_source"] = True
+        if self.is_regathered:
+            more.update(is_regathered=True, regathering_us=self.regathering_us)
+        if self.is_regathered_with_source:
+            more["is_regathered_with_source"] = True
         if self.n_runs > 1:
             more["n_runs"] = self.n_runs
         if self.accumulator_bytes:
@@ -140,7 +144,7 @@ class PlannedResharding:
         return {
             "tensor": self.tensor,
             "consumers": list(self.consumers),
-            "demand": str(self.demand),
+            "operand_sharding": str(self.sharding),
             "is_shared": self.is_shared,
             "shape": list(self.forward.shape),
             "forward": _path_layouts(self.forward),
@@ -183,26 +187,26 @@ def _names(values: list[Any]) -> tuple[str, ...]:
 
 def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     """Return a resharding's row from its JSON value, the inverse of :meth:`PlannedResharding.to_json`."""
-    demand, shape = Demand.parse(mesh, d["demand"]), tuple(d["shape"])
+    sharding, shape = OperandSharding.parse(mesh, d["operand_sharding"]), tuple(d["shape"])
     if "halo" in d:
         windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
-        step = HaloStep(HALO, demand.layout, windows, str(d["halo"]["fill"]))
-        ways = [Path(demand.layout, demand.layout, (way,), shape) for way in (step, step.backward())]
+        step = HaloStep(HALO, sharding.layout, windows, str(d["halo"]["fill"]))
+        ways = [Path(sharding.layout, sharding.layout, (way,), shape) for way in (step, step.backward())]
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
     return PlannedResharding(
         name_of(d["tensor"]),
         _names(d["consumers"]),
-        demand,
+        sharding,
         bool(d["is_shared"]),
         ways[0],
         ways[1] if d["backward"] is not None else None,
         float(d["time_us"]),
         str(d["reduction"]),
         int(d.get("copy_bytes", 0)),
-        bool(d.get("is_remade", False)),
-        float(d.get("again_us", 0.0)),
-        bool(d.get("follows_source", False)),
+        bool(d.get("is_regathered", False)),
+        float(d.get("regathering_us", 0.0)),
+        bool(d.get("is_regathered_with_source", False)),
         int(d.get("n_runs", 1)),
         int(d.get("accumulator_bytes", 0)),
     )

@@ -12,7 +12,7 @@ from ..common.errors import InputError
 from ..costs.held_bytes import least_held_bytes
 from ..ft import Budget, InfeasibleError
 from ..profiling.hardware import Hardware
-from ..profiling.work import NOTHING_KNOWN, Known
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..search.baselines import BASELINES
 from ..search.problem.choices import ACCUMULATE
 from ..search.problem.objectives import MEMORY_TIME, Objectives
@@ -61,7 +61,7 @@ class Request:
     space: str | None = None
     objectives: Objectives = MEMORY_TIME
     budget: Budget | None = None
-    known: Known = NOTHING_KNOWN
+    known: MeasuredOperators = NOTHING_KNOWN
     without: frozenset[str] = frozenset()
     micro_batches: int | None = None
 
@@ -103,17 +103,17 @@ def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
         InputError: the first search fails; see :func:`searched`.
     """
     yield searched(request, parallelism)
-    if may_slice(request):
-        yield from least_in_slices(request, parallelism)
+    if may_use_micro_batches(request):
+        yield from least_in_micro_batches(request, parallelism)
 
 
-def may_slice(request: Request) -> bool:
+def may_use_micro_batches(request: Request) -> bool:
     """Return whether the request leaves the number of micro-batches open."""
-    is_asked = request.micro_batches is not None or ACCUMULATE in request.without
-    return not (is_asked or request.algorithm in BASELINES)
+    is_requested = request.micro_batches is not None or ACCUMULATE in request.without
+    return not (is_requested or request.algorithm in BASELINES)
 
 
-def least_in_slices(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
+def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
     """Yield the frontiers with the smallest micro-batches: of at least one sample per device, and of the fewest samples.
 
     The numbers of micro-batches are powers of two. More micro-batches never need more memory, except for operators that can
@@ -121,12 +121,12 @@ def least_in_slices(request: Request, parallelism: int) -> Iterator[ModelFrontie
     refinement, so that the answer doesn't depend on the speed of the machine.
     """
     try:
-        slicing = request.model.in_slices(2).graph.slicing
+        micro_batching = request.model.in_micro_batches(2).graph.micro_batching
     except InputError:
         return
-    assert slicing is not None
-    possible = [n for n in _powers_of_two(slicing.batch) if slicing.batch % n == 0]
-    one_each = [n for n in possible if slicing.batch // n >= parallelism]
+    assert micro_batching is not None
+    possible = [n for n in _powers_of_two(micro_batching.batch) if micro_batching.batch % n == 0]
+    one_each = [n for n in possible if micro_batching.batch // n >= parallelism]
     for n in dict.fromkeys([*one_each[-1:], *possible[-1:]]):
         try:
             yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
@@ -158,15 +158,15 @@ def fastest_that_fits(
         return None, tried
     point = frontier.fastest_within(limit, request.progress)
     best = None if point is None else (frontier, point)
-    if not may_slice(request) or point == frontier.fastest_within(None):
+    if not may_use_micro_batches(request) or point == frontier.fastest_within(None):
         return best, tried
     known = best
     if known is None:
-        known = _first_that_fits(request, least_in_slices(request, parallelism), tried)
+        known = _first_that_fits(request, least_in_micro_batches(request, parallelism), tried)
         if known is None:
             return None, tried
     least = _least_bytes(frontier)
-    for n in _powers_of_two(known[0].model.graph.n_slices if best is None else MOST_MICRO_BATCHES):
+    for n in _powers_of_two(known[0].model.graph.n_micro_batches if best is None else MOST_MICRO_BATCHES):
         try:
             frontier = searched(replace(request, micro_batches=n), parallelism)
         except InputError:
@@ -208,7 +208,7 @@ def _least_bytes(frontier: ModelFrontier) -> int:
     return int(frontier.costs.mem_bytes.min())
 
 
-class TimeIsUpError(Exception):
+class DeadlineError(Exception):
     """A deadline has passed."""
 
 
@@ -220,17 +220,17 @@ def in_time(deadline: float, progress: Progress | None) -> Progress:
         progress: the callback to forward to; None if there is none.
     """
 
-    def told(stage: str, done: int, total: int) -> None:
+    def reported(phase: str, done: int, total: int) -> None:
         if time.monotonic() > deadline:
-            raise TimeIsUpError
+            raise DeadlineError
         if progress is not None:
-            progress(stage, done, total)
+            progress(phase, done, total)
 
-    return told
+    return reported
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LeastMemory:
     """The point of a frontier that needs the least memory.
 
     Attributes:
@@ -243,7 +243,7 @@ class Least:
     is_sure: bool = True
 
     @classmethod
-    def of(cls, frontier: ModelFrontier, progress: Progress | None) -> Least:
+    def of(cls, frontier: ModelFrontier, progress: Progress | None) -> LeastMemory:
         """Find the point of a frontier that needs the least memory.
 
         If ``progress`` raises TimeIsUpError, choose among the points whose peak was computed by then, and the points of
@@ -251,7 +251,7 @@ class Least:
         """
         try:
             return cls(frontier, frontier.least_point(progress))
-        except TimeIsUpError:
+        except DeadlineError:
             by_memory = np.argsort(frontier.costs.mem_bytes, kind="stable")
             few = {int(by_memory[len(by_memory) // part]) for part in FEW}
             known = {point: frontier.needed_bytes(point) for point in {*frontier.replayed, *few}}

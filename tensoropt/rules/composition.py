@@ -150,7 +150,7 @@ class Composition:
         return extents
 
     @cached_property
-    def trials(self) -> dict[str, Trial]:
+    def trials(self) -> dict[str, SplitTrial]:
         """The outcome of splitting a class, by class."""
         return {name: try_class(self, root) for root, name in self._candidates.items()}
 
@@ -220,7 +220,7 @@ class Composition:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SplitTrial:
     """The outcome of splitting a class.
 
     Attributes:
@@ -235,10 +235,10 @@ class Trial:
     given: Mapping[str, str]
 
 
-def try_class(composition: Composition, root: Node) -> Trial:
+def try_class(composition: Composition, root: Node) -> SplitTrial:
     """Return the outcome of splitting one class."""
     course = _Course(composition, root)
-    return Trial(course.run(), course.states, course.given)
+    return SplitTrial(course.run(), course.states, course.given)
 
 
 class _Course:

@@ -17,7 +17,7 @@ FROM_SEED = "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt
 _FLOPS = 20.0
 
 
-def _whole(op: Operator) -> tuple[Dims | None, ...]:
+def _unsplit(op: Operator) -> tuple[Dims | None, ...]:
     """Return the operands' dimensions, none of which is split."""
     return tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
 
@@ -25,7 +25,7 @@ def _whole(op: Operator) -> tuple[Dims | None, ...]:
 def _by_element(op: Operator) -> Rule:
     """Return the rule of an operator that draws each element of its result independently."""
     dims = tuple((f"d{i}",) for i in range(len(op.result.shape)))
-    return make_rule(op, _whole(op), (dims,), flops_per_point=_FLOPS)
+    return make_rule(op, _unsplit(op), (dims,), flops_per_point=_FLOPS)
 
 
 @op_rule(*FROM_KEY, static=(0, 3))
@@ -41,7 +41,7 @@ def from_seed(op: Operator) -> Rule:
 @op_rule("StatelessRandomGetKeyCounter")
 def key_and_counter(op: Operator) -> Rule:
     """Return the rule of key and counter: three numbers from two, equal on every rank, with nothing to split."""
-    return make_rule(op, _whole(op), tuple(((),) * len(tensor.shape) for tensor in op.outputs))
+    return make_rule(op, _unsplit(op), tuple(((),) * len(tensor.shape) for tensor in op.outputs))
 
 
 @op_rule("RandomShuffle")

@@ -48,7 +48,7 @@ def extremal(op: Operator) -> Rule:
 
 
 @op_rule("Prod", "All", "Any", "EuclideanNorm", static=(1,))
-def whole(op: Operator) -> Rule:
+def unsplit(op: Operator) -> Rule:
     """Return the rule of a reduction whose reduced dimensions can't be split."""
     dims, kept = _dims(op)
     return make_rule(op, (dims, None), (kept,), fixed={f"d{i}" for i in reduced_dimensions(op)})

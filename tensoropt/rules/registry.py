@@ -8,7 +8,7 @@ from functools import cache
 from weakref import WeakKeyDictionary
 
 from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
-from ..ir.slicing import are_shares_sliced
+from ..ir.micro_batching import are_shares_divided
 from .rule import Rule, make_rule, replicated_rule
 
 RuleFunction = Callable[[Operator], Rule | str]
@@ -69,17 +69,17 @@ def rule_of(op: Operator) -> Rule:
     return known
 
 
-def rule_in_slices(op: Operator, n_slices: int, n_devices: int) -> Rule:
+def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) -> Rule:
     """Return the rule of an operator on the whole batch, for a training step with micro-batches.
 
     A batch of which each rank loads its share needn't be spread over all ranks if these shares can't be divided into
     micro-batches: it is then gathered first.
 
     Args:
-        n_slices: the number of micro-batches.
+        n_micro_batches: the number of micro-batches.
     """
     rule = rule_of(op)
-    if not rule.spread or are_shares_sliced(op.result.shape[0], n_slices, n_devices):
+    if not rule.spread or are_shares_divided(op.result.shape[0], n_micro_batches, n_devices):
         return rule
     return replace(rule, spread="")
 

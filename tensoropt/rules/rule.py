@@ -234,7 +234,7 @@ class Config:
         return tuple(axis for axis, given in enumerate(self.assignment) if given != NONE)
 
     @classmethod
-    def whole(cls, mesh: Mesh) -> Config:
+    def unsplit(cls, mesh: Mesh) -> Config:
         """Return the config that splits nothing."""
         return cls(mesh, (NONE,) * len(mesh.sizes))
 
@@ -254,43 +254,43 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class OperandSharding:
     """An operand sharding: the layout that a consumer asks of a tensor, and the layout of the gradient that it sends back.
 
-    The text is ``[a, -] ~b``, where b is ``varying``; ``[a, -] !`` has no gradient.
+    The text is ``[a, -] ~b``, where b is ``unreduced``; ``[a, -] !`` has no gradient.
 
     Attributes:
         layout: the layout of the operand.
-        varying: the axes over which the gradient comes back partial; None if no gradient comes back.
+        unreduced: the axes over which the gradient comes back partial; None if no gradient comes back.
     """
 
     layout: Layout
-    varying: Axes | None
+    unreduced: Axes | None
 
     def __str__(self) -> str:
-        if self.varying is None:
+        if self.unreduced is None:
             return f"{self.layout} !"
-        return f"{self.layout}" + (f" ~{axes_text(self.varying)}" if self.varying else "")
+        return f"{self.layout}" + (f" ~{axes_text(self.unreduced)}" if self.unreduced else "")
 
     @classmethod
-    def parse(cls, mesh: Mesh, text: str) -> Demand:
+    def parse(cls, mesh: Mesh, text: str) -> OperandSharding:
         """Parse the text of ``str(demand)``."""
         if text.endswith(" !"):
             return cls(Layout.parse(mesh, text[:-2]), None)
-        layout, _, varying = text.partition(" ~")
-        return cls(Layout.parse(mesh, layout), parse_axes(varying))
+        layout, _, unreduced = text.partition(" ~")
+        return cls(Layout.parse(mesh, layout), parse_axes(unreduced))
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The operand shardings (Demand) and produced layouts that an operator has under a config.
+    """The operand shardings (OperandSharding) and produced layouts that an operator has under a config.
 
     Attributes:
         operands: per input its operand sharding; None for a static input.
         results: per result its produced layout.
     """
 
-    operands: tuple[Demand | None, ...]
+    operands: tuple[OperandSharding | None, ...]
     results: tuple[Layout, ...]
 
 
@@ -303,11 +303,11 @@ def interface(rule: Rule, config: Config) -> Interface:
     def splits(dims: Dims) -> tuple[Axes, ...]:
         return tuple(tuple(axis for name in names for axis in axes[name]) for names in dims)
 
-    def operand(position: int, dims: Dims) -> Demand:
+    def operand(position: int, dims: Dims) -> OperandSharding:
         partial = tuple(axis for i, group in enumerate(rule.linear) if position in group for axis in groups[i])
         layout = Layout(mesh, splits(dims), partial)
         held = layout.used_axes
-        return Demand(layout, tuple(axis for axis in used if axis not in held))
+        return OperandSharding(layout, tuple(axis for axis in used if axis not in held))
 
     linear_axes = tuple(axis for group in groups for axis in group)
     return Interface(

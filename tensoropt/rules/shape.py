@@ -154,8 +154,8 @@ def _padded(op: Operator, linear: tuple[tuple[int, ...], ...]) -> Rule:
 def slice_(op: Operator) -> Rule:
     operand = op.inputs[0]
     assert operand is not None
-    whole = (a == b for a, b in zip(operand.shape, op.result.shape, strict=True))
-    dims = tuple((f"d{i}",) if is_whole else () for i, is_whole in enumerate(whole))
+    full = (a == b for a, b in zip(operand.shape, op.result.shape, strict=True))
+    dims = tuple((f"d{i}",) if is_full else () for i, is_full in enumerate(full))
     return make_rule(op, (dims, None, None), (dims,), linear=FIRST)
 
 

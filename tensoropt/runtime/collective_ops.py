@@ -34,7 +34,8 @@ def emitted_by_horovod(processes: Processes, mesh: Mesh) -> Emitted:
 
 
 def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
-    """Return a function that adds one collective to a graph, as lowering does: see :class:`..profiling.ranks.Place`."""
+    """Return a function that adds one collective to a graph, as lowering does: see
+    :class:`..profiling.ranks.MeasuringProcess`."""
     in_graph = InGraph(collectives, rank)
 
     def of(kind: str, axes: Axes, n_bytes: int) -> Call:
@@ -51,8 +52,8 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
         step = step_alone(kind, mesh, axes)
         path = Path(step.source, step.target, (step,), (count,))
 
-        def carry(piece: tf.Tensor) -> Any:
-            return in_graph.carry(path, [piece], CollectiveRequest("measured", "a measurement"))[0]
+        def carry(shard: tf.Tensor) -> Any:
+            return in_graph.carry(path, [shard], CollectiveRequest("measured", "a measurement"))[0]
 
         start, end = bounds[mesh.index_along(axes, rank)]
         return (end - start if kind == "all_gather" else count), carry

@@ -41,9 +41,9 @@ class Context:
             with self.display.phase("measurement of the devices"):
                 return hardware_here(self.processes, checked_collectives(None), self.display)
         hardware = resolve_cluster(given)
-        told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
-        if told and self.processes.rank == 0:
-            print(f"tensoropt: {told}", file=sys.stderr, flush=True)
+        warning = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
+        if warning and self.processes.rank == 0:
+            print(f"tensoropt: {warning}", file=sys.stderr, flush=True)
         return hardware
 
     def on_first_rank(self, compute: Callable[[], Any]) -> Any:

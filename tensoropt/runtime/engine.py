@@ -17,8 +17,8 @@ from ..common.errors import InputError
 from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
-from ..ir.slicing import Slice
-from ..lowering.gradient_accumulation import Accumulation, Asked
+from ..ir.micro_batching import MicroBatch
+from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
 from ..lowering.model import LocalModel, gradients_of
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
@@ -29,11 +29,11 @@ from ..lowering.variables import StateEntry, local_variables
 from ..optimizers.runtime import Emission, RunningOptimizer, Shards
 from ..optimizers.start import start
 from ..reschedule.layout import Layout
-from ..rules.rule import Demand
+from ..rules.rule import OperandSharding
 from ..sharding.resharding import Resharding, Router, resharding_of
 from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
-from .feed_shards import cut, fed_layout, fed_shape, is_of_slices, is_sliced, rows_of
+from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape, rows_of, runs_in_micro_batches
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
 from .process_limit import check_memory_left
 from .step_errors import only_step, refused_values
@@ -57,7 +57,8 @@ class Engine:
         agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
             and prepares the collectives.
         first: another engine, whose variables and optimizers this one shares where it has the same; None without.
-        sliced: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else None.
+        per_micro_batch: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else
+            None.
         in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
         lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
         display: shows that a function is being built, and runs for the first time.
@@ -71,7 +72,7 @@ class Engine:
     initial_value: Callable[[str], np.ndarray]
     agree: Callable[[str, Sequence[Collective]], None] = lambda digest, log: None
     first: Engine | None = None
-    sliced: StrategyView | None = None
+    per_micro_batch: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
     display: Display = HIDDEN
@@ -99,12 +100,12 @@ class Engine:
     def _shards(self, step: TrainStep) -> Shards:
         tensors = tuple(self.graph.operators[name].result for name in step.variables)
         layouts = tuple(self.view.layout(tensor) for tensor in tensors)
-        pieces = tuple(tuple(self.variables[name]) for name in step.variables)
-        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), pieces)
+        shards = tuple(tuple(self.variables[name]) for name in step.variables)
+        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), shards)
 
     def _first_variables(self, op: Operator) -> list[tf.Variable]:
-        whole = self.initial_value(op.name)
-        return local_variables(whole, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
+        replicated = self.initial_value(op.name)
+        return local_variables(replicated, op.result, self.view.layout(op.result), self.backend.ranks, op.name)
 
     def initialize(self) -> None:
         """Reset all variables, the optimizers' too, to their initial values."""
@@ -162,13 +163,13 @@ class Engine:
     def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         built = self.function(fetch, tuple(feeds))
         arguments = []
-        for (feed, value), layout, slices in zip(feeds.items(), built.layouts, built.slices, strict=True):
+        for (feed, value), layout, micro_batches in zip(feeds.items(), built.layouts, built.micro_batches, strict=True):
             for rank in self.backend.ranks:
-                if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not slices)):
+                if isinstance(value, tf.Tensor) and (feed.is_local or (layout.is_replicated and not micro_batches)):
                     arguments.append(value)
                     continue
-                piece = value if feed.is_local else cut(np.asarray(value), layout, feed.tensor.shape, rank, slices)
-                arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
+                shard = value if feed.is_local else cut(np.asarray(value), layout, feed.tensor.shape, rank, micro_batches)
+                arguments.append(tf.constant(np.ascontiguousarray(shard).reshape(shard.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
         check_memory_left()
@@ -202,38 +203,40 @@ class Engine:
                 keep_apart(tf.compat.v1.get_default_graph().get_operations())
                 return results
 
-        slices = self._slices(fetch)
-        of_feeds = tuple(slices if not feed.is_local and is_sliced(feed, slices) else () for feed in feeds)
+        micro_batches = self._micro_batches(fetch)
+        of_feeds = tuple(
+            micro_batches if not feed.is_local and comes_in_micro_batches(feed, micro_batches) else () for feed in feeds
+        )
         signature = [
-            tf.TensorSpec(fed_shape(fed_layout(self.view, feed), feed.tensor.shape, in_slices), feed.tensor.dtype)
-            for feed, in_slices in zip(feeds, of_feeds, strict=True)
+            tf.TensorSpec(fed_shape(fed_layout(self.view, feed), feed.tensor.shape, in_micro_batches), feed.tensor.dtype)
+            for feed, in_micro_batches in zip(feeds, of_feeds, strict=True)
             for _ in range(n_ranks)
         ]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         self.agree(structure_digest(function.graph, resharder.log), resharder.log)
         return BuiltFunction(function, tuple(resharder.log), tuple(fed_layout(self.view, feed) for feed in feeds), of_feeds)
 
-    def _slices(self, fetch: Fetch) -> tuple[Slice, ...]:
+    def _micro_batches(self, fetch: Fetch) -> tuple[MicroBatch, ...]:
         """Return the micro-batches in which a function runs; empty if it runs on the batch as a whole."""
-        slicing = self.sliced.graph.slicing if self.sliced is not None else None
-        if not fetch.train_steps or slicing is None:
+        micro_batching = self.per_micro_batch.graph.micro_batching if self.per_micro_batch is not None else None
+        if not fetch.train_steps or micro_batching is None:
             return ()
-        return tuple(Slice(slicing, i, self.backend.mesh.n_devices) for i in range(slicing.n))
+        return tuple(MicroBatch(micro_batching, i, self.backend.mesh.n_devices) for i in range(micro_batching.n))
 
     def _emit(
         self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], resharder: Resharder
     ) -> list[tf.Tensor]:
         sources = {op.result.name: [v.value() for v in self.variables[op.name]] for op in self.graph.variables
                    if op.name in needed}
-        slices = self._slices(fetch)
+        micro_batches = self._micro_batches(fetch)
         for feed, values in fed.items():
-            if not is_sliced(feed, slices):
+            if not comes_in_micro_batches(feed, micro_batches):
                 layout = fed_layout(self.view, feed)
-                sources[feed.tensor.name] = self._as_left(feed.tensor, layout, values, self.view, resharder)
-        if slices:
-            assert self.sliced is not None
-            outside = LocalModel(self.sliced, self.router, resharder, sources, self._update, training=True)
-            return self._emit_slices(fetch, fed, needed, outside, slices)
+                sources[feed.tensor.name] = self._as_produced(feed.tensor, layout, values, self.view, resharder)
+        if micro_batches:
+            assert self.per_micro_batch is not None
+            outside = LocalModel(self.per_micro_batch, self.router, resharder, sources, self._update, training=True)
+            return self._emit_micro_batches(fetch, fed, needed, outside, micro_batches)
         model = LocalModel(
             self.view, self.router, resharder, sources, self._update, training=bool(fetch.train_steps)
         )
@@ -252,7 +255,7 @@ class Engine:
         for name in fetch.train_steps:
             self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
         local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
-        operators = model.read_again(graph.get_operations(), n_forward, local_losses)
+        operators = model.read_rematerialized(graph.get_operations(), n_forward, local_losses)
         if self.in_order:
             put_in_order(operators, n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
@@ -266,53 +269,69 @@ class Engine:
             return []
         return [[variable.value() for variable in variables]]
 
-    def _as_left(
+    def _as_produced(
         self, tensor: Tensor, layout: Layout, values: Values, view: StrategyView, resharder: Resharder
     ) -> Values:
         """Reshard a fed tensor, or its part of a micro-batch, to the produced layout of the strategy."""
         if layout == view.layout(tensor):
             return values
-        resharding = resharding_of(tensor, layout, Demand(view.layout(tensor), None))
+        resharding = resharding_of(tensor, layout, OperandSharding(view.layout(tensor), None))
         return resharder.reshard(resharding, self.router.route(resharding), values, tensor.name)
 
-    def _emit_slices(
-        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel, slices: tuple[Slice, ...]
+    def _emit_micro_batches(
+        self,
+        fetch: Fetch,
+        fed: Mapping[Feed, Values],
+        needed: set[str],
+        model: LocalModel,
+        micro_batches: tuple[MicroBatch, ...],
     ) -> list[tf.Tensor]:
         """Emit a training step in micro-batches.
 
         The operators that run once come first, then those of all micro-batches, then the operators after them, then the
         update.
         """
-        (name,), slicing, resharder, view = fetch.train_steps, slices[0].slicing, model.resharder, model.view
+        (name,), micro_batching, resharder, view = (
+            fetch.train_steps,
+            micro_batches[0].micro_batching,
+            model.resharder,
+            model.view,
+        )
         step = self.graph.train_steps[name]
-        in_slices = {op.name for op in self.graph.operators.values() if op.name in needed and is_of_slices(op, slicing)}
-        model.emit(needed - in_slices - slicing.after)
+        in_micro_batches = {
+            op.name
+            for op in self.graph.operators.values()
+            if op.name in needed and runs_in_micro_batches(op, micro_batching)
+        }
+        model.emit(needed - in_micro_batches - micro_batching.after)
 
-        sliced = {feed: self._sliceable(feed, values, slices[0], resharder)
-                  for feed, values in fed.items() if is_sliced(feed, slices)}
+        per_micro_batch = {feed: self._divisible_shards(feed, values, micro_batches[0], resharder)
+                  for feed, values in fed.items() if comes_in_micro_batches(feed, micro_batches)}
 
-        def fed_slice(feed: Feed, which: Slice) -> Values:
-            tensor, (layout, values) = view.graph.tensors[feed.tensor.name], sliced[feed]
+        def fed_micro_batch(feed: Feed, which: MicroBatch) -> Values:
+            tensor, (layout, values) = view.graph.tensors[feed.tensor.name], per_micro_batch[feed]
             rows = [
                 rows_of(value, layout, tensor.shape, rank, which.index)
                 for rank, value in zip(self.backend.ranks, values, strict=True)
             ]
-            return self._as_left(tensor, layout, rows, view, resharder)
+            return self._as_produced(tensor, layout, rows, view, resharder)
 
-        feeds = {feed.tensor.name: partial(fed_slice, feed) for feed in sliced}
-        later = [op for op in self.graph.operators.values() if op.name in needed & slicing.after]
-        taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in slicing.forms]
-        wanted = [each for each in fetch.tensors if each[0].name in slicing.forms]
+        feeds = {feed.tensor.name: partial(fed_micro_batch, feed) for feed in per_micro_batch}
+        later = [op for op in self.graph.operators.values() if op.name in needed & micro_batching.after]
+        taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in micro_batching.forms]
+        wanted = [each for each in fetch.tensors if each[0].name in micro_batching.forms]
         lookups = {
             lookup: partial(self._lookup, lookup, view, step)
             for variable in step.variables
             for lookup in self.graph.lookups.get(variable, ())
         }
-        asked = Asked(name, step.loss, frozenset(in_slices), tuple(dict.fromkeys([*wanted, *taken])), lookups)
+        request = MicroBatchRequest(
+            name, step.loss, frozenset(in_micro_batches), tuple(dict.fromkeys([*wanted, *taken])), lookups
+        )
         accumulation = Accumulation(model, view, feeds, self.lag if self.in_order else None)
-        losses, found = accumulation.run(asked)
-        made = dict(zip(asked.fetched, found, strict=True))
-        model.elsewhere = partial(self._from_slices, model, {tensor.name: made[tensor, False] for tensor, _ in taken})
+        losses, found = accumulation.run(request)
+        made = dict(zip(request.fetched, found, strict=True))
+        model.elsewhere = partial(self._from_micro_batches, model, {tensor.name: made[tensor, False] for tensor, _ in taken})
         model.emit({op.name for op in later})
         results = [
             made[tensor, is_local]
@@ -328,8 +347,8 @@ class Engine:
         accumulation.order_end()
         return [tf.identity(value) for values in results for value in values]
 
-    def _sliceable(
-        self, feed: Feed, values: Values, which: Slice, resharder: Resharder
+    def _divisible_shards(
+        self, feed: Feed, values: Values, which: MicroBatch, resharder: Resharder
     ) -> tuple[Layout, Values]:
         """Return a fed tensor's layout and shards such that each rank can cut its rows of each micro-batch from its shard.
 
@@ -338,12 +357,12 @@ class Engine:
         layout = fed_layout(self.view, feed)
         if not feed.is_local or which.n_shares == which.n_devices:
             return layout, values
-        whole = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
-        resharding = resharding_of(feed.tensor, layout, Demand(whole, None))
-        return whole, resharder.reshard(resharding, self.router.route(resharding), values, feed.tensor.name)
+        replicated = Layout.replicated(self.backend.mesh, len(feed.tensor.shape))
+        resharding = resharding_of(feed.tensor, layout, OperandSharding(replicated, None))
+        return replicated, resharder.reshard(resharding, self.router.route(resharding), values, feed.tensor.name)
 
-    def _from_slices(
-        self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, demand: Demand, operator: str
+    def _from_micro_batches(
+        self, model: LocalModel, made: Mapping[str, Values], tensor: Tensor, sharding: OperandSharding, operator: str
     ) -> Values | None:
         """Return the operand of an operator that runs after all micro-batches, from a tensor that they all computed.
 
@@ -351,8 +370,8 @@ class Engine:
         """
         if tensor.name not in made:
             return None
-        whole = Layout.replicated(self.backend.mesh, len(tensor.shape))
-        resharding = resharding_of(tensor, whole, Demand(demand.layout, None))
+        replicated = Layout.replicated(self.backend.mesh, len(tensor.shape))
+        resharding = resharding_of(tensor, replicated, OperandSharding(sharding.layout, None))
         return model.resharder.reshard(resharding, self.router.route(resharding), made[tensor.name], operator)
 
     def _lookups(self, step: str, model: LocalModel) -> list[list[Lookup]]:
@@ -367,10 +386,10 @@ class Engine:
         op, config = view.graph.operators[name], view.strategy.configs[name]
         of_indices, of_gradient = row_reshardings(op, view.rules[name], config)
         found, indices = model.looked_up(name)
-        return Lookup(found, self._reshard_trailing(step, model, of_indices, indices), of_gradient)
+        return Lookup(found, self._reshard_overlappable(step, model, of_indices, indices), of_gradient)
 
-    def _reshard_trailing(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
-        return model.resharder.reshard(resharding, self.router.route(resharding), values, step.name, is_trailing=True)
+    def _reshard_overlappable(self, step: TrainStep, model: LocalModel, resharding: Resharding, values: Values) -> Values:
+        return model.resharder.reshard(resharding, self.router.route(resharding), values, step.name, is_overlappable=True)
 
     def _train(
         self,
@@ -381,7 +400,7 @@ class Engine:
         gradients: Callable[[Values, list[Values]], list[Values | None]],
     ) -> None:
         reads = [model.value(self.graph.operators[name].result) for name in step.variables]
-        reshard = partial(self._reshard_trailing, step, model)
+        reshard = partial(self._reshard_overlappable, step, model)
         emission = Emission(reads, lookups, reshard, lambda tensor: model.replicated(tensor, step.name), gradients)
         self.optimizers[step.name].train(losses, emission)
         if step.step_counter is not None:

@@ -28,12 +28,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import InputError, TensorOptError
-from ..common.source_lines import users_line_of, whereabouts
+from ..common.source_lines import code_location, users_line_of
 from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import MOST_STAGGER_S, Interruptions, say
 from .mpi_start import finalize
-from .watching import Watch
+from .watching import RankWatch
 
 if TYPE_CHECKING:
     from .ranks import Processes
@@ -74,7 +74,7 @@ class ErrorHandling:
         self._requested_exit: tuple[int, tuple[int, ...]] | None = None
         self._stop_watching = threading.Event()
         self._watcher: threading.Thread | None = None
-        self.watch: Watch | None = None
+        self.watch: RankWatch | None = None
         self.interruptions: Interruptions | None = None
         self.last: list[Callable[[], object]] = []
 
@@ -176,7 +176,7 @@ class ErrorHandling:
             InputError: ``TENSOROPT_TIMEOUT`` isn't a number of seconds.
         """
         assert self.processes.ending is not None
-        self.watch = Watch(self.processes, self.processes.ending.comm, timeout_s())
+        self.watch = RankWatch(self.processes, self.processes.ending.comm, timeout_s())
         self._watcher = threading.Thread(target=self._watch, name="tensoropt-watch", daemon=True)
         self._watcher.start()
 
@@ -198,7 +198,7 @@ class ErrorHandling:
     def _ended_early(self, rank: int) -> str:
         """Return the sentence about a rank that has ended while this one waits for it, with the last calls of both."""
         own, frames = self.processes.rank, sys._current_frames()
-        call = whereabouts(frames.get(threading.main_thread().ident or 0)).call
+        call = code_location(frames.get(threading.main_thread().ident or 0)).call
         other = self.processes.last_calls.get(rank)
         calls = [f"rank {own} is in {call}"] * bool(call) + [f"rank {rank} was last known in {other}"] * bool(other)
         where = f": {', '.join(calls)}" if calls else ""

@@ -16,7 +16,7 @@ from ..common.dump import dump
 from ..common.errors import InputError, short
 from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
-from ..common.watchdog import CHAINS, TRAILING, URGENT
+from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.build import check_reshardings
@@ -28,7 +28,7 @@ from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts, Router
 from .collectives.single import SingleCommunicator
 from .engine import Engine
-from .memory_check import check_room, state_bytes
+from .memory_check import check_available_memory, state_bytes
 from .ranks import Processes, cores_of_a_rank
 from .thread_pool import runs_at_once
 
@@ -119,20 +119,20 @@ def execute(
     plan.check_for(model.graph)
     _check_ranks(plan, processes, collectives)
     view = model.view(plan.strategy)
-    in_slices = model.in_slices(plan.micro_batches).view(plan.strategy)
-    check_reshardings(in_slices, plan)
+    in_micro_batches = model.in_micro_batches(plan.micro_batches).view(plan.strategy)
+    check_reshardings(in_micro_batches, plan)
     if collectives == EMULATED:
-        check_room(plan.parallelism * state_bytes(view), processes.local_size)
+        check_available_memory(plan.parallelism * state_bytes(view), processes.local_size)
         backend: Backend = EmulatedBackend(plan.mesh)
         prepare, in_order = None, False
     else:
-        check_room(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
+        check_available_memory(max(state_bytes(view), plan.peak_bytes or 0), processes.local_size)
         backend, processes, prepare = _communicating(plan.mesh, processes, collectives)
         # With more cores per rank TensorFlow computes several operators at once, which takes less time.
         in_order = processes.broadcast(cores_of_a_rank(processes.local_size) == 1)
-    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    has_two_chains = isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
-    sliced = in_slices if plan.micro_batches > 1 else None
+    sliced = in_micro_batches if plan.micro_batches > 1 else None
     with display.phase("first values of the variables"):
         engine = Engine(
             view,
@@ -140,7 +140,7 @@ def execute(
             backend,
             initial_value,
             agreement,
-            sliced=sliced,
+            per_micro_batch=sliced,
             in_order=in_order,
             lag=lag,
             display=display,
@@ -216,23 +216,23 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
             operators.check_running()
             processes.begin_collective()
 
-        return GraphBackend(mesh, part.rank, operators, processes.waiting[URGENT], on_run), part, lambda axes: None
+        return GraphBackend(mesh, part.rank, operators, processes.waiting[CRITICAL], on_run), part, lambda axes: None
     from .collectives.mpi import MpiCommunicator
 
     naps = all(part.gather(processes.naps))
-    urgent, trailing = processes.waiting
+    critical, overlappable = processes.waiting
     communicator = MpiCommunicator(comm, mesh, processes.begin_collective, naps)
-    backend = CommunicatingBackend(mesh, processes.rank, communicator, urgent, is_over_link=naps)
+    backend = CommunicatingBackend(mesh, processes.rank, communicator, critical, is_over_link=naps)
     if not naps or not all(part.gather(_allows_two_chains())):
         return backend, part, communicator.prepare
-    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True)
+    behind = MpiCommunicator(comm, mesh, lambda: processes.begin_collective(OVERLAPPABLE), gives_way=True)
 
     def prepare(axes: Sequence[Axes]) -> None:
         communicator.prepare(axes)
         behind.prepare(axes)
 
-    trailing_backend = CommunicatingBackend(mesh, processes.rank, behind, trailing, is_over_link=True)
-    return replace(backend, trailing=trailing_backend), part, prepare
+    trailing_backend = CommunicatingBackend(mesh, processes.rank, behind, overlappable, is_over_link=True)
+    return replace(backend, overlappable=trailing_backend), part, prepare
 
 
 def _allows_two_chains() -> bool:

@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from ..ir.graph import Operator
-from ..ir.slicing import Slice, Slicing
+from ..ir.micro_batching import MicroBatch, MicroBatching
 from ..lowering.local import opaque, uniform_shape
 from ..reschedule.layout import Layout, Shape
-from ..sharding.local_shapes import piece_of
+from ..sharding.local_shapes import shard_slices
 from ..sharding.strategy import StrategyView
 from .functions import Feed
 
@@ -24,29 +24,29 @@ def fed_layout(view: StrategyView, feed: Feed) -> Layout:
 
 
 def cut(
-    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, slices: tuple[Slice, ...] = ()
+    value: np.ndarray, layout: Layout, shape: tuple[int, ...], rank: int, micro_batches: tuple[MicroBatch, ...] = ()
 ) -> np.ndarray:
     """Return a rank's shard of a global value, or its shards of all micro-batches, one after the other.
 
     In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
     """
-    if slices:
-        of_slices = (each.of(value, 0) for each in slices)
-        return np.concatenate([cut(each, layout, each.shape, rank) for each in of_slices])
-    piece = value[piece_of(layout, shape, rank)]
+    if micro_batches:
+        of_micro_batches = (each.of(value, 0) for each in micro_batches)
+        return np.concatenate([cut(each, layout, each.shape, rank) for each in of_micro_batches])
+    shard = value[shard_slices(layout, shape, rank)]
     if layout.partial and layout.mesh.index_along(layout.partial, rank):
-        return np.zeros_like(piece)
-    return piece
+        return np.zeros_like(shard)
+    return shard
 
 
-def is_of_slices(op: Operator, slicing: Slicing) -> bool:
+def runs_in_micro_batches(op: Operator, micro_batching: MicroBatching) -> bool:
     """Return whether each micro-batch runs an operator."""
-    return any(tensor.name in slicing.forms for tensor in op.outputs)
+    return any(tensor.name in micro_batching.forms for tensor in op.outputs)
 
 
-def is_sliced(feed: Feed, slices: tuple[Slice, ...]) -> bool:
+def comes_in_micro_batches(feed: Feed, micro_batches: tuple[MicroBatch, ...]) -> bool:
     """Return whether a feed is cut into these micro-batches."""
-    return bool(slices) and slices[0].makes(feed.tensor)
+    return bool(micro_batches) and micro_batches[0].makes(feed.tensor)
 
 
 def rows_of(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: int) -> tf.Tensor:
@@ -61,9 +61,9 @@ def rows_of(value: tf.Tensor, layout: Layout, shape: Shape, rank: int, index: in
     return rows
 
 
-def fed_shape(layout: Layout, shape: Shape, slices: tuple[Slice, ...]) -> tf.TensorShape:
+def fed_shape(layout: Layout, shape: Shape, micro_batches: tuple[MicroBatch, ...]) -> tf.TensorShape:
     """Return the shape of a feed's argument. The shards of micro-batches are concatenated along the first dimension."""
-    if not slices:
+    if not micro_batches:
         return uniform_shape(layout, shape)
-    n_rows, *rest = uniform_shape(layout, (shape[0] // len(slices), *shape[1:]))
-    return tf.TensorShape([None if n_rows is None else n_rows * len(slices), *rest])
+    n_rows, *rest = uniform_shape(layout, (shape[0] // len(micro_batches), *shape[1:]))
+    return tf.TensorShape([None if n_rows is None else n_rows * len(micro_batches), *rest])

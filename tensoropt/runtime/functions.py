@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.graph import Graph, Tensor
-from ..ir.slicing import Slice
+from ..ir.micro_batching import MicroBatch
 from ..lowering.resharding.reshard import Collective
 from ..reschedule.layout import Layout
 
@@ -44,13 +44,13 @@ class BuiltFunction:
         call: the function; it takes each feed's shards on the ranks that are built here.
         log: the collectives that the function runs.
         layouts: for each feed, the layout in which it is fed.
-        slices: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
+        micro_batches: for each feed, the micro-batches into which it is cut; empty if it is fed as one batch.
     """
 
     call: Callable[..., Any]
     log: tuple[Collective, ...]
     layouts: tuple[Layout, ...]
-    slices: tuple[tuple[Slice, ...], ...]
+    micro_batches: tuple[tuple[MicroBatch, ...], ...]
 
 
 def names(fetch: Fetch) -> str:

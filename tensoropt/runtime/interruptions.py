@@ -18,7 +18,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.source_lines import whereabouts
+from ..common.source_lines import code_location
 
 if TYPE_CHECKING:
     from .ending import Ending
@@ -113,7 +113,7 @@ class Interruptions:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back  # the handler itself
-        where = whereabouts(frame)
+        where = code_location(frame)
         ending.tell_terminated()
         until_s, others = time.monotonic() + GATHERING_S, set()
         while time.monotonic() < until_s and not ending.others_speak():
@@ -135,7 +135,7 @@ class Interruptions:
     def _on_exit(self, status: int) -> Any:
         """Print that ``os._exit`` was called, and exit. Replaces ``os._exit``."""
         if not self.ending.joined and self._is_over.acquire(blocking=False):
-            line = whereabouts(sys._getframe(1)).line
+            line = code_location(sys._getframe(1)).line
             time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all ranks exit so, only one prints it
             if not self.ending.others_speak():
                 self.ending.speak()

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.progress import HIDDEN, Display
-from ..common.watchdog import URGENT, tell_of
+from ..common.watchdog import CRITICAL, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
 from ..profiling.hardware import Hardware, HardwareError
 from ..profiling.measure import Watching, measure
 from ..profiling.memory import available_memory_bytes
-from ..profiling.ranks import Place
+from ..profiling.ranks import MeasuringProcess
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
 from .disturbance import Disturbance, measured_with_disturbance
@@ -97,16 +97,16 @@ def measure_here(
     """
     levels = _levels(processes)
     if processes.alone:
-        return measure(levels, Place(), budget_s, watching=watching)
+        return measure(levels, MeasuringProcess(), budget_s, watching=watching)
     from .collective_ops import emitted_by_horovod
     from .collectives.mpi import MpiCommunicator
 
     mesh = Mesh(levels)
     naps = all(processes.gather(processes.naps))
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps)
-    tell_of(communicator, processes.waiting[URGENT], COLLECTIVES)
+    tell_of(communicator, processes.waiting[CRITICAL], COLLECTIVES)
     communicator.prepare(device_partitions(mesh))
-    place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
+    place = MeasuringProcess(communicator, processes.rank, processes.local_size, processes.broadcast)
     if collectives == HOROVOD:
         place = replace(place, collectives=HOROVOD, emitted=emitted_by_horovod(processes, mesh))
     measured = measure(levels, place, budget_s, watching=watching)
@@ -190,9 +190,11 @@ def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -
     Raises:
         InputError: something has, and ``is_strict``.
     """
-    told = differences(hardware, is_run_here, checked_collectives(None))
-    if not told:
+    warning = differences(hardware, is_run_here, checked_collectives(None))
+    if not warning:
         return ""
     if is_strict:
-        raise InputError(f"hardware {hardware.name}: {told}; measure it again with tensoropt calibrate, or leave --strict")
-    return f"hardware {hardware.name}: {told}; its costs may be off: tensoropt calibrate measures again"
+        raise InputError(
+            f"hardware {hardware.name}: {warning}; measure it again with tensoropt calibrate, or leave --strict"
+        )
+    return f"hardware {hardware.name}: {warning}; its costs may be off: tensoropt calibrate measures again"

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..common.errors import OutOfMemoryError
 from ..common.memory_units import memory_text
-from ..costs.resharding_costs import piece_bytes
+from ..costs.resharding_costs import shard_bytes
 from ..profiling.memory import available_memory_bytes
 from ..sharding.strategy import StrategyView
 
 
-def check_room(n_bytes: int, local_ranks: int) -> None:
+def check_available_memory(n_bytes: int, local_ranks: int) -> None:
     """Check that this process can get the memory that a plan needs, before any of it is allocated.
 
     The bytes are allocated briefly, without being written to, which fails at a limit of the process. The free memory of the
@@ -42,7 +42,7 @@ def state_bytes(view: StrategyView) -> int:
     """Return the bytes of the variables and their slots on the device with the largest shards."""
     total = 0
     for op in view.graph.variables:
-        piece = piece_bytes(op.result, view.layout(op.result))
+        shard = shard_bytes(op.result, view.layout(op.result))
         updates = view.graph.updates.get(op.name, ())
-        total += piece + sum(each.slots * (op.result.mem_bytes if each.is_whole else piece) for each in updates)
+        total += shard + sum(each.slots * (op.result.mem_bytes if each.is_global else shard) for each in updates)
     return total

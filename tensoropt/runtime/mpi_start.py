@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from ..common.source_lines import whereabouts
+from ..common.source_lines import code_location
 from ..common.watchdog import TIMEOUT
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
@@ -78,7 +78,7 @@ def in_time(rank: int, timeout_s: float, end: Callable[[int], object] = os._exit
         yield
         return
     started_s, frame = time.monotonic(), sys._getframe(1)
-    call = whereabouts(frame).call
+    call = code_location(frame).call
     came = _came(rank)
 
     def late() -> None:

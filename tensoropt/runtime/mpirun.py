@@ -33,9 +33,9 @@ def find_mpirun() -> Path:
     Raises:
         TensorOptError: there is none.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    if os.access(beside, os.X_OK):
-        return beside
+    sibling = Path(sys.executable).parent / "mpirun"
+    if os.access(sibling, os.X_OK):
+        return sibling
     found = shutil.which("mpirun")
     if found is None:
         raise TensorOptError(

@@ -46,7 +46,7 @@ activations in the caches but not weights, they took 114.
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class OperatorTrial:
     """An operator in a config, to be timed.
 
     Attributes:
@@ -65,7 +65,7 @@ class Trial:
     predicted_us: float
 
     @classmethod
-    def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> Trial:
+    def of(cls, op: Operator, config: Config, graph: Graph, backward: Backward, predicted_us: float) -> OperatorTrial:
         """Return the trial of an operator as a graph's training steps run it."""
         rule = rule_of(op)
         places = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
@@ -94,7 +94,7 @@ class OperatorTimer:
     clock: Callable[[], float] = time.perf_counter
     _call_s: float | None = None
 
-    def time(self, trial: Trial) -> Timed | None:
+    def time(self, trial: OperatorTrial) -> Timed | None:
         """Return the times of an operator, or None if it can't run by itself on synthetic operands."""
         copies = max(1, min(MOST_COPIES, int(AIMED_S * 1e6 / max(trial.predicted_us, 1e-3))))
         try:
@@ -147,7 +147,7 @@ def _nothing() -> Callable[[], tf.Tensor]:
     return lambda: function(argument)
 
 
-def _function(trial: Trial, copies: int, with_gradients: bool) -> Callable[..., tf.Tensor]:
+def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callable[..., tf.Tensor]:
     """Return a function that runs the copies one after the other and returns a number when all are done."""
     rank = trial.config.mesh.n_devices - 1  # among uneven blocks, the last is one of the largest
     job = Job(trial.op, trial.rule, trial.config, trial.interface, (rank,), _as_it_is)
@@ -186,12 +186,12 @@ def _as_it_is(k: int, values: Values) -> Values:
     return values
 
 
-def _operands(trial: Trial) -> list[tf.Tensor]:
+def _operands(trial: OperatorTrial) -> list[tf.Tensor]:
     shapes = local_shapes(trial.op, trial.rule, trial.config, trial.interface)
     return [_synthetic(tensor, shape) for (_, tensor), shape in zip(trial.op.operands, shapes, strict=True)]
 
 
-def _gradients(trial: Trial) -> list[tf.Tensor]:
+def _gradients(trial: OperatorTrial) -> list[tf.Tensor]:
     results = [(trial.op.outputs[place], trial.interface.results[place]) for place in trial.given]
     return [_synthetic(tensor, layout.largest_local_shape(tensor.shape)) for tensor, layout in results]
 

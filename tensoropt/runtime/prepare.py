@@ -34,9 +34,9 @@ def _report_replicated(graph: Graph, context: Context) -> None:
     """Report once which types of operators have no rule and run replicated on every device."""
     if context.processes.rank or max(context.processes.size, context.hardware.n_devices) == 1:
         return
-    told: set[str] = set()
+    reported: set[str] = set()
     for op in graph.operators.values():
         why = rule_of(op).without if op.updates is None else ""
-        if why and op.type not in told:
-            told.add(op.type)
+        if why and op.type not in reported:
+            reported.add(op.type)
             logger.warning("%s runs whole on every device: %s", op.where(), why)

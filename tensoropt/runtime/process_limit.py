@@ -37,9 +37,9 @@ def bound_allocators() -> None:
     """
     if not _limits():
         return
-    left_bytes = _left_bytes()
-    beside_bytes = max(left_bytes // 4, min(BESIDE_TENSORS_BYTES, left_bytes // 2))
-    os.environ.setdefault(_ALLOCATOR_LIMIT, str(left_bytes - beside_bytes))
+    saved_result_bytes = _left_bytes()
+    beside_bytes = max(saved_result_bytes // 4, min(BESIDE_TENSORS_BYTES, saved_result_bytes // 2))
+    os.environ.setdefault(_ALLOCATOR_LIMIT, str(saved_result_bytes - beside_bytes))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, 1)

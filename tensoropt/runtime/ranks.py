@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from ..common.errors import InputError, TensorOptError, describe
 from ..common.progress import Display
-from ..common.source_lines import whereabouts
-from ..common.watchdog import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
+from ..common.source_lines import code_location
+from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from .ending import Ending
 from .error_handling import install_error_handling, install_lone_error_handling
 from .mpi_start import in_time, started_mpi
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
 def _current_call(what: str) -> Call:
     """Return the call of TensorOpt's that this thread is in."""
-    name, _, line = whereabouts(sys._getframe(1)).call.partition(" at ")
+    name, _, line = code_location(sys._getframe(1)).call.partition(" at ")
     return Call(what, name, line)
 
 
@@ -163,7 +163,7 @@ class Processes:
         hosts: the host name of each rank.
         comm: a communicator (mpi4py) of all ranks for collectives; None for a process that was started alone.
         ending: the collective in which all ranks end; None alone.
-        whole: the ranks of which these are a part (:meth:`part`); None if they aren't a part.
+        parent: the ranks of which these are a part (:meth:`part`); None if they aren't a part.
         waiting: for each chain of collectives, in which collective this rank waits.
         last_calls: the call that each rank was in when it was last heard of.
     """
@@ -173,8 +173,8 @@ class Processes:
     hosts: tuple[str, ...]
     comm: Any = None
     ending: Ending | None = None
-    whole: Processes | None = None
-    waiting: tuple[Waiting, ...] = field(default_factory=lambda: tuple(Waiting() for _ in CHAINS))
+    parent: Processes | None = None
+    waiting: tuple[ChainState, ...] = field(default_factory=lambda: tuple(ChainState() for _ in CHAINS))
     last_calls: dict[int, str] = field(default_factory=dict)
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
@@ -220,17 +220,17 @@ class Processes:
         """The number of collectives that this rank has begun, by chain."""
         return tuple(self._begun)
 
-    def begin_collective(self, chain: int = URGENT) -> None:
+    def begin_collective(self, chain: int = CRITICAL) -> None:
         """Count a collective that this rank is about to enter. Two threads may do so at once, for two chains."""
-        if self.whole is not None:
-            self.whole.begin_collective(chain)
+        if self.parent is not None:
+            self.parent.begin_collective(chain)
         self._begun[chain] += 1
 
     @contextmanager
     def waiting_in(self, what: str) -> Iterator[None]:
         """Count a collective, and record within this context that this rank waits in it."""
         self.begin_collective()
-        waiting = self.waiting[URGENT]
+        waiting = self.waiting[CRITICAL]
         waiting.begin(what)
         try:
             yield

@@ -19,8 +19,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from ..common.source_lines import Whereabouts, called_back_line, is_reading, whereabouts
-from ..common.watchdog import ANSWER_S, CHAINS, Answer, Report, Waited, Waiting, silent, verdict
+from ..common.source_lines import CodeLocation, called_back_line, code_location, is_reading
+from ..common.watchdog import ANSWER_S, CHAINS, ChainState, LongWait, RankReport, Report, silent, verdict
 
 QUESTION_TAG, ANSWER_TAG = 2, 3
 LEAST_CPU = 0.01
@@ -30,19 +30,19 @@ ASKED_AFTER = 0.25
 """The share of the timeout after which a waiting rank begins to ask the others, and at which it repeats its questions."""
 
 
-class Watched(Protocol):
+class WatchedRank(Protocol):
     """A rank as the watching thread sees it (:class:`~tensoropt.runtime.ranks.Processes`)."""
 
     rank: int
     size: int
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[ChainState, ...]
     last_calls: dict[int, str]
 
     @property
     def collectives_begun(self) -> tuple[int, ...]: ...
 
 
-class Progress:
+class ThreadProgress:
     """The time for which this process's main thread has made no progress. One other thread must look at it repeatedly."""
 
     def __init__(self, thread: threading.Thread | None = None) -> None:
@@ -52,14 +52,14 @@ class Progress:
         self._cpu_s = self._looked_s = 0.0
         self._others_cpu_s: dict[int, float] = {}
         self._since_s = time.monotonic()
-        self.where = Whereabouts()
+        self.where = CodeLocation()
 
     def look(self, begun: tuple[int, ...], waits_since_s: float | None) -> float:
         """Return for how many seconds there was no progress; for a rank that waits, at most since its wait began."""
         now_s = time.monotonic()
         frames = sys._current_frames()
         frame = frames.pop(self._thread or 0, None)
-        self.where, at = whereabouts(frame), _instructions(frame)
+        self.where, at = code_location(frame), _instructions(frame)
         if is_reading(frame):
             line = next(filter(None, map(called_back_line, frames.values())), "")
             self.where = replace(self.where, line=line, is_users=True) if line else self.where
@@ -118,12 +118,12 @@ class Questions:
         self.comm = comm
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._sent: list[Any] = []  # requests, which must live until they are done
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RankReport] = {}
         self._heard_s: dict[int, float] = {}
         self._asked_s: dict[int, float] = {}  # questions that are open
         self._looked_s = self.up_since_s = time.monotonic()
 
-    def look(self, own: Answer) -> None:
+    def look(self, own: RankReport) -> None:
         """Answer the questions since the last look, and receive answers."""
         from mpi4py import MPI
 
@@ -140,7 +140,7 @@ class Questions:
             self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=ANSWER_TAG))
         while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=ANSWER_TAG, status=status):
             rank = status.Get_source()
-            self._answers[rank] = Answer(*self.comm.recv(source=rank, tag=ANSWER_TAG))
+            self._answers[rank] = RankReport(*self.comm.recv(source=rank, tag=ANSWER_TAG))
             self._heard_s[rank] = now_s
             self._asked_s.pop(rank, None)
 
@@ -171,12 +171,12 @@ class Questions:
         return found
 
 
-class Watch:
+class RankWatch:
     """The watch over one rank."""
 
-    def __init__(self, processes: Watched, comm: Any, timeout_s: float) -> None:
+    def __init__(self, processes: WatchedRank, comm: Any, timeout_s: float) -> None:
         self.processes, self.timeout_s = processes, timeout_s
-        self.questions, self.progress = Questions(comm), Progress()
+        self.questions, self.progress = Questions(comm), ThreadProgress()
 
     def look(self, ended_s: float | None) -> str | None:
         """Answer the other ranks, and ask them if this rank waits.
@@ -193,7 +193,7 @@ class Watch:
         idle_s = self.progress.look(begun, max(started, default=None))
         where = self.progress.where
         what = tuple(what if since_s is not None else "" for what, since_s in waits)
-        own = Answer(begun, what, ended_s is None, idle_s, str(where), where.call)
+        own = RankReport(begun, what, ended_s is None, idle_s, str(where), where.call)
         self.questions.look(own)
         if ended_s is not None:
             return self._after_the_end(ended_s)
@@ -205,14 +205,14 @@ class Watch:
                 return said
         return None
 
-    def _wait_in(self, chain: int, since_s: float | None, own: Answer) -> str | None:
+    def _wait_in(self, chain: int, since_s: float | None, own: RankReport) -> str | None:
         if since_s is None:
             return None
         waiting = self.processes.waiting[chain]
         seconds = time.monotonic() - max(since_s, self.questions.up_since_s)
         if seconds < self.timeout_s:
             return None
-        waited = Waited(self.processes.rank, chain, seconds, own, waiting.may_compute)
+        waited = LongWait(self.processes.rank, chain, seconds, own, waiting.may_compute)
         said = verdict(waited, self._reports(since_s), self.timeout_s)
         return said if waiting.since_s == since_s else None
 

@@ -24,18 +24,18 @@ lower bound is that of a weighted sum anyway, so nearer to it isn't worth the ti
 
 def search_problem(
     plain: StrategyProblem,
-    recomputing: StrategyProblem | None,
+    rematerializing: StrategyProblem | None,
     objectives: Objectives,
     algorithm: str,
     progress: Callable[[int, int], None] | None,
     budget: Budget,
 ) -> Frontier:
-    """Return the frontier of ``plain`` joined with that of ``recomputing``, where there is such a problem.
+    """Return the frontier of ``plain`` joined with that of ``rematerializing``, where there is such a problem.
 
     Args:
         plain: the problem without rematerialization.
-        recomputing: the problem with it; None where there is none. The result is then in its states, and no point is above
-            one of ``plain``'s frontier.
+        rematerializing: the problem with it; None where there is none. The result is then in its states, and no point is
+            above one of ``plain``'s frontier.
     """
 
     def found(problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:
@@ -45,14 +45,18 @@ def search_problem(
 
     started = time.monotonic()
     kept = found(problem_for(plain, objectives), plain.overlap, budget)
-    if recomputing is None or recomputing.transient is None:
+    if rematerializing is None or rematerializing.transient is None:
         return kept
-    problem, overlap, transient = problem_for(recomputing, objectives), recomputing.overlap, recomputing.transient
+    problem, overlap, transient = (
+        problem_for(rematerializing, objectives),
+        rematerializing.overlap,
+        rematerializing.transient,
+    )
     gap, max_points = max(budget.gap, GAP_AGAIN), min(budget.max_points, MOST_POINTS_AGAIN)
     left_s = max(budget.seconds / 2, budget.seconds - (time.monotonic() - started))
     again = found(transient.charged(problem), overlap, replace(budget, seconds=left_s, gap=gap, max_points=max_points))
     both = joined(
-        replace(kept, strategies=adopted(recomputing, plain, kept.strategies)), transient.at_true_memory(problem, again)
+        replace(kept, strategies=adopted(rematerializing, plain, kept.strategies)), transient.at_true_memory(problem, again)
     )
     descent = Descent(problem, transient, time.monotonic() + budget.seconds)
     mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, both.strategies]))

@@ -56,8 +56,8 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     structure = _without_variables(fetches)
     for leaf in tf.nest.flatten(structure):
         is_local = isinstance(leaf, Local)
-        asked = leaf.value if is_local else leaf
-        name = recorded_name(asked, recorded)
+        wanted = leaf.value if is_local else leaf
+        name = recorded_name(wanted, recorded)
         tensor = graph.resolve(name) if name is not None else None
         if tensor is not None:
             places.append(tensors.setdefault((tensor, is_local), len(tensors)))
@@ -70,7 +70,7 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
         elif name in initializers:
             initializes = True
         else:
-            operators += _group(asked, name, recorded, graph, steps)
+            operators += _group(wanted, name, recorded, graph, steps)
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
     return FetchPlan(fetch, structure, tuple(places), initializes)
 
@@ -103,7 +103,7 @@ def _without_variables(fetches: Any) -> Any:
     return fetches
 
 
-def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
+def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
     """Return the operators behind an operation that only groups others (``tf.group``).
 
     Training steps among them are added to ``steps`` instead.
@@ -114,12 +114,12 @@ def _group(asked: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps
         element = None
     if element is None:
         raise InputError(
-            f"fetch {short(asked)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
+            f"fetch {short(wanted)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
             "tensoropt.init() and tensoropt.find_strategy()"
         )
     if not isinstance(element, tf.Operation) or element.type != "NoOp":
         raise InputError(
-            f"fetch {short(asked)} isn't computed when the model runs: it was folded with the shapes and constants that it "
+            f"fetch {short(wanted)} isn't computed when the model runs: it was folded with the shapes and constants that it "
             "depends on, or only initialises variables"
         )
     found: list[str] = []

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..ir.graph import Graph, Tensor
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Demand, Interface
-from .strategy import StrategyView, operand_demand
+from ..rules.rule import Interface, OperandSharding
+from .strategy import StrategyView, sharding_of_operand
 
 LOSS, HYPERPARAMETER = -1, -2
 
@@ -44,32 +44,32 @@ def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
     return consumers
 
 
-def step_demand(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> Demand:
-    """Return the operand sharding (Demand) of a training step: its loss and its hyperparameters replicated."""
-    whole = Layout.replicated(mesh, len(tensor.shape))
-    return Demand(whole, () if consumer.position == LOSS else None)
+def step_sharding(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> OperandSharding:
+    """Return the operand sharding (OperandSharding) of a training step: its loss and its hyperparameters replicated."""
+    replicated = Layout.replicated(mesh, len(tensor.shape))
+    return OperandSharding(replicated, () if consumer.position == LOSS else None)
 
 
-def consumer_demand(seen: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Demand:
+def consumer_sharding(seen: Interface, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> OperandSharding:
     """Return the operand sharding of a consumer that isn't a step, from the interface of the operator it is named after."""
     if consumer.is_update:
-        return Demand(seen.results[0], None)
-    return operand_demand(seen, consumer.name, consumer.position, gradients)
+        return OperandSharding(seen.results[0], None)
+    return sharding_of_operand(seen, consumer.name, consumer.position, gradients)
 
 
-def as_copy(demand: Demand, with_gradient: bool) -> Demand:
+def as_copy(sharding: OperandSharding, with_gradient: bool) -> OperandSharding:
     """Return an operand sharding as that of a shared copy; ``with_gradient`` is whether any of its consumers has one."""
-    return Demand(demand.layout, (demand.varying or ()) if with_gradient else None)
+    return OperandSharding(sharding.layout, (sharding.unreduced or ()) if with_gradient else None)
 
 
-def copies(demands: Sequence[Demand]) -> list[Demand]:
+def copies(shardings: Sequence[OperandSharding]) -> list[OperandSharding]:
     """Return the operand shardings of the copies that consumers with these operand shardings may share."""
-    with_gradient = any(demand.varying is not None for demand in demands)
-    return list(dict.fromkeys(as_copy(demand, with_gradient) for demand in demands))
+    with_gradient = any(sharding.unreduced is not None for sharding in shardings)
+    return list(dict.fromkeys(as_copy(sharding, with_gradient) for sharding in shardings))
 
 
-def demand_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> Demand:
+def sharding_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> OperandSharding:
     """Return the operand sharding of a consumer under the view's strategy."""
     if consumer.is_step:
-        return step_demand(view.strategy.mesh, tensor, consumer)
-    return consumer_demand(view.interfaces[consumer.name], consumer, view.gradients)
+        return step_sharding(view.strategy.mesh, tensor, consumer)
+    return consumer_sharding(view.interfaces[consumer.name], consumer, view.gradients)

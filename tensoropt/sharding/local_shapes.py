@@ -14,7 +14,7 @@ SHAPED_BY = MappingProxyType({"Reshape": 1, "BroadcastTo": 1, "Conv2DBackpropInp
 """The position of the static input that is the result's shape, by operator type."""
 
 
-def piece_of(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
+def shard_slices(layout: Layout, shape: Shape, rank: int) -> tuple[slice, ...]:
     """Return the slices that cut the rank's shard out of a global array."""
     return tuple(slice(start, end) for start, end in layout.bounds(shape, rank))
 
@@ -27,6 +27,6 @@ def static_values(op: Operator, interface: Interface, rank: int) -> dict[int, np
     elif op.type == "Slice":
         operand = op.inputs[0]
         assert operand is not None
-        whole = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
-        statics[2] = np.where(whole, -1, op.statics[2])
+        replicated = [a == b for a, b in zip(operand.shape, op.result.shape, strict=True)]
+        statics[2] = np.where(replicated, -1, op.statics[2])
     return statics

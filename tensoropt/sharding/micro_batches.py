@@ -7,8 +7,8 @@ rules. Communication over this axis is impossible: a micro-batch can't wait for 
 the sum that is the loss, and gradients of tensors that are computed without the batch.
 
 So there is nothing to search. Whether an operator is split over the axis, and along which factor, follows from its operands;
-:func:`of_slices` finds it in program order. The result is the graph of one micro-batch, at its shapes; devices, configs and
-reshardings are then those of this graph.
+:func:`of_micro_batches` finds it in program order. The result is the graph of one micro-batch, at its shapes; devices,
+configs and reshardings are then those of this graph.
 
 - An operator with a split operand has the one config in which nothing would have to be resharded over the axis.
 - A tensor that is computed without the batch isn't split, and is computed once a step. If it is used where a partial sum is
@@ -33,7 +33,7 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..ir.body import BODY, COMPOSITES, LOOP, Body
 from ..ir.graph import CONSTANT, GATHERED, LOADED, PLACEHOLDER, SOURCES, VARIABLE, Graph, Operator, Tensor
-from ..ir.slicing import Slicing, are_shares_sliced
+from ..ir.micro_batching import MicroBatching, are_shares_divided
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition
@@ -45,7 +45,7 @@ from .local_shapes import static_values
 
 SUM = -1
 """The form of a tensor that is a partial sum over micro-batches, in place of the dimension that is split."""
-SLICES = "_slices"
+N_MICRO_BATCHES = "_micro_batches"
 """The attribute of a mean over the whole batch: the number of micro-batches."""
 Forms = ChainMap[str, int]
 """The dimension that micro-batches split, or SUM, by tensor name; a tensor not named is the same for all micro-batches."""
@@ -54,7 +54,7 @@ Configs = ChainMap[str, Config]
 
 
 @lru_cache(maxsize=8)
-def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
+def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     """Return the graph of one of ``n`` micro-batches; what isn't computed from the batch is unchanged.
 
     Where each rank loads its share of the batch, the batch is gathered if the shares of ``n_devices`` devices can't be
@@ -87,11 +87,11 @@ def of_slices(graph: Graph, n: int, n_devices: int = 1) -> Graph:
         once.update(
             (op.name, i) for i, tensor in op.operands if _form(_layout(seen, i)) == SUM and tensor.name not in forms
         )
-        operators[op.name] = _sliced(op, config, seen, forms, n)
-        if LOADED in op.attrs and not are_shares_sliced(batch, n, n_devices):
+        operators[op.name] = _per_micro_batch(op, config, seen, forms, n)
+        if LOADED in op.attrs and not are_shares_divided(batch, n, n_devices):
             operators[op.name] = replace(operators[op.name], attrs={**op.attrs, LOADED: GATHERED})
-    slicing = Slicing(n, graph, batch, forms, frozenset(once), frozenset(after))
-    return replace(graph, operators=operators, slicing=slicing)
+    micro_batching = MicroBatching(n, graph, batch, forms, frozenset(once), frozenset(after))
+    return replace(graph, operators=operators, micro_batching=micro_batching)
 
 
 def checked_count(given: object) -> int:
@@ -279,7 +279,7 @@ def _fits_body(op: Operator, config: Config) -> bool:
     return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
 
 
-def _sliced_body(op: Operator, config: Config, n: int) -> Body:
+def _body_per_micro_batch(op: Operator, config: Config, n: int) -> Body:
     """Return the body of a composite operator at the shapes of a micro-batch."""
     composition = Composition(op)
     body = composition.body
@@ -292,7 +292,7 @@ def _sliced_body(op: Operator, config: Config, n: int) -> Body:
     operators = {}
     for each in body.graph.operators.values():
         if each.name in inner:
-            operators[each.name] = _sliced(each, *inner[each.name], forms, n)
+            operators[each.name] = _per_micro_batch(each, *inner[each.name], forms, n)
         elif each.name in sources:
             operators[each.name] = replace(each, outputs=tuple(_cut(tensor, forms, n) for tensor in each.outputs))
     inputs, outputs = (tuple(_cut(tensor, forms, n) for tensor in tensors) for tensors in (body.inputs, body.outputs))
@@ -309,9 +309,9 @@ def _cut(tensor: Tensor, forms: Mapping[str, int], n: int) -> Tensor:
 
 
 def _layout(seen: Interface, position: int) -> Layout:
-    demand = seen.operands[position]
-    assert demand is not None
-    return demand.layout
+    sharding = seen.operands[position]
+    assert sharding is not None
+    return sharding.layout
 
 
 def _form(layout: Layout) -> int | None:
@@ -320,7 +320,7 @@ def _form(layout: Layout) -> int | None:
     return next((dimension for dimension, axes in enumerate(layout.splits) if axes), None)
 
 
-def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
+def _per_micro_batch(op: Operator, config: Config, seen: Interface, forms: Mapping[str, int], n: int) -> Operator:
     """Return an operator at the shapes of a micro-batch; a split constant's value is that of its first elements."""
     statics = static_values(op, seen, 0)
     attrs = dict(op.attrs)
@@ -330,9 +330,9 @@ def _sliced(op: Operator, config: Config, seen: Interface, forms: Mapping[str, i
     elif op.type in chain(FROM_KEY, FROM_SEED) and op.result.name in forms:
         statics[0] = np.asarray(_cut(op.result, forms, n).shape, np.asarray(op.statics[0]).dtype)
     elif op.type == "Mean" and any(config.degree(f"d{dimension}") > 1 for dimension in reduced_dimensions(op)):
-        attrs[SLICES] = n
+        attrs[N_MICRO_BATCHES] = n
     elif op.type in COMPOSITES:
-        attrs[BODY] = _sliced_body(op, config, n)
+        attrs[BODY] = _body_per_micro_batch(op, config, n)
     inputs = tuple(tensor and _cut(tensor, forms, n) for tensor in op.inputs)
     outputs = tuple(_cut(tensor, forms, n) for tensor in op.outputs)
     return replace(op, inputs=inputs, outputs=outputs, statics=statics, attrs=attrs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph
-from .micro_batches import of_slices
+from .micro_batches import of_micro_batches
 from .strategy import Strategy, StrategyView
 
 
@@ -19,12 +19,12 @@ class Model:
 
     def view(self, strategy: Strategy) -> StrategyView:
         """Return a view of the strategy on this model's graph."""
-        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.kept_operands)
+        return StrategyView(self.graph, strategy, self.backward.gradients, self.backward.residual_operands)
 
-    def in_slices(self, n: int, n_devices: int = 1) -> Model:
+    def in_micro_batches(self, n: int, n_devices: int = 1) -> Model:
         """Return the model of one of ``n`` micro-batches, to be searched on ``n_devices`` devices.
 
         Raises:
             InputError: the training step can't be taken in so many micro-batches.
         """
-        return Model(of_slices(self.graph.whole, n, n_devices), self.backward)
+        return Model(of_micro_batches(self.graph.full_batch, n, n_devices), self.backward)

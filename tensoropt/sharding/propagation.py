@@ -28,19 +28,19 @@ def inherited(graph: Graph, planned: Mapping[str, Config], mesh: Mesh) -> Strate
             layouts.update({tensor.name: layouts[variable.name] for tensor in op.outputs})
             continue
         rule, kept = rule_of(op), planned.get(op.name)
-        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else following(op, rule, layouts, mesh)
+        chosen[op.name] = kept if kept and not why_invalid(rule, kept) else propagated(op, rule, layouts, mesh)
         seen = interface(rule, chosen[op.name])
         layouts.update({tensor.name: layout for tensor, layout in zip(op.outputs, seen.results, strict=True)})
     return Strategy(mesh, chosen)
 
 
-def following(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mesh) -> Config:
+def propagated(op: Operator, rule: Rule, layouts: Mapping[str, Layout], mesh: Mesh) -> Config:
     """Return the config in which an operator uses its operands in their produced layouts.
 
     Axes that the operator's rule can't use split nothing.
     """
     if not op.operands:
-        return configs(rule, mesh)[0] if rule.spread else Config.whole(mesh)
+        return configs(rule, mesh)[0] if rule.spread else Config.unsplit(mesh)
     assignment = [NONE] * len(mesh.sizes)
     for axis in mesh.axes:
         for name in _split_by(axis, op, rule, layouts):

@@ -24,7 +24,7 @@ from .resharding import differentiated_operands, inner_reshardings
 NEVER = frozenset([*SOURCES, *COMPOSITES, VALUE_SHAPED, *FROM_KEY, *FROM_SEED, "StatelessRandomGetKeyCounter"])
 
 
-def may_be_recomputed(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:
+def may_be_rematerialized_at_all(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:
     """Return whether an operator may be rematerialized in some config.
 
     Args:
@@ -35,10 +35,10 @@ def may_be_recomputed(graph: Graph, op: Operator, rule: Rule, gradients: Collect
     return any((op.name, position) in gradients for position, _ in op.operands)
 
 
-def is_recomputable(
+def is_rematerializable(
     graph: Graph, op: Operator, rule: Rule, config: Config, gradients: Collection[tuple[str, int]]
 ) -> bool:
     """Return whether an operator may be rematerialized in this config."""
-    if not may_be_recomputed(graph, op, rule, gradients):
+    if not may_be_rematerialized_at_all(graph, op, rule, gradients):
         return False
     return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))

@@ -17,7 +17,7 @@ from ..reschedule.layout import Axes, Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
 from ..reschedule.steps import Move, State, make_step
-from ..rules.rule import Config, Demand, Rule, interface
+from ..rules.rule import Config, OperandSharding, Rule, interface
 
 SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
 """A variable's gradient of at most SMALL_BYTES is summed in one bucket with others, of about BUCKET_BYTES in all."""
@@ -25,12 +25,12 @@ SMALL_BYTES, BUCKET_BYTES = 1 << 15, 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Resharding:
-    """The resharding of one tensor from a layout to an operand sharding (Demand).
+    """The resharding of one tensor from a layout to an operand sharding (OperandSharding).
 
     Attributes:
         shape: the tensor's global shape.
         source: the layout that the tensor has.
-        demand: the operand sharding that the consumer asks for.
+        sharding: the operand sharding that the consumer asks for.
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
@@ -40,7 +40,7 @@ class Resharding:
     shape: Shape
     item_bytes: int
     source: Layout
-    demand: Demand
+    sharding: OperandSharding
     reduction: str = "sum"
     returning: Axes = ()
     halo: HaloStep | None = None
@@ -49,7 +49,9 @@ class Resharding:
     @property
     def in_bucket(self) -> bool:
         """Return whether the gradient is summed in one bucket with those of other variables."""
-        is_sum = self.of_variable and self.source == self.demand.layout and bool(self.demand.varying) and not self.returning
+        is_sum = (
+            self.of_variable and self.source == self.sharding.layout and bool(self.sharding.unreduced) and not self.returning
+        )
         return is_sum and math.prod(self.source.largest_local_shape(self.shape)) * self.item_bytes <= SMALL_BYTES
 
 
@@ -116,7 +118,7 @@ class Router:
         return self._paths[key]
 
     def _forward(self, resharding: Resharding) -> Path:
-        source, target = resharding.source, resharding.demand.layout
+        source, target = resharding.source, resharding.sharding.layout
         if resharding.halo is not None:
             return Path(source, target, (resharding.halo,), resharding.shape)
         if resharding.reduction == "sum":
@@ -126,24 +128,26 @@ class Router:
         return Path(source, target, (make_step(source, move),), resharding.shape)
 
     def _backward(self, resharding: Resharding) -> Path | None:
-        demand, source = resharding.demand, resharding.source
-        if demand.varying is None:
+        sharding, source = resharding.sharding, resharding.source
+        if sharding.unreduced is None:
             return None
         if resharding.halo is not None:
-            return Path(demand.layout, source, (resharding.halo.backward(),), resharding.shape)
-        return self._path(demand.layout.with_partial(demand.varying), source.with_partial(resharding.returning), resharding)
+            return Path(sharding.layout, source, (resharding.halo.backward(),), resharding.shape)
+        return self._path(
+            sharding.layout.with_partial(sharding.unreduced), source.with_partial(resharding.returning), resharding
+        )
 
 
 def resharding_of(
-    tensor: Tensor, source: Layout, demand: Demand, returning: Axes | None = (), of_variable: bool = False
+    tensor: Tensor, source: Layout, sharding: OperandSharding, returning: Axes | None = (), of_variable: bool = False
 ) -> Resharding:
-    return Resharding(tensor.shape, tensor.item_bytes, source, demand, returning=returning or (), of_variable=of_variable)
+    return Resharding(tensor.shape, tensor.item_bytes, source, sharding, returning=returning or (), of_variable=of_variable)
 
 
 def _one_sum(resharding: Resharding) -> Path:
     """Return the backward path of a gradient that only has to be summed: one all-reduce."""
     source = resharding.source
-    before = source.with_partial(resharding.demand.varying or ())
+    before = source.with_partial(resharding.sharding.unreduced or ())
     step = make_step(before, Move("all_reduce", before.partial, None, None, State.of(source)))
     return Path(before, source, (step,), resharding.shape)
 
@@ -151,7 +155,7 @@ def _one_sum(resharding: Resharding) -> Path:
 def bucket_share_ns(resharding: Resharding, costs: StepCosts) -> int:
     """Return the time of a gradient's sum in a bucket: its share, by bytes, of a full bucket's all-reduce."""
     n_bytes = math.prod(resharding.source.largest_local_shape(resharding.shape)) * resharding.item_bytes
-    axes = resharding.source.with_partial(resharding.demand.varying or ()).partial
+    axes = resharding.source.with_partial(resharding.sharding.unreduced or ()).partial
     return costs.time_ns("all_reduce", resharding.source.mesh, axes, BUCKET_BYTES) * n_bytes // BUCKET_BYTES
 
 
@@ -177,8 +181,8 @@ def statistic_resharding(
     splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
     shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
     source = Layout(config.mesh, splits, over)
-    demand = Demand(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
-    return Resharding(shape, item_bytes, source, demand, statistic.reduction)
+    sharding = OperandSharding(Layout(config.mesh, splits), over if statistic.has_gradient and with_gradient else None)
+    return Resharding(shape, item_bytes, source, sharding, statistic.reduction)
 
 
 def inner_reshardings(
@@ -210,12 +214,12 @@ def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]
 
 def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
     """Return the exchange of the block borders that the windows of a convolution or a pooling cover."""
-    image, demand = op.inputs[0], interface(rule, config).operands[0]
-    assert image is not None and demand is not None
+    image, sharding = op.inputs[0], interface(rule, config).operands[0]
+    assert image is not None and sharding is not None
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
-    halo = HaloStep(HALO, demand.layout, rule.exchanged(config), fill)
-    back = Demand(demand.layout, () if with_gradient else None)
-    return Resharding(image.shape, image.item_bytes, demand.layout, back, halo=halo)
+    halo = HaloStep(HALO, sharding.layout, rule.exchanged(config), fill)
+    back = OperandSharding(sharding.layout, () if with_gradient else None)
+    return Resharding(image.shape, image.item_bytes, sharding.layout, back, halo=halo)
 
 
 def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:

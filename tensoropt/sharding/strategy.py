@@ -1,16 +1,16 @@
 """Define a strategy: a config for each operator, and which copies are shared, regathered or rematerialized.
 
-A tensor with several consumers is resharded once, to the operand sharding (Demand) of a *shared copy*. Each consumer uses
-the tensor from there, at no cost if it asks for just this operand sharding. The consumers' gradients are summed in the
-copy's gradient layout and go back together.
+A tensor with several consumers is resharded once, to the operand sharding (OperandSharding) of a *shared copy*. Each
+consumer uses the tensor from there, at no cost if it asks for just this operand sharding. The consumers' gradients are
+summed in the copy's gradient layout and go back together.
 
 A resharded copy that a gradient reads is saved for the backward pass, or *regathered* there: freed after its use, and
 resharded once more when the backward pass comes to the first operator that reads it. (This is tensor reuse in the TensorOpt
 paper's section 4.2; for a parameter that is split finer than it is used, it is what ZeRO's third stage does.)
 
-An operator's result is saved for the backward pass too, as far as that reads it, or *rematerialized* (``recomputed`` in the
-code): freed, and computed again when the backward pass comes to the first operator that reads it. Those of its operands that
-aren't saved either are available again by then: regathered, or rematerialized as well.
+An operator's result is saved for the backward pass too, as far as that reads it, or *rematerialized* (``rematerialized`` in
+the code): freed, and computed again when the backward pass comes to the first operator that reads it. Those of its operands
+that aren't saved either are available again by then: regathered, or rematerialized as well.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..ir.graph import VARIABLE, Graph, Operator, Tensor
 from ..reschedule.layout import Layout, needs_communication
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Demand, Interface, Rule, interface
-from .rematerializable import is_recomputable
+from ..rules.rule import Config, Interface, OperandSharding, Rule, interface
+from .rematerializable import is_rematerializable
 from .resharding import Resharding, resharding_of
 
 
@@ -45,31 +45,32 @@ class Strategy:
         configs: each operator's config, by its name.
         shared: the operand sharding of each tensor's shared copy, by the tensor's name; consumers of a tensor without one
             use it as produced.
-        remade: the copies that are regathered in the backward pass; those that it doesn't read aren't, even if named here.
-        recomputed: the names of the operators that are rematerialized, if the backward pass reads their results; those that
-            can't be (:mod:`.rematerializable`) aren't, even if named here.
+        regathered: the copies that are regathered in the backward pass; those that it doesn't read aren't, even if named
+            here.
+        rematerialized: the names of the operators that are rematerialized, if the backward pass reads their results; those
+            that can't be (:mod:`.rematerializable`) aren't, even if named here.
     """
 
     mesh: Mesh
     configs: Mapping[str, Config]
-    shared: Mapping[str, Demand] = field(default_factory=dict)
-    remade: frozenset[Copy] = frozenset()
-    recomputed: frozenset[str] = frozenset()
+    shared: Mapping[str, OperandSharding] = field(default_factory=dict)
+    regathered: frozenset[Copy] = frozenset()
+    rematerialized: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class StrategyView:
     """A strategy on its graph, with the rules, interfaces and operand shardings that follow, each derived once.
 
-    ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``kept_operands`` that of every
-    operand that the operator's own gradient reads. The latter may be omitted where the strategy regathers and
+    ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``residual_operands`` that of
+    every operand that the operator's own gradient reads. The latter may be omitted where the strategy regathers and
     rematerializes nothing.
     """
 
     graph: Graph
     strategy: Strategy
     gradients: frozenset[tuple[str, int]]
-    kept_operands: frozenset[tuple[str, int]] = frozenset()
+    residual_operands: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
     def rules(self) -> dict[str, Rule]:
@@ -84,14 +85,16 @@ class StrategyView:
         }
 
     @cached_property
-    def recomputed(self) -> frozenset[str]:
+    def rematerialized(self) -> frozenset[str]:
         """Return the names of the operators that are rematerialized: those of the strategy's that can be."""
         operators = self.graph.operators
         return frozenset(
             name
-            for name in self.strategy.recomputed
+            for name in self.strategy.rematerialized
             if name in self.interfaces
-            and is_recomputable(self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients)
+            and is_rematerializable(
+                self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients
+            )
         )
 
     def takes_regathered(self, op: Operator, position: int) -> bool:
@@ -99,13 +102,17 @@ class StrategyView:
 
         That is so if the copy is made without communication, or regathered.
         """
-        tensor, remade = op.inputs[position], self.strategy.remade
+        tensor, regathered = op.inputs[position], self.strategy.regathered
         assert tensor is not None
-        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
-        source = left if shared is None else shared.layout
-        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in remade:
+        shared, wanted, produced = (
+            self.strategy.shared.get(tensor.name),
+            self.sharding(op, position).layout,
+            self.layout(tensor),
+        )
+        source = produced if shared is None else shared.layout
+        if needs_communication(source, wanted) and Copy(tensor.name, op.name) not in regathered:
             return False
-        return shared is None or not needs_communication(left, shared.layout) or Copy(tensor.name) in remade
+        return shared is None or not needs_communication(produced, shared.layout) or Copy(tensor.name) in regathered
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
@@ -118,25 +125,25 @@ class StrategyView:
         """Return whether a tensor is the value of a variable when the step begins."""
         return self.graph.producers[tensor.name].type == VARIABLE
 
-    def shared_resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
-        """Return the resharding of a tensor from its produced layout to the shared copy ``demand``."""
-        return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
+    def shared_resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
+        """Return the resharding of a tensor from its produced layout to the shared copy ``sharding``."""
+        return resharding_of(tensor, self.layout(tensor), sharding, of_variable=self.is_variable(tensor))
 
-    def resharding(self, tensor: Tensor, demand: Demand) -> Resharding:
+    def resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
         """Return the resharding of a tensor to an operand sharding: from its shared copy, or as produced if it has none."""
         shared = self.strategy.shared.get(tensor.name)
         if shared is None:
-            return resharding_of(tensor, self.layout(tensor), demand, of_variable=self.is_variable(tensor))
-        return resharding_of(tensor, shared.layout, demand, shared.varying)
+            return resharding_of(tensor, self.layout(tensor), sharding, of_variable=self.is_variable(tensor))
+        return resharding_of(tensor, shared.layout, sharding, shared.unreduced)
 
-    def is_remade(self, op: Operator, position: int) -> bool:
+    def is_regathered(self, op: Operator, position: int) -> bool:
         """Return whether the copy that an operator uses at an input position is regathered in the backward pass."""
-        tensor, remade = op.inputs[position], self.strategy.remade
-        if tensor is None or not (remade or self.recomputed) or not self.reads(op, position):
+        tensor, regathered = op.inputs[position], self.strategy.regathered
+        if tensor is None or not (regathered or self.rematerialized) or not self.reads(op, position):
             return False
-        return Copy(tensor.name, op.name) in remade or self.follows_source(op, position)
+        return Copy(tensor.name, op.name) in regathered or self.is_regathered_with_source(op, position)
 
-    def follows_source(self, op: Operator, position: int) -> bool:
+    def is_regathered_with_source(self, op: Operator, position: int) -> bool:
         """Return whether the copy that an operator uses is made again because its source is.
 
         That is so if the source, a regathered shared copy or a rematerialized result, is resharded to it without
@@ -145,22 +152,26 @@ class StrategyView:
         tensor = op.inputs[position]
         if tensor is None or not self.reads(op, position):
             return False
-        shared, wanted, left = self.strategy.shared.get(tensor.name), self.demand(op, position).layout, self.layout(tensor)
-        source = left if shared is None else shared.layout
+        shared, wanted, produced = (
+            self.strategy.shared.get(tensor.name),
+            self.sharding(op, position).layout,
+            self.layout(tensor),
+        )
+        source = produced if shared is None else shared.layout
         if source == wanted or needs_communication(source, wanted):
             return False
-        is_regathered = self.graph.producers[tensor.name].name in self.recomputed
-        is_regathered = is_regathered and (shared is None or not needs_communication(left, shared.layout))
-        return is_regathered or Copy(tensor.name) in self.strategy.remade
+        is_regathered = self.graph.producers[tensor.name].name in self.rematerialized
+        is_regathered = is_regathered and (shared is None or not needs_communication(produced, shared.layout))
+        return is_regathered or Copy(tensor.name) in self.strategy.regathered
 
-    def reads_remade(self, op: Operator, position: int) -> bool:
+    def reads_regathered(self, op: Operator, position: int) -> bool:
         """Return whether the gradient of an operator reads, for its operand, the regathered shared copy."""
         tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.strategy.remade or not self.reads(op, position):
+        if tensor is None or Copy(tensor.name) not in self.strategy.regathered or not self.reads(op, position):
             return False
         shared = self.strategy.shared.get(tensor.name)
         return shared is not None and (
-            self.demand(op, position).layout == shared.layout or self.is_remade(op, position)
+            self.sharding(op, position).layout == shared.layout or self.is_regathered(op, position)
         )
 
     def reads(self, op: Operator, position: int) -> bool:
@@ -169,20 +180,20 @@ class StrategyView:
         The operator's own gradient reads it, or its rematerialization does. The gradient of an operator that exchanges
         windows doesn't: it reads the exchanged windows.
         """
-        if op.name in self.recomputed:
+        if op.name in self.rematerialized:
             return True
         tensor = op.inputs[position]
-        if (op.name, position) not in self.kept_operands or tensor is None or self.graph.accumulates(tensor.name):
+        if (op.name, position) not in self.residual_operands or tensor is None or self.graph.accumulates(tensor.name):
             return False
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 
-    def demand(self, op: Operator, position: int) -> Demand:
+    def sharding(self, op: Operator, position: int) -> OperandSharding:
         """Return the operand sharding of an operator at an input position."""
-        return operand_demand(self.interfaces[op.name], op.name, position, self.gradients)
+        return sharding_of_operand(self.interfaces[op.name], op.name, position, self.gradients)
 
 
-def operand_demand(seen: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]) -> Demand:
+def sharding_of_operand(seen: Interface, name: str, position: int, gradients: frozenset[tuple[str, int]]) -> OperandSharding:
     """Return the operand sharding at an input position, without a gradient where none comes back."""
-    demand = seen.operands[position]
-    assert demand is not None
-    return demand if (name, position) in gradients else Demand(demand.layout, None)
+    sharding = seen.operands[position]
+    assert sharding is not None
+    return sharding if (name, position) in gradients else OperandSharding(sharding.layout, None)

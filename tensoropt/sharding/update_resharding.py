@@ -8,26 +8,26 @@ from ..ir.graph import Operator, Tensor
 from ..ir.optimizer import ParameterUpdate
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Config, Demand, Rule, interface
+from ..rules.rule import Config, OperandSharding, Rule, interface
 from .resharding import Resharding
 
 
 def sum_resharding(mesh: Mesh, length: int, item_bytes: int) -> Resharding:
     """Return the resharding that sums a vector over all devices."""
     source = Layout(mesh, ((),), mesh.axes)
-    return Resharding((length,), item_bytes, source, Demand(Layout.replicated(mesh, 1), None))
+    return Resharding((length,), item_bytes, source, OperandSharding(Layout.replicated(mesh, 1), None))
 
 
-def whole_resharding(tensor: Tensor, layout: Layout) -> Resharding:
+def gather_resharding(tensor: Tensor, layout: Layout) -> Resharding:
     """Return the resharding that replicates a parameter, or its gradient, on every device."""
-    whole = Layout.replicated(layout.mesh, len(tensor.shape))
-    return Resharding(tensor.shape, tensor.item_bytes, layout, Demand(whole, None))
+    replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Resharding(tensor.shape, tensor.item_bytes, layout, OperandSharding(replicated, None))
 
 
-def piece_resharding(tensor: Tensor, layout: Layout) -> Resharding:
+def split_resharding(tensor: Tensor, layout: Layout) -> Resharding:
     """Return the resharding that cuts a replicated parameter back into its shards."""
-    whole = Layout.replicated(layout.mesh, len(tensor.shape))
-    return Resharding(tensor.shape, tensor.item_bytes, whole, Demand(layout, None))
+    replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Resharding(tensor.shape, tensor.item_bytes, replicated, OperandSharding(layout, None))
 
 
 def update_reshardings(
@@ -42,12 +42,12 @@ def update_reshardings(
     for update in updates:
         if mesh.n_devices > 1:
             yield from (sum_resharding(mesh, length, item_bytes) for length, item_bytes in update.sums)
-        if update.is_whole and not layout.is_replicated:
+        if update.is_global and not layout.is_replicated:
             # The gradient, the parameter, and the parameter's shard on the way back.
             if not by_rows:
-                yield whole_resharding(tensor, layout)
-            yield whole_resharding(tensor, layout)
-            yield piece_resharding(tensor, layout)
+                yield gather_resharding(tensor, layout)
+            yield gather_resharding(tensor, layout)
+            yield split_resharding(tensor, layout)
 
 
 def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Resharding, Resharding]:
@@ -56,13 +56,13 @@ def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Reshardin
     They replicate the indices, and the gradient of the rows that were found, on every device.
     """
     seen, indices = interface(rule, config), op.inputs[1]
-    demand = seen.operands[1]
-    assert indices is not None and demand is not None
+    sharding = seen.operands[1]
+    assert indices is not None and sharding is not None
     return (
-        _whole(indices.shape, indices.item_bytes, demand.layout),
-        _whole(op.result.shape, op.result.item_bytes, seen.results[0].with_partial(())),
+        _to_replicated(indices.shape, indices.item_bytes, sharding.layout),
+        _to_replicated(op.result.shape, op.result.item_bytes, seen.results[0].with_partial(())),
     )
 
 
-def _whole(shape: Shape, item_bytes: int, source: Layout) -> Resharding:
-    return Resharding(shape, item_bytes, source, Demand(Layout.replicated(source.mesh, len(shape)), None))
+def _to_replicated(shape: Shape, item_bytes: int, source: Layout) -> Resharding:
+    return Resharding(shape, item_bytes, source, OperandSharding(Layout.replicated(source.mesh, len(shape)), None))

@@ -47,9 +47,9 @@ class PlanTrial:
         execution = execute(plan, model, initial_value, processes, MPI)
         engine, backend = execution.engine, execution.engine.backend
         assert isinstance(backend, CommunicatingBackend)
-        chains = [_timed(backend)] + ([] if backend.trailing is None else [_timed(backend.trailing)])
-        if backend.trailing is not None:
-            chains[0] = replace(chains[0], trailing=chains[1])
+        chains = [_timed(backend)] + ([] if backend.overlappable is None else [_timed(backend.overlappable)])
+        if backend.overlappable is not None:
+            chains[0] = replace(chains[0], overlappable=chains[1])
         engine.backend = chains[0]
         trial = cls(execution.processes, engine, tuple(chains), *training_step(model.graph))
         for _ in range(WARM_STEPS):
@@ -92,7 +92,7 @@ class PlanTrial:
     def log(self) -> tuple[Collective, ...]:
         """Return the collectives that the step's graph contains, in the order of :meth:`take_calls`."""
         log = self.engine.function(self.fetch, tuple(self.feeds)).log
-        return tuple(sorted(log, key=lambda entry: entry.is_trailing)) if len(self.chains) > 1 else log
+        return tuple(sorted(log, key=lambda entry: entry.is_overlappable)) if len(self.chains) > 1 else log
 
 
 def _timed(backend: CommunicatingBackend) -> TimedBackend:

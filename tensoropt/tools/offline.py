@@ -48,7 +48,7 @@ class Recorded:
         name: the name that the user gave.
         optimizers: the optimizers of its training steps, in words.
         first_values: returns a function from a variable's name to its initial value; called only if the model runs.
-        seconds_by_stage: seconds of each phase: ``record``, until all is recorded; ``import``, from then until the model can
+        seconds_by_phase: seconds of each phase: ``record``, until all is recorded; ``import``, from then until the model can
             be searched.
     """
 
@@ -56,7 +56,7 @@ class Recorded:
     model: Model
     optimizers: tuple[str, ...]
     first_values: Callable[[], Callable[[str], np.ndarray]]
-    seconds_by_stage: dict[str, float] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
 
 class _Recorder:
@@ -202,5 +202,5 @@ def _failure(name: str, error: BaseException, file: Path | None) -> str:
     if isinstance(error, SystemExit):
         return f"model {name!r} failed{place}: it ended Python by SystemExit({error.code!r})"
     message = next((line for line in str(error).splitlines() if line.strip()), "").strip()
-    told = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"model {name!r} failed{place}: {told}"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"model {name!r} failed{place}: {text}"

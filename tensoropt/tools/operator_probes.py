@@ -25,10 +25,10 @@ from ..profiling.cpu_caches import Evicting
 from ..profiling.hardware import Hardware
 from ..profiling.operator_model import fit_all
 from ..profiling.store import Store
-from ..profiling.work import Measured, Work
+from ..profiling.work import Measured, WorkItem
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface
-from ..runtime.operator_timer import OperatorTimer, Trial
+from ..runtime.operator_timer import OperatorTimer, OperatorTrial
 from ..runtime.ranks import Processes
 from ..tuning.profile_guided import slowest_of
 from .offline import record
@@ -138,7 +138,7 @@ class Calibration:
                 yield replace(self.hardware, operators=fit_all(timed))
         yield replace(self.hardware, operators=fit_all(timed))
 
-    def _timed(self, trial: Trial, work: Work) -> list[Measured]:
+    def _timed(self, trial: OperatorTrial, work: WorkItem) -> list[Measured]:
         found = self.processes.gather(self.timer.time(trial))
         whole = [each for each in found if each is not None]
         if len(whole) < len(found):
@@ -147,13 +147,13 @@ class Calibration:
         self.store.add([measured])
         return [measured]
 
-    def _probes(self, dtype: str) -> list[tuple[Trial, Work]]:
+    def _probes(self, dtype: str) -> list[tuple[OperatorTrial, WorkItem]]:
         """Return the probes of all functions, interleaved; the largest of each come first, which determine the rates."""
         sides = QUICK_SIDES if self.is_quick else SIDES
         by_function = [reversed(list(self._probes_of(function, dtype, sides))) for function in PROBES]
         return [probe for turn in zip_longest(*by_function) for probe in turn if probe is not None]
 
-    def _probes_of(self, function: Probes, dtype: str, sides: tuple[int, ...]) -> Iterator[tuple[Trial, Work]]:
+    def _probes_of(self, function: Probes, dtype: str, sides: tuple[int, ...]) -> Iterator[tuple[OperatorTrial, WorkItem]]:
         model = record(lambda: _loss(function, dtype, sides), f"probes of {function.__name__}").model
         mesh = self.hardware.mesh(1)
         reshardings = ReshardingCosting(mesh, CollectiveCosts(self.hardware, mesh))
@@ -165,7 +165,7 @@ class Calibration:
             seen = interface(rule, config)
             work = costing.work(op, rule, config, seen)
             if work is not None and work.key:
-                yield Trial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
+                yield OperatorTrial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
 
     def _updates(self, dtype: str) -> list[Measured]:
         """Measure updates of variables by momentum, which has one slot."""
@@ -178,7 +178,7 @@ class Calibration:
             least_us = max(LEAST_US, device.operator_overhead_us, n_bytes / device.memory_bytes_per_s * 1e6)
             without, with_updates = (_gradients(side, dtype, each) for each in ([None] * _UPDATES, updates))
             time_us = max(least_us, self._longer_s(evict, without, with_updates) / _UPDATES * 1e6)
-            found.append(Measured(Work("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
+            found.append(Measured(WorkItem("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
         return found
 
     def _longer_s(self, before: Callable[[], None], one: Callable[[], object], other: Callable[[], object]) -> float:

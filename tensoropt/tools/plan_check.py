@@ -160,7 +160,7 @@ class _Rank:
 
 
 def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
-    model = model.in_slices(plan.micro_batches)
+    model = model.in_micro_batches(plan.micro_batches)
     view = model.view(plan.strategy)
     costing = costing_of(model, hardware, plan.mesh)
     return peak_of(view, model.backward, costing, plan.router(PlainCosts())).n_bytes

@@ -24,7 +24,7 @@ from ..sharding.model import Model
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
 
-_STEPS_ROW, _COLLECTIVES_ROW, _TRAILING_ROW, _FIRST_THREAD = 1, 2, 3, 4
+_STEPS_ROW, _COLLECTIVES_ROW, _OVERLAPPABLE_ROW, _FIRST_THREAD = 1, 2, 3, 4
 Intervals = npt.NDArray[np.int64]
 """The begin and end of n intervals, int64[n, 2], in nanoseconds."""
 
@@ -171,33 +171,33 @@ def to_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str
         row.named("thread", "steps", _STEPS_ROW)
         row.named("thread", "collectives", _COLLECTIVES_ROW)
         if rank.has_two_chains:
-            row.named("thread", "collectives that only updates wait for", _TRAILING_ROW)
+            row.named("thread", "collectives that only updates wait for", _OVERLAPPABLE_ROW)
         for number, (start, end) in enumerate(rank.steps.tolist()):
             row.add(_STEPS_ROW, f"step {number + 1}", "step", start, end - start)
         for collective in rank.collectives:
             entry = collective.collective
-            told: dict[str, Any] = {"bytes": collective.n_bytes}
+            details: dict[str, Any] = {"bytes": collective.n_bytes}
             if entry is not None:
-                told |= {"device partition": entry.axes, "dtype": entry.dtype, "shape": list(entry.shape)}
-                told |= {"operator": entry.operator}
+                details |= {"device partition": entry.axes, "dtype": entry.dtype, "shape": list(entry.shape)}
+                details |= {"operator": entry.operator}
             name = collective.kind if entry is None else f"{entry.kind}({entry.axes}) for {entry.operator}"
-            trails = entry is not None and entry.is_trailing and rank.has_two_chains
-            place = _TRAILING_ROW if trails else _COLLECTIVES_ROW
-            row.add(place, name, "collective", collective.start_ns, collective.duration_ns, told)
+            is_overlappable = entry is not None and entry.is_overlappable and rank.has_two_chains
+            place = _OVERLAPPABLE_ROW if is_overlappable else _COLLECTIVES_ROW
+            row.add(place, name, "collective", collective.start_ns, collective.duration_ns, details)
         threads = {thread: number for number, thread in enumerate(sorted({event.thread for event in rank.operators}))}
         for thread in threads.values():
             row.named("thread", f"operators, thread {thread + 1}", _FIRST_THREAD + thread)
         for event in rank.operators:
             operator, way = TracedName.of(event.name, planned)
-            told = {"type": event.type, "TensorFlow's name": event.name}
+            details = {"type": event.type, "TensorFlow's name": event.name}
             name = f"{operator} (backward)" if way == BACKWARD else operator
             if way == FORWARD and operator in members:
                 # Operators that TensorFlow ran as one are shown by all their names, in program order.
                 name = " + ".join(reversed(members[operator]))
             if operator in planned:
-                told |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
+                details |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
             place = _FIRST_THREAD + threads[event.thread]
-            row.add(place, name, way, event.start_ps / 1e3, event.duration_ps / 1e3, told)
+            row.add(place, name, way, event.start_ps / 1e3, event.duration_ps / 1e3, details)
         for time_ps, n_bytes in allocated(rank.memory):
             row.count("allocated in the steps", time_ps / 1e3, n_bytes)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -216,11 +216,11 @@ class _Rows:
             self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{what}_{kind}", "args": value})
 
     def add(
-        self, row: int, name: str, category: str, start_ns: float, duration_ns: float, told: dict[str, Any] | None = None
+        self, row: int, name: str, category: str, start_ns: float, duration_ns: float, details: dict[str, Any] | None = None
     ) -> None:
         event = {"ph": "X", "pid": self.rank, "tid": row, "name": name, "cat": category}
         times = {"ts": (start_ns - self.start_ns) / 1e3, "dur": duration_ns / 1e3}
-        self.events.append({**event, **times, "args": told or {}})
+        self.events.append({**event, **times, "args": details or {}})
 
     def count(self, name: str, time_ns: float, n_bytes: int) -> None:
         event = {"ph": "C", "pid": self.rank, "name": name, "ts": (time_ns - self.start_ns) / 1e3}

@@ -32,13 +32,13 @@ class TracedName(NamedTuple):
         if "collective" in name.rpartition("/")[2]:
             return cls(name, CALL)
         gradient = _GRADIENT.match(name)
-        operator = without_slice(gradient["operator"] if gradient else name)
+        operator = without_micro_batch(gradient["operator"] if gradient else name)
         if operator in operators:
             return cls(operator, BACKWARD if gradient else FORWARD)
         return cls(name, UPDATE if "Apply" in name else OTHER)
 
 
-def without_slice(name: str) -> str:
+def without_micro_batch(name: str) -> str:
     """Return an operator's name without the prefix of its micro-batch."""
     match = _SLICE.match(name)
     return name[match.end() :] if match else name
@@ -51,7 +51,7 @@ def ran_as(model: Model, traced: Iterable[str]) -> dict[str, str]:
     """
     groups: dict[str, str] = {}
     consumers: dict[str, str] = {}
-    names = set(map(without_slice, traced))
+    names = set(map(without_micro_batch, traced))
     for op in model.graph.step_operators:
         for _, tensor in op.operands:
             consumers.setdefault(model.graph.producers[tensor.name].name, op.name)

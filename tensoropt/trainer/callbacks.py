@@ -43,7 +43,7 @@ def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
     # Rank 0's callbacks count, since a script may create them only there.
     hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(each, hook) for each in mine)))
     histories = [callback for callback in given if isinstance(callback, keras.callbacks.History)]
-    return [_Led(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *histories]
+    return [_FollowingCallback(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *histories]
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
@@ -59,7 +59,7 @@ def _own(callback: keras.callbacks.Callback, name: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
 
 
-class _Led(keras.callbacks.Callback):
+class _FollowingCallback(keras.callbacks.Callback):
     """A callback that runs rank 0's callbacks, while the other ranks follow at the same point of their loops."""
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Trainer) -> None:

@@ -21,7 +21,7 @@ from ..common.errors import InputError
 from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
-from .ranks import Ranks
+from .ranks import TrainerRanks
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("tensoropt")
 class Sharing:
     """The distribution strategy for Keras's loops: it cuts datasets and batches into this rank's shares."""
 
-    def __init__(self, ranks: Ranks, signature: Signature) -> None:
+    def __init__(self, ranks: TrainerRanks, signature: Signature) -> None:
         self._ranks, self._signature = ranks, signature
         self._same = SameData(ranks.processes, "train_on_batch, test_on_batch or predict_on_batch", SAME_BATCHES)
 
@@ -39,7 +39,7 @@ class Sharing:
         """Return this rank's shares of a dataset."""
         return Shares(data, self._ranks, self._signature)
 
-    def whole(self, element: Structure) -> Batch:
+    def full_batch(self, element: Structure) -> Batch:
         """Return a global batch that every rank has, as given to ``train_on_batch``.
 
         Raises:
@@ -49,7 +49,7 @@ class Sharing:
             for leaf in tf.nest.flatten(part):
                 check_dense(leaf, f"{name} of a batch")
         element = _each(tf.convert_to_tensor, element)
-        parts = _Parts.of(_each(tf.TensorSpec.from_tensor, element), self._signature)
+        parts = _ElementParts.of(_each(tf.TensorSpec.from_tensor, element), self._signature)
         batch = parts.batch(element)
         if not self._ranks.leads:
             self._same.check(lambda: ((parts.names[i], leaf.numpy()) for i, leaf in enumerate(batch.leaves)))
@@ -69,9 +69,9 @@ class Shares:
         taken: the number of batches taken since the last opening.
     """
 
-    def __init__(self, data: tf.data.Dataset, ranks: Ranks, signature: Signature) -> None:
+    def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, signature: Signature) -> None:
         self._data, self._ranks = data, ranks
-        self._parts = _Parts.of(data.element_spec, signature)
+        self._parts = _ElementParts.of(data.element_spec, signature)
         self._begin = 0
         self._pipelines: dict[int, tf.data.Dataset] = {}
         self.one_reads, self.opened, self.taken = False, 0, 0
@@ -89,7 +89,7 @@ class Shares:
         if self._ranks.n_shares == 1:
             return self._counted(self._alone(self._open(1)))
         if self.one_reads:
-            return self._counted(handed_out(self._whole(), self._ranks))
+            return self._counted(handed_out(self._full_batches(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -100,7 +100,7 @@ class Shares:
     def _alone(self, elements: Iterator[Any]) -> Iterator[Batch]:
         return (batch for _, batch in self._read(elements, 1))
 
-    def _whole(self) -> Iterator[Batch] | None:
+    def _full_batches(self) -> Iterator[Batch] | None:
         """Return an iterator over global batches on rank 0; None on the other ranks."""
         return self._alone(self._open(1)) if self._ranks.rank == 0 else None
 
@@ -116,7 +116,7 @@ class Shares:
         if other is not None:
             self._let_one_read(other)
             del batches, elements
-            yield from handed_out(self._whole(), self._ranks)
+            yield from handed_out(self._full_batches(), self._ranks)
             return
         if first is not None:
             yield first
@@ -201,7 +201,7 @@ def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _ElementParts:
     """The mapping from a dataset's elements to the tensors that programs take (the taken tensors).
 
     Attributes:
@@ -219,7 +219,7 @@ class _Parts:
     n_labels: int
 
     @classmethod
-    def of(cls, element: Structure, signature: Signature) -> _Parts:
+    def of(cls, element: Structure, signature: Signature) -> _ElementParts:
         """Match the specs of a dataset's elements with the planned signature.
 
         Raises:

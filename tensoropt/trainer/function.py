@@ -23,7 +23,7 @@ from ..runtime.same_data import SameData
 from .accepting import check_eager
 from .batch import SAME_BATCHES
 from .programs import TRAIN
-from .ranks import Ranks
+from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
 from .signature import Signature
@@ -97,7 +97,7 @@ class FunctionTrainer:
 
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
-        self._ranks = Ranks(execution, runs)
+        self._ranks = TrainerRanks(execution, runs)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         self.optimizer = RunningRate(self._ranks)
 

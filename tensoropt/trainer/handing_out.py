@@ -17,7 +17,7 @@ from ..reschedule.layout import block_bounds
 from ..runtime.objects_between_ranks import complete, receive_object
 from ..runtime.ranks import Processes
 from .batch import Batch
-from .ranks import Ranks
+from .ranks import TrainerRanks
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302
 _BATCH = "a batch that rank 0 hands out"
@@ -25,7 +25,7 @@ Posted = tuple[Callable[[], Batch], list[Any], list[Any]] | None
 """A function that returns the batch once it has arrived, the requests of its messages, and arrays that they need alive."""
 
 
-def handed_out(batches: Iterator[Batch] | None, ranks: Ranks) -> Iterator[Batch]:
+def handed_out(batches: Iterator[Batch] | None, ranks: TrainerRanks) -> Iterator[Batch]:
     """Yield this rank's share of each batch. All ranks iterate in step.
 
     Args:

@@ -14,7 +14,7 @@ Each variable of the model is watched (:mod:`.watched`): it asks the model's tra
 the table by the scope in which the access happens. Of an assignment while the two are the same, rank 0 warns at the
 trainer's next step, since it doesn't matter before.
 Gathering a trained value takes the same call on every rank, unless rank 0 leads
-(:meth:`.ranks.Ranks.lead`).
+(:meth:`.ranks.TrainerRanks.lead`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from .ranks import Ranks
-from .watched import OWN, TRAINED, Watch, Watched, Words, class_with, scope, watch_all
+from .ranks import TrainerRanks
+from .watched import OWN, TRAINED, VariableWatch, WatchedVariable, Words, class_with, scope, watch_all
 
 
-class LiveValues(Watch):
+class LiveValues(VariableWatch):
     """The values of one trainer's model as they are on the ranks.
 
     Attributes:
         model: the user's model.
-        beside: the watches over the user's optimizer and metrics.
+        other_watches: the watches over the user's optimizer and metrics.
     """
 
-    def __init__(self, model: keras.Model, ranks: Ranks, key_of: Callable[[Any], str | None]) -> None:
+    def __init__(self, model: keras.Model, ranks: TrainerRanks, key_of: Callable[[Any], str | None]) -> None:
         words = Words(
             f"model '{model.name}'",
             "there take self.model, as a callback has it, or the trainer in place of the model",
@@ -53,7 +53,7 @@ class LiveValues(Watch):
         )
         super().__init__(words, ranks.rank)
         self.model, self._ranks = model, ranks
-        self.beside: tuple[Watch, ...] = ()
+        self.other_watches: tuple[VariableWatch, ...] = ()
         self._views: dict[int, Any] = {}
         keys = {id(variable): key_of(variable._value) for variable in model.variables}
         self._keys = {of: key for of, key in keys.items() if key is not None}
@@ -66,7 +66,7 @@ class LiveValues(Watch):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Refuse, within this context, reads that would give untrained values: a loop runs and calls the user's code."""
-        watches = (self, *self.beside)
+        watches = (self, *self.other_watches)
         before = [watch.is_running for watch in watches]
         self._forget_traces()
         for watch in watches:
@@ -81,7 +81,7 @@ class LiveValues(Watch):
     def before_step(self) -> None:
         """Warn of what was assigned beside the trainer, and prepare for values that will differ."""
         super().before_step()
-        for watch in self.beside:
+        for watch in self.other_watches:
             watch.before_step()
         if not self.any_differs:
             self._forget_traces()
@@ -117,8 +117,8 @@ class LiveValues(Watch):
         if self.mode != TRAINED:
             return super().assign(variable, value)
         _check_eager(variable)
-        whole = np.asarray(tf.cast(value, variable._value.dtype))
-        self._ranks.assign_same(lambda: {self._keys[id(variable)]: whole})
+        full = np.asarray(tf.cast(value, variable._value.dtype))
+        self._ranks.assign_same(lambda: {self._keys[id(variable)]: full})
         return True
 
     # Access through the trainer
@@ -143,7 +143,7 @@ class LiveValues(Watch):
         return found
 
     def _view(self, variable: Any) -> Any:
-        if isinstance(variable, _View) or not isinstance(variable, Watched):
+        if isinstance(variable, _View) or not isinstance(variable, WatchedVariable):
             return variable
         if id(variable) not in self._views:
             view: Any = object.__new__(class_with(_View, variable))

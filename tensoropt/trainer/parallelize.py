@@ -39,7 +39,7 @@ RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class TrainingOptions:
     """The options for planning and running a model: see :func:`tensoropt.parallelize`."""
 
     option: str = "mini_time"
@@ -55,28 +55,28 @@ class Wishes:
     verbose: int | str | bool = 1
 
 
-def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
+def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, options: TrainingOptions) -> None:
     """Plan a trainer's training step, and make the trainer ready to run.
 
     Raises:
         InputError: something can't be captured, no plan fits, or an option isn't available.
     """
-    display = display_here(wishes.verbose)
+    display = display_here(options.verbose)
     with display.phase("start"):
-        _start(trainer, optimizer, signature, wishes, display)
+        _start(trainer, optimizer, signature, options, display)
     display.say(trainer.plan.brief())
 
 
 def _start(
-    trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes, display: Display
+    trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, options: TrainingOptions, display: Display
 ) -> None:
-    collectives = checked_collectives(wishes.collectives)
-    if wishes.option not in RUNNING_OPTIONS:
+    collectives = checked_collectives(options.collectives)
+    if options.option not in RUNNING_OPTIONS:
         raise InputError(
-            f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
+            f"unknown option {short(options.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
             "model is built to run"
         )
-    context = Context(wishes.cluster, None, display)
+    context = Context(options.cluster, None, display)
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
@@ -92,11 +92,11 @@ def _start(
     captured = capture(TRAIN, signature)
     with display.phase("gradients of the model"):
         model = model_of(captured.graph, context)
-    if wishes.plan is not None:
-        plan = _given(wishes.plan, context)
+    if options.plan is not None:
+        plan = _given(options.plan, context)
     else:
         with display.phase("search for a plan"):
-            plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
+            plan = _found(model, context, options, lambda: first_values(captured), collectives)
     execution = execute(plan, model, first_values(captured), context.processes, collectives, display)
     trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
 
@@ -112,26 +112,26 @@ def _given(wanted: Plan | str, context: Context) -> Plan:
 def _found(
     model: Model,
     context: Context,
-    wishes: Wishes,
+    options: TrainingOptions,
     first_values: Callable[[], Callable[[str], np.ndarray]],
     collectives: str,
 ) -> Plan:
     request = request_of(
-        model, context.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
+        model, context.hardware, options.memory, options.force, options.without, options.micro_batches
     )
     request = replace(request, progress=context.display.update)
-    if wishes.profile_budget is not None:
+    if options.profile_budget is not None:
         return find_measured(
-            wishes.option,
+            options.option,
             request,
-            wishes.parallelism,
-            wishes.profile_budget,
+            options.parallelism,
+            options.profile_budget,
             context.processes,
             context.on_first_rank,
             first_values,
             collectives,
         )
-    plan = context.on_first_rank(lambda: find(wishes.option, request, wishes.parallelism))
+    plan = context.on_first_rank(lambda: find(options.option, request, options.parallelism))
     assert isinstance(plan, Plan)
     return plan
 
@@ -198,7 +198,7 @@ def parallelized(
     loss: Any,
     metrics: Any,
     batch_size: int | None,
-    wishes: Wishes,
+    options: TrainingOptions,
     *,
     loss_weights: Any = None,
     weighted_metrics: Any = None,
@@ -227,5 +227,5 @@ def parallelized(
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
         tell_of_reads(model.variables)
     with own_values():  # of a model, optimizer and metrics that other trainers may have
-        start(trainer, optimizer, signature, wishes)
+        start(trainer, optimizer, signature, options)
     return trainer

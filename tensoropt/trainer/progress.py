@@ -14,7 +14,7 @@ Logs = dict[str, Any]
 
 
 @dataclass
-class Progress:
+class FitProgress:
     """The progress of ``fit`` in its epochs and in its data.
 
     Attributes:
@@ -50,7 +50,7 @@ class Progress:
 class PositionRecorder(keras.callbacks.Callback):
     """A callback that records the epoch and the step, on every rank and before the user's callbacks run."""
 
-    def __init__(self, progress: Progress, begin: Position) -> None:
+    def __init__(self, progress: FitProgress, begin: Position) -> None:
         super().__init__()
         self._progress, self._begin = progress, begin
 

@@ -1,8 +1,8 @@
 """Run a trainer's operations on all ranks together.
 
-Normally every rank makes the same calls. Inside of :meth:`Ranks.lead` only rank 0 runs the user's code, such as a callback
-that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the others, which
-wait in :meth:`Ranks.lead` and join in.
+Normally every rank makes the same calls. Inside of :meth:`TrainerRanks.lead` only rank 0 runs the user's code, such as a
+callback that saves, predicts or changes the learning rate. Rank 0 announces each operation that needs all ranks to the
+others, which wait in :meth:`TrainerRanks.lead` and join in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execute import Execution
 from ..runtime.ranks import Processes
-from ..sharding.local_shapes import piece_of
+from ..sharding.local_shapes import shard_slices
 from .batch import Batch
 from .programs import EVALUATE, PREDICT, TRAIN
 from .runs import Runs
@@ -40,7 +40,7 @@ def everywhere(method: Method) -> Method:
     """Mark a method that all ranks must run together: when rank 0 calls it while it leads, the other ranks run it too."""
 
     @wraps(method)
-    def called(self: Ranks, *arguments: Any) -> Any:
+    def called(self: TrainerRanks, *arguments: Any) -> Any:
         if self.leads:
             self.processes.broadcast((_DO, method.__name__, arguments), _CALLBACKS)
         return method(self, *arguments)
@@ -48,7 +48,7 @@ def everywhere(method: Method) -> Method:
     return called  # type: ignore[return-value]
 
 
-class Ranks:
+class TrainerRanks:
     """All ranks of a trainer, with the operations that they run together.
 
     Attributes:
@@ -178,16 +178,16 @@ class Ranks:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
         for key in keys:
             entry = self.state[key]
-            whole = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
-            assert whole is not None
-            yield key, whole
+            full = self._gather(key, not self.leads) if entry.layout.split_axes else entry.variables[0].numpy()
+            assert full is not None
+            yield key, full
 
     @everywhere
     def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
         entry, ranks = self.state[key], self.execution.engine.backend.ranks
         held: Any = {
-            rank: piece.numpy()
-            for rank, piece in zip(ranks, entry.variables, strict=True)
+            rank: shard.numpy()
+            for rank, shard in zip(ranks, entry.variables, strict=True)
             if holders_of(entry.layout, rank)[0] == rank
         }
         found = self.processes.gather((key, held)) if to_all else self.processes.collect((key, held), 0)
@@ -199,11 +199,11 @@ class Ranks:
                     f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': pieces are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
-        whole = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
-        for _, pieces in found:
-            for rank, piece in pieces.items():
-                whole[piece_of(entry.layout, entry.shape, rank)] = piece
-        return whole
+        full = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)
+        for _, shards in found:
+            for rank, shard in shards.items():
+                full[shard_slices(entry.layout, entry.shape, rank)] = shard
+        return full
 
     @everywhere
     def assign(self, key: str, value: np.ndarray) -> None:
@@ -217,7 +217,7 @@ class Ranks:
             raise InputError(f"variable '{key}' has shape {list(entry.shape)}, and can't be given {list(np.shape(value))}")
         self.changed.add(key)
         for rank, variable in zip(self.execution.engine.backend.ranks, entry.variables, strict=True):
-            variable.assign(np.asarray(value)[piece_of(entry.layout, entry.shape, rank)])
+            variable.assign(np.asarray(value)[shard_slices(entry.layout, entry.shape, rank)])
 
     def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Assign global values to variables, once they are found valid and equal on all ranks.

@@ -8,7 +8,7 @@ import keras
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
-from .ranks import Ranks
+from .ranks import TrainerRanks
 from .watched import class_with
 
 # The attributes that Keras's own loops and callbacks set.
@@ -21,9 +21,9 @@ class RunningRate(keras.optimizers.Optimizer):
     The user's own optimizer isn't updated while the model trains.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: TrainerRanks) -> None:
         super().__init__(learning_rate=0.0)
-        self._ranks: Ranks = ranks
+        self._ranks: TrainerRanks = ranks
         self.built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -64,7 +64,7 @@ class RunningRate(keras.optimizers.Optimizer):
 class _Rate:
     """A mixin for the learning rate's variable that makes an assignment reach all ranks."""
 
-    _ranks: Ranks
+    _ranks: TrainerRanks
 
     def _direct_assign(self, value: Any) -> None:
         self._ranks.set_rate(float(value))

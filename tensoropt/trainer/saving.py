@@ -23,7 +23,7 @@ from .live import LiveValues
 from .objective import KerasObjective
 from .plain import counterparts, plain_optimizer
 from .programs import inner
-from .ranks import Ranks
+from .ranks import TrainerRanks
 from .watched import own_values
 
 KERAS_SUFFIXES = (".keras", ".h5")
@@ -71,7 +71,7 @@ class Saving:
 
     objective: KerasObjective
     optimizer: keras.optimizers.Optimizer
-    ranks: Ranks
+    ranks: TrainerRanks
     key_of: Callable[[Any], str | None]
     live: LiveValues
 

@@ -31,8 +31,8 @@ from .data import Sharing
 from .live import LiveValues
 from .live_model import LiveModel
 from .programs import inner
-from .progress import Logs, PositionRecorder, Progress
-from .ranks import Ranks
+from .progress import FitProgress, Logs, PositionRecorder
+from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
@@ -53,15 +53,15 @@ class Trainer(LiveModel):
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._execution = execution
-        self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
+        self.ranks = TrainerRanks(execution, runs, lambda: self._saving.objects)
         live = LiveValues(self.inner, self.ranks, self._key_of)
         self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
         self._sharing = Sharing(self.ranks, runs.signature)
-        self._progress = Progress()
+        self._progress = FitProgress()
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        live.beside = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
+        live.other_watches = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
 
     def _key_of(self, variable: tf.Variable) -> str | None:
@@ -291,7 +291,7 @@ class Trainer(LiveModel):
         return function
 
     def _batch(self, element: Any) -> Batch:
-        return element if isinstance(element, Batch) else self._sharing.whole(element)
+        return element if isinstance(element, Batch) else self._sharing.full_batch(element)
 
     def _check_labels(self, batch: Batch) -> None:
         """Check that a batch to train on or to evaluate has labels, if the loss or a metric takes them.

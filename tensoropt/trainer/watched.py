@@ -28,11 +28,11 @@ logger = logging.getLogger("tensoropt")
 TRAINED, OWN = "trained", "own"
 ASSIGNED, READ = "assigned to", "read"
 # Each open scope: the watch that it is of (None: of all watches), and which values variables have in it.
-_scopes: ContextVar[tuple[tuple[Watch | None, str], ...]] = ContextVar("tensoropt_scopes", default=())
+_scopes: ContextVar[tuple[tuple[VariableWatch | None, str], ...]] = ContextVar("tensoropt_scopes", default=())
 
 
 @contextmanager
-def scope(watch: Watch | None, mode: str) -> Iterator[None]:
+def scope(watch: VariableWatch | None, mode: str) -> Iterator[None]:
     """Choose, within this context, which values a watch's variables have, or all watches' for None."""
     token = _scopes.set((*_scopes.get(), (watch, mode)))
     try:
@@ -63,7 +63,7 @@ class Words:
     assigned: str
 
 
-class Watch(ABC):
+class VariableWatch(ABC):
     """A trainer's watch over variables of one of the user's objects.
 
     Attributes:
@@ -154,12 +154,12 @@ def class_with(mixin: type, variable: object) -> Any:
     return _class_with(mixin, kind)
 
 
-class Watched:
+class WatchedVariable:
     """A mixin for the class of a watched variable, which asks the watches at each read and assignment."""
 
-    _watches: tuple[ref[Watch], ...]
+    _watches: tuple[ref[VariableWatch], ...]
 
-    def _asked(self) -> list[Watch]:
+    def _watches_of(self) -> list[VariableWatch]:
         """Return the watches to ask: those whose scope is open, or all if none is."""
         alive = [watch for watch in (each() for each in self._watches) if watch is not None]
         return [watch for watch in alive if watch.mode is not None] or alive
@@ -167,15 +167,15 @@ class Watched:
     @property
     def value(self) -> Any:
         if not in_stateless_scope():
-            for watch in self._asked():
-                whole = watch.read(self)
-                if whole is not None:
-                    return self._maybe_autocast(tf.convert_to_tensor(whole))  # type: ignore[attr-defined]
+            for watch in self._watches_of():
+                full = watch.read(self)
+                if full is not None:
+                    return self._maybe_autocast(tf.convert_to_tensor(full))  # type: ignore[attr-defined]
         return super().value  # type: ignore[misc]
 
     def _direct_assign(self, value: Any) -> None:
         passed_on = False
-        for watch in self._asked():
+        for watch in self._watches_of():
             passed_on |= watch.assign(self, value)
         if not passed_on:
             super()._direct_assign(value)  # type: ignore[misc]
@@ -183,7 +183,7 @@ class Watched:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Describe a copy, which nothing watches: a variable of the class from before, with the value that a read gives."""
         classes = type(self).__mro__
-        kind = classes[classes.index(Watched) + 1]
+        kind = classes[classes.index(WatchedVariable) + 1]
         state = {name: value for name, value in vars(self).items() if name not in ("_watches", "_of", "_live")}
         state["_value"] = tf.Variable(self.value, trainable=self.trainable, dtype=self.dtype)  # type: ignore[attr-defined]
         return _empty, (kind,), state
@@ -197,11 +197,11 @@ def _empty(kind: Any) -> Any:
     return object.__new__(kind)
 
 
-def watch_all(variables: Iterable[Any], watch: Watch) -> None:
+def watch_all(variables: Iterable[Any], watch: VariableWatch) -> None:
     """Make variables ask a watch at each read and assignment."""
     for variable in variables:
-        if not isinstance(variable, Watched):
-            variable.__class__ = class_with(Watched, variable)
+        if not isinstance(variable, WatchedVariable):
+            variable.__class__ = class_with(WatchedVariable, variable)
             variable._watches = ()
         alive = [each for each in variable._watches if each() is not None]
         variable._watches = (*alive, ref(watch))
@@ -210,6 +210,6 @@ def watch_all(variables: Iterable[Any], watch: Watch) -> None:
 def tell_of_reads(variables: Iterable[Any]) -> None:
     """Warn where own values are about to be taken, as by ``parallelize``, that aren't the trained ones."""
     for variable in variables:
-        if isinstance(variable, Watched):
-            for watch in variable._asked():
+        if isinstance(variable, WatchedVariable):
+            for watch in variable._watches_of():
                 watch.read(variable)

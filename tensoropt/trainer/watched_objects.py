@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from ..optimizers.copies import inner_of
 from .programs import inner
-from .ranks import Ranks
-from .watched import Watch, Words, watch_all
+from .ranks import TrainerRanks
+from .watched import VariableWatch, Words, watch_all
 
 
-class WatchedOptimizer(Watch):
+class WatchedOptimizer(VariableWatch):
     """A watch over the variables of the optimizer that was given to ``parallelize``."""
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer, ranks: TrainerRanks) -> None:
         words = Words(
             f"the optimizer {type(optimizer).__name__} that was given to parallelize",
             "take self.model.optimizer, as a callback has it, or trainer.optimizer, as in "
@@ -46,10 +46,10 @@ class WatchedOptimizer(Watch):
         return self._ranks.optimizer.iterations != int(inner(self._inner.iterations))
 
 
-class WatchedMetrics(Watch):
+class WatchedMetrics(VariableWatch):
     """A watch over the variables of the metrics that were given to ``parallelize``, and of the mean loss."""
 
-    def __init__(self, variables: list[Any], ranks: Ranks, key_of: Callable[[Any], str | None]) -> None:
+    def __init__(self, variables: list[Any], ranks: TrainerRanks, key_of: Callable[[Any], str | None]) -> None:
         words = Words(
             "the metrics that were given to parallelize",
             "take the results from logs, as a callback is given them, or trainer.get_metrics_result()",

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.explain import IN_TURN
+from ..plan.explain import INTERLEAVED
 from ..plan.find_frontier import ModelFrontier, find_baseline
 from ..plan.plan import Plan
 from ..profiling.memory import available_memory_bytes
 from ..profiling.store import Store
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
-from .interleaved_timing import FirstValue, seconds_in_turn, steps_of
+from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
 
 NEAR = 1.25
 """The baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
@@ -40,7 +40,7 @@ class BaselineTrial:
         first_values: returns, for each plan, the function of its variables' first values.
         collectives: the implementation of collectives by which plans run.
         limit_bytes: per device; None without a limit.
-        told: returns the stats of how much of a plan was measured, for its ``assumed``; called on rank 0.
+        stats: returns the stats of how much of a plan was measured, for its ``assumed``; called on rank 0.
     """
 
     processes: Processes
@@ -50,7 +50,7 @@ class BaselineTrial:
     limit_bytes: int | None
     budget_s: float
     store: Store
-    told: Callable[[Plan], Mapping[str, Any]]
+    stats: Callable[[Plan], Mapping[str, Any]]
     progress: Callable[[str, int, int], None] | None = None
 
     def winner(self, plan: Plan, on_first_rank: OnFirstRank) -> Plan:
@@ -62,17 +62,17 @@ class BaselineTrial:
         key = f"{self.collectives} {runs_as(plan)}"
         known: tuple[float, float] | None = on_first_rank(lambda: self.store.step_s.get(key))
         if known is not None and known[0] <= known[1]:
-            return _told(plan, *known, "plan")
-        room_bytes = -self.processes.gather_max(-available_memory_bytes(self.processes.local_size))
-        rival: Plan | None = on_first_rank(lambda: self._rival(plan, room_bytes))
-        if rival is None:
+            return _with_trial(plan, *known, "plan")
+        available_bytes = -self.processes.gather_max(-available_memory_bytes(self.processes.local_size))
+        baseline: Plan | None = on_first_rank(lambda: self._baseline(plan, available_bytes))
+        if baseline is None:
             return plan
-        plan_s, rival_s = self._measured(plan, rival) if known is None else known
+        plan_s, baseline_s = self._measured(plan, baseline) if known is None else known
         if known is None and self.processes.rank == 0:
-            self.store.add_step_s(key, plan_s, rival_s)
-        if plan_s <= rival_s:
-            return _told(plan, plan_s, rival_s, "plan")
-        return _told(rival, plan_s, rival_s, "data parallelism")
+            self.store.add_step_s(key, plan_s, baseline_s)
+        if plan_s <= baseline_s:
+            return _with_trial(plan, plan_s, baseline_s, "plan")
+        return _with_trial(baseline, plan_s, baseline_s, "data parallelism")
 
     def _measured(self, *plans: Plan) -> list[float]:
         """Return the median seconds of a step of each plan."""
@@ -83,7 +83,7 @@ class BaselineTrial:
             def shown(done: int, total: int) -> None:
                 progress("steps in turn", done, total)
 
-        seconds = seconds_in_turn(
+        seconds = interleaved_seconds(
             plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), shown
         )
         medians: list[float] = np.median(seconds, axis=0).tolist()
@@ -97,7 +97,7 @@ class BaselineTrial:
     def _seconds(self, n_turns: int, *plans: Plan) -> float:
         return steps_of(n_turns) * sum(plan.time_us for plan in plans) / 1e6
 
-    def _rival(self, plan: Plan, room_bytes: float) -> Plan | None:
+    def _baseline(self, plan: Plan, available_bytes: float) -> Plan | None:
         """Return data parallelism; None where it can't be faster, is the same, or does not fit beside the plan or in the
         budget.
         """
@@ -106,29 +106,29 @@ class BaselineTrial:
         found = find_baseline(frontier, "data-parallel")
         if found.points[0].time_us > NEAR * plan.time_us:
             return None
-        rival = replace(found, assumed=plan.assumed).plan(0, plan.option)
+        baseline = replace(found, assumed=plan.assumed).plan(0, plan.option)
         needed_bytes = found.needed_bytes(0)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         both_bytes = needed_bytes + (plan.peak_bytes or plan.memory_bytes)
-        fits = fits and both_bytes <= min(room_bytes, frontier.hardware.device.memory_bytes)
-        if runs_as(rival) == runs_as(plan) or not fits:
+        fits = fits and both_bytes <= min(available_bytes, frontier.hardware.device.memory_bytes)
+        if runs_as(baseline) == runs_as(plan) or not fits:
             return None
-        if self._n_turns(plan, rival) < LEAST_TURNS:
+        if self._n_turns(plan, baseline) < LEAST_TURNS:
             return None
-        rival = replace(rival, frontier=frontier, frontier_text=frontier.table(None, with_peaks=False), point=None)
-        return replace(rival, assumed={**rival.assumed, "operators": self.told(rival)})
+        baseline = replace(baseline, frontier=frontier, frontier_text=frontier.table(None, with_peaks=False), point=None)
+        return replace(baseline, assumed={**baseline.assumed, "operators": self.stats(baseline)})
 
 
-def _told(chosen: Plan, plan_s: float, rival_s: float, name: str) -> Plan:
-    told = {"plan_us": plan_s * 1e6, "data_parallel_us": rival_s * 1e6, "chosen": name}
-    return replace(chosen, assumed={**chosen.assumed, IN_TURN: told})
+def _with_trial(chosen: Plan, plan_s: float, baseline_s: float, name: str) -> Plan:
+    stats = {"plan_us": plan_s * 1e6, "data_parallel_us": baseline_s * 1e6, "chosen": name}
+    return replace(chosen, assumed={**chosen.assumed, INTERLEAVED: stats})
 
 
 def runs_as(plan: Plan) -> str:
     """Return a digest of all that decides how a plan runs, without its predicted costs."""
-    operators = [(op.name, str(op.config), op.is_recomputed) for op in plan.operators]
+    operators = [(op.name, str(op.config), op.is_rematerialized) for op in plan.operators]
     reshardings = [
-        {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "again_us")}
+        {name: value for name, value in resharding.to_json().items() if name not in ("time_us", "regathering_us")}
         for resharding in plan.reshardings
     ]
     text = json.dumps([plan.model_digest, str(plan.mesh), plan.micro_batches, operators, reshardings], sort_keys=True)

@@ -29,7 +29,7 @@ def steps_of(n_turns: int) -> int:
     return WARM_STEPS + n_turns * (1 + COUNTED)
 
 
-def seconds_in_turn(
+def interleaved_seconds(
     plans: Sequence[Plan],
     model: Model,
     first_values: Callable[[], FirstValue],

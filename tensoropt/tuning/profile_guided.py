@@ -31,11 +31,11 @@ from ..plan.plan import Plan
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
-from ..profiling.work import Known, Measured, Work
+from ..profiling.work import Measured, MeasuredOperators, WorkItem
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface
 from ..runtime.execute import MPI
-from ..runtime.operator_timer import OperatorTimer, Timed, Trial
+from ..runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
 from ..search.baselines import data_parallel
 from ..search.baselines.task import Task
@@ -45,7 +45,7 @@ from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
 
-Search = Callable[[Known], Plan]
+Search = Callable[[MeasuredOperators], Plan]
 NEGLIGIBLE = 0.01
 """The smallest operators, up to this share of the plan's compute time, are never measured."""
 _Wanted = list[tuple[str, Config, float]]
@@ -77,7 +77,7 @@ class MeasuredSearch:
     clock: Callable[[], float] = time.monotonic
     progress: Callable[[str, int, int], None] | None = None
     _failed: set[str] = field(default_factory=set)
-    _works: dict[tuple[str, Config], Work] = field(default_factory=dict)
+    _work_items: dict[tuple[str, Config], WorkItem] = field(default_factory=dict)
 
     def find(self, on_first_rank: Callable[[Callable[[], Any]], Any]) -> Plan:
         """Return the plan; every rank must call it.
@@ -92,16 +92,16 @@ class MeasuredSearch:
             return self.clock() - started > self.budget_s
 
         def next_round() -> _Wanted:
-            found[:] = [self.search(Known(self.store.measured))]
+            found[:] = [self.search(MeasuredOperators(self.store.measured))]
             wanted = self._wanted(found[0], is_first=not has_measured)
             if not (has_measured and is_spent()):
                 return wanted
             if self._of_plan(found[0]):
-                found[:] = [self.search(Known(self.store.measured, is_cautious=True))]
+                found[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
         def result() -> Plan:
-            return replace(found[0], assumed={**found[0].assumed, "operators": self.told(found[0])})
+            return replace(found[0], assumed={**found[0].assumed, "operators": self.stats(found[0])})
 
         while wanted := on_first_rank(next_round):
             self._measure_all(wanted, is_spent)
@@ -133,10 +133,10 @@ class MeasuredSearch:
 
     def _measure(self, name: str, config: Config, predicted_us: float) -> None:
         graph = self.model.graph
-        trial = Trial.of(graph.operators[name], config, graph, self.model.backward, predicted_us)
+        trial = OperatorTrial.of(graph.operators[name], config, graph, self.model.backward, predicted_us)
         timed = self.processes.gather(self.timer.time(trial))
         if self.processes.rank == 0:
-            work = self._works[name, config]
+            work = self._work_items[name, config]
             if any(each is None for each in timed):
                 self._failed.add(work.key)
             else:
@@ -154,9 +154,9 @@ class MeasuredSearch:
         least_us = _least_worth_us(frontier, self._pairs(plan))
         of_plan = self._of_plan(plan)
         if is_first:
-            known = {work.key for work in self._works.values()}
+            known = {work.key for work in self._work_items.values()}
             others = self._unmeasured(frontier, _of_data_parallelism(frontier), least_us)
-            of_plan += [each for each in others if self._works[each[:2]].key not in known]
+            of_plan += [each for each in others if self._work_items[each[:2]].key not in known]
         if of_plan:
             return of_plan
         pairs = dict.fromkeys(
@@ -186,10 +186,10 @@ class MeasuredSearch:
                 predicted_us = frontier.costing.compute.time_ns(work) / 1e3
                 if predicted_us >= least_us:
                     wanted[work.key] = (name, config, predicted_us)
-                    self._works[name, config] = work
+                    self._work_items[name, config] = work
         return sorted(wanted.values(), key=lambda each: -each[2])
 
-    def told(self, plan: Plan) -> dict[str, Any]:
+    def stats(self, plan: Plan) -> dict[str, Any]:
         """Return the stats of how much of a plan's compute time was measured."""
         frontier = plan.frontier
         assert isinstance(frontier, ModelFrontier)
@@ -227,20 +227,20 @@ def _least_worth_us(frontier: ModelFrontier, pairs: Iterable[tuple[str, Config]]
 
     The plan's smaller operators take a negligible share of its compute time together.
     """
-    works = (_work(frontier, name, config) for name, config in pairs)
-    times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in works if work is not None)
+    work_items = (_work(frontier, name, config) for name, config in pairs)
+    times_us = sorted(frontier.costing.compute.time_ns(work) / 1e3 for work in work_items if work is not None)
     small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
     return times_us[int(small.sum())] if times_us else 0.0
 
 
-def _work(frontier: ModelFrontier, name: str, config: Config) -> Work | None:
+def _work(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None:
     """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
     rule = rule_of(op)
     return frontier.costing.work(op, rule, config, interface(rule, config))
 
 
-def slowest_of(work: Work, timed: list[Timed]) -> Measured:
+def slowest_of(work: WorkItem, timed: list[Timed]) -> Measured:
     """Return the measurement of the slowest rank."""
     slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
     return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
@@ -311,7 +311,7 @@ def find_measured(
             "leave the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
         )
 
-    def search(known: Known) -> Plan:
+    def search(known: MeasuredOperators) -> Plan:
         plan = find(option, replace(request, known=known), parallelism)
         assert isinstance(plan, Plan)
         return plan
@@ -329,7 +329,7 @@ def find_measured(
             request.limit_bytes,
             budget_s,
             store,
-            searching.told,
+            searching.stats,
             request.progress,
         )
         return baseline_trial.winner(plan, on_first_rank)

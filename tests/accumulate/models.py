@@ -19,7 +19,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
 from tensoropt.runtime.engine import Engine
-from tensoropt.sharding.micro_batches import of_slices
+from tensoropt.sharding.micro_batches import of_micro_batches
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import StrategyView
@@ -75,28 +75,28 @@ def recorded(name: str, optimizer: str) -> zoo.Recorded:
 def sliced(name: str, optimizer: str, n: int) -> zoo.Recorded:
     """The same with the graph of one of ``n`` slices."""
     model = recorded(name, optimizer)
-    return replace(model, model=Model(of_slices(model.graph, n), model.model.backward))
+    return replace(model, model=Model(of_micro_batches(model.graph, n), model.model.backward))
 
 
 def random_view(name: str, optimizer: str, n: int, mesh: Mesh, seed: int) -> tuple[StrategyView, StrategyView]:
     """A random strategy that slices and the whole batch can have, on the whole graph and on that of one slice."""
     graph, rng = recorded(name, optimizer).graph, random.Random(seed)
     while True:
-        of_slice = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6))
-        configs = of_slice.strategy.configs
+        of_micro_batch = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6))
+        configs = of_micro_batch.strategy.configs
         if not any(why_invalid(rule_of(graph.operators[each]), config) for each, config in configs.items()):
-            return recorded(name, optimizer).model.view(of_slice.strategy), of_slice
+            return recorded(name, optimizer).model.view(of_micro_batch.strategy), of_micro_batch
 
 
-def engine_in_slices(
+def engine_in_micro_batches(
     model: zoo.Recorded,
     views: tuple[StrategyView, StrategyView],
     router: Router,
     backend: Backend | None = None,
     in_order: bool = False,
 ) -> Engine:
-    whole, of_slice = views
+    whole, of_micro_batch = views
     backend = backend or EmulatedBackend(whole.strategy.mesh)
     return Engine(
-        whole, router, backend, lambda name: model.first_values[name], in_order=in_order, sliced=of_slice
+        whole, router, backend, lambda name: model.first_values[name], in_order=in_order, per_micro_batch=of_micro_batch
     )

@@ -6,7 +6,7 @@ import accumulate.models as models
 import composite.models
 import pytest
 from helpers import zoo
-from helpers.strategies import assert_variables, pieces_here, random_router, train_and_check
+from helpers.strategies import assert_variables, local_shards, random_router, train_and_check
 
 from tensoropt.common.errors import InputError
 from tensoropt.reschedule.mesh import Mesh
@@ -26,13 +26,13 @@ def test_random_strategies_give_one_device_numbers(name: str) -> None:
     model = models.recorded(name, "momentum")
     for n, mesh in ((2, Mesh.of(2)), (3, Mesh.of(2))):
         views = models.random_view(name, "momentum", n, mesh, 50 + n)
-        engine = models.engine_in_slices(model, views, random_router(n))
+        engine = models.engine_in_micro_batches(model, views, random_router(n))
         train_and_check(engine, model)
-        assert_variables(model, views[0], pieces_here(engine))
+        assert_variables(model, views[0], local_shards(engine))
 
 
-def test_a_gradient_that_each_slice_would_give_in_whole_is_refused() -> None:
+def test_a_gradient_of_the_full_batch_in_each_micro_batch_is_refused() -> None:
     """Weight decay inside of a custom gradient would be added for each slice."""
     model = zoo.record(composite.models.MODELS[-1], "sgd").model
     with pytest.raises(InputError, match=r"CustomGradient .* needs the whole batch at once"):
-        model.in_slices(2)
+        model.in_micro_batches(2)

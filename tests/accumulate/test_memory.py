@@ -10,7 +10,7 @@ RESULTS, BATCH = 12 * 4 * 8192 * 256, 4 * 8192 * 256
 """Bytes. The profiler sees the batch that is fed, or doesn't."""
 
 
-def test_results_of_one_slice_are_there_at_a_time() -> None:
+def test_results_of_one_micro_batch_are_alive_at_a_time() -> None:
     done = run_ranks(1, Path(__file__).with_name("memory_rank.py"), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [tuple(map(int, row)) for row in re.findall(r"(\d+) micro-batches: (\d+) of (\d+) bytes", done.stdout)]

@@ -16,7 +16,7 @@ from helpers.strategies import (
     assert_variables,
     evaluate_and_check,
     feeds_of,
-    pieces_here,
+    local_shards,
     random_router,
     train_and_check,
     training_fetch,
@@ -39,9 +39,9 @@ def _numbers_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(name: str, n: int, mesh: Mesh, seed: int) -> None:
     optimizer = OPTIMIZERS[seed % len(OPTIMIZERS)]
     model, views = models.recorded(name, optimizer), models.random_view(name, optimizer, n, mesh, 3000 + seed)
-    engine = models.engine_in_slices(model, views, random_router(seed), in_order=seed // 2 % 2 == 1)
+    engine = models.engine_in_micro_batches(model, views, random_router(seed), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
-    assert_variables(model, views[0], pieces_here(engine))
+    assert_variables(model, views[0], local_shards(engine))
     evaluate_and_check(engine, model)
 
 
@@ -54,7 +54,7 @@ def test_random_strategies_give_one_device_numbers(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "attention"])
-def test_so_they_do_after_tensorflow_s_graph_optimizer(name: str) -> None:
+def test_numbers_stay_with_tensorflows_graph_optimizer(name: str) -> None:
     """Which merges operators that are equal, and removes control dependencies."""
     for seed in (71, 74):
         check(name, 2, Mesh.of(2), seed)
@@ -62,7 +62,7 @@ def test_so_they_do_after_tensorflow_s_graph_optimizer(name: str) -> None:
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_fetches_with_a_step_are_whole_and_in_order(mesh: Mesh) -> None:
+def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
     """Whole, and in the pieces of the whole batch's layout, with and without a share of samples for each device."""
     model = models.recorded("mlp", "sgd")
     names = ("hidden:0", "accuracy:0", "x:0")
@@ -70,7 +70,7 @@ def test_fetches_with_a_step_are_whole_and_in_order(mesh: Mesh) -> None:
     for seed in range(4):
         views = models.random_view("mlp", "sgd", 2, mesh, seed)
         feeds = feeds_of(model.graph, model.batches[0])
-        engine = models.engine_in_slices(model, views, Router(Link()))
+        engine = models.engine_in_micro_batches(model, views, Router(Link()))
         alone = engine.run(Fetch(tuple((tensor, False) for tensor in tensors)), feeds)
         step = training_fetch(model)
         wanted = tuple((tensor, is_local) for is_local in (False, True) for tensor in tensors)
@@ -78,12 +78,12 @@ def test_fetches_with_a_step_are_whole_and_in_order(mesh: Mesh) -> None:
         for tensor, values, expected in zip(tensors, found, alone, strict=False):
             for value in values:
                 assert_close(value, expected[0], 1e-12, tensor.name)
-        for tensor, pieces, expected in zip(tensors, found[len(tensors) :], alone, strict=True):
+        for tensor, shards, expected in zip(tensors, found[len(tensors) :], alone, strict=True):
             layout = views[0].layout(tensor).with_partial(())
-            assert_close(gather(pieces, layout, tensor.shape), expected[0], 1e-12, f"pieces of {tensor.name}")
+            assert_close(gather(shards, layout, tensor.shape), expected[0], 1e-12, f"pieces of {tensor.name}")
 
 
-def test_each_slice_drops_other_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_differs_between_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one device's numbers, masks of slices and devices differ, and those of replicas don't."""
     monkeypatch.setenv("TENSOROPT_RANDOM", "folded")
     model = models.recorded("dropping_out", "sgd")
@@ -92,7 +92,7 @@ def test_each_slice_drops_other_elements(monkeypatch: pytest.MonkeyPatch) -> Non
     for mesh in (Mesh.of(1), Mesh.of(2)):
         for seed in range(3):
             views = models.random_view("dropping_out", "sgd", 4, mesh, seed)
-            engine = models.engine_in_slices(model, views, Router(Link()))
+            engine = models.engine_in_micro_batches(model, views, Router(Link()))
             (values,) = engine.run(Fetch(((dropped, False),), ("train",)), feeds_of(model.graph, ones))
             masks = {tuple(row) for row in (values[0] != 0).tolist()}
             assert len(masks) > 4 and all(np.array_equal(value, values[0]) for value in values)
@@ -106,7 +106,7 @@ def test_micro_batches_between_processes_give_one_device_numbers(n_ranks: int, c
     assert "8 strategies in micro-batches" in result.stdout
 
 
-def test_shares_of_ranks_are_sliced_where_they_lie() -> None:
+def test_micro_batches_are_cut_from_each_ranks_share() -> None:
     worker = Path(__file__).with_name("shares_worker.py")
     result = run_ranks(2, "-m", "mpi4py", worker, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -116,6 +116,6 @@ def test_shares_of_ranks_are_sliced_where_they_lie() -> None:
 def test_dtype_of_what_is_fetched() -> None:
     """A sum over slices has the type of its tensor."""
     model = models.recorded("mlp", "sgd")
-    engine = models.engine_in_slices(model, models.random_view("mlp", "sgd", 4, Mesh.of(2), 5), Router(Link()))
+    engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 4, Mesh.of(2), 5), Router(Link()))
     (losses,) = engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
     assert tf.as_dtype(losses[0].dtype) == tf.float64 and losses[0].shape == ()

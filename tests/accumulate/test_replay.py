@@ -13,7 +13,7 @@ from tensoropt.sharding.resharding import Router
 
 
 @pytest.mark.parametrize("name", models.FUNCTIONS)
-def test_a_peak_is_that_of_a_replay_of_all_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_equals_that_of_replaying_all_micro_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_shorter = 0
     for seed in range(12):
         n, n_devices = (4, 8)[seed % 2], (1, 2, 4)[seed % 3]
@@ -24,7 +24,7 @@ def test_a_peak_is_that_of_a_replay_of_all_slices(name: str, monkeypatch: pytest
         costing = costing_of(model, hardware, mesh)
         short = replay.program_of(view, model.backward, costing, Router(Link()))
         with monkeypatch.context() as patched:
-            patched.setattr(replay, "MOST_SLICES", n)
+            patched.setattr(replay, "MOST_REPLAYED", n)
             whole = replay.program_of(view, model.backward, costing, Router(Link()))
         found, expected = (replay.peak_of_program(program) for program in (short, whole))
         assert found.n_bytes == expected.n_bytes and found.by_use == expected.by_use

@@ -17,7 +17,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import charges, check_reshardings
+from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.frontier_file import SavedFrontier
 from tensoropt.plan.options import Request, mini_time
@@ -49,7 +49,7 @@ def request(limit: int, without: frozenset[str] = frozenset()) -> Request:
     return Request(lenet(), HARDWARE, limit, without=without)
 
 
-def test_more_slices_take_less_memory_and_no_less_time() -> None:
+def test_more_micro_batches_take_less_memory_and_no_less_time() -> None:
     for least in (
         [int(frontier(n).costs.mem_bytes.min()) for n in (1, 2, 4)],
         [frontier(n).needed_bytes(frontier(n).least_point()) for n in (1, 2, 4)],
@@ -59,7 +59,7 @@ def test_more_slices_take_less_memory_and_no_less_time() -> None:
     assert fastest == sorted(fastest)
 
 
-def test_a_search_takes_slices_where_the_limit_asks_for_them() -> None:
+def test_search_uses_micro_batches_where_the_limit_needs_them() -> None:
     """With the choice no limit's plan is slower than without; below the least memory without there are plans as well."""
     whole = frontier(1)
     least, most = (whole.needed_bytes(point) for point in (whole.least_point(), whole.fastest_within(None)))
@@ -108,21 +108,24 @@ def test_points_cost_what_they_are_charged(name: str) -> None:
         assert again == (found.found.mem_bytes[point], found.found.time_ns[point])
 
 
-def test_a_slice_costs_a_slice_of_an_operator() -> None:
+def test_operators_cost_their_share_in_a_micro_batch() -> None:
     """Each keeps the n-th part of a tensor; what all take is what the whole takes, and what each has for itself n times."""
     mesh = HARDWARE.mesh(2)
-    whole, slices = (costing_of(lenet().in_slices(n), HARDWARE, mesh) for n in (1, 4))
+    whole, per_micro_batch = (costing_of(lenet().in_micro_batches(n), HARDWARE, mesh) for n in (1, 4))
     n_sliced = 0
     for op in lenet().graph.step_operators:
-        of_slice, config = slices.graph.operators[op.name], Config.whole(mesh)
-        rules = rule_of(op), rule_of(of_slice)
+        of_micro_batch, config = per_micro_batch.graph.operators[op.name], Config.unsplit(mesh)
+        rules = rule_of(op), rule_of(of_micro_batch)
         seen = [interface(rule, config) for rule in rules]
-        memory = whole.mem_bytes(op, rules[0], config, seen[0]), slices.mem_bytes(of_slice, rules[1], config, seen[1])
+        memory = (
+            whole.mem_bytes(op, rules[0], config, seen[0]),
+            per_micro_batch.mem_bytes(of_micro_batch, rules[1], config, seen[1]),
+        )
         time_ns = [
             whole.compute_time_ns(op, rules[0], config, seen[0]),
-            slices.compute_time_ns(of_slice, rules[1], config, seen[1]),
+            per_micro_batch.compute_time_ns(of_micro_batch, rules[1], config, seen[1]),
         ]
-        if slices.graph.n_runs(op.result.name) == 1:
+        if per_micro_batch.graph.n_runs(op.result.name) == 1:
             assert memory[0] == memory[1] and time_ns[0] == time_ns[1]
             continue
         n_sliced += 1
@@ -132,7 +135,7 @@ def test_a_slice_costs_a_slice_of_an_operator() -> None:
     assert n_sliced > 10
 
 
-def test_accumulators_are_charged_where_copies_lie_otherwise() -> None:
+def test_accumulators_are_charged_where_a_copy_has_another_layout() -> None:
     """A parameter that lies split and is gathered once for all slices has its gradients added up in whole."""
     force = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Placeholder": {"d0": 2}}
     model = record(_products, "products", "sgd").model
@@ -158,14 +161,14 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.micro_batches == 4 and loaded.reshardings == plan.reshardings and loaded.summary() == plan.summary()
     loaded.check_for(lenet().graph)
-    sliced = lenet().in_slices(4)
+    sliced = lenet().in_micro_batches(4)
     view = sliced.view(loaded.strategy)
     check_reshardings(view, loaded)
     router = loaded.router(PlainCosts())
-    executed = sum(router.route(charge.resharding).n_collectives * charge.n_runs for charge in charges(view)
-                   if not charge.is_remade)
-    remade = sum(each.n_collectives for each in loaded.reshardings if each.is_remade)
-    assert loaded.n_collectives == executed + remade
+    executed = sum(router.route(charge.resharding).n_collectives * charge.n_runs for charge in cost_entries(view)
+                   if not charge.is_regathered)
+    regathered = sum(each.n_collectives for each in loaded.reshardings if each.is_regathered)
+    assert loaded.n_collectives == executed + regathered
     with pytest.raises(InputError, match="resharding"):
         check_reshardings(lenet().view(loaded.strategy), loaded)
 
@@ -179,7 +182,7 @@ def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert "2 micro-batches" in loaded.summary()
 
 
-def test_a_plan_runs_in_its_slices() -> None:
+def test_a_plan_runs_in_its_micro_batches() -> None:
     """Execution takes the number of slices from the plan; what isn't a training step runs in whole."""
     tensoropt.init(hardware="v100-1x2", seed=1)
     x = tensoropt.placeholder(tensoropt.float32, [8, 4], name="x")
@@ -201,16 +204,16 @@ def test_a_plan_runs_in_its_slices() -> None:
 
 
 @pytest.mark.parametrize("given", [0, -2, 2.0, "4", True, None])
-def test_what_is_no_number_of_micro_batches(given: object) -> None:
+def test_wrong_numbers_of_micro_batches_are_refused(given: object) -> None:
     from tensoropt.sharding.micro_batches import checked_count
 
     with pytest.raises(InputError, match="micro_batches takes a whole number from 1 up"):
         checked_count(given)
 
 
-def test_what_does_not_divide_the_batch() -> None:
+def test_numbers_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(InputError, match="has 64 samples, which 3 doesn't divide; use micro_batches=1"):
-        lenet().in_slices(3)
+        lenet().in_micro_batches(3)
 
 
 def test_statistics_over_the_batch() -> None:
@@ -222,7 +225,7 @@ def test_statistics_over_the_batch() -> None:
 
     model = record(normalised, "normalised").model
     with pytest.raises(InputError, match=r"FusedBatchNormV3.* needs the whole batch at once, as batch normalisation"):
-        model.in_slices(2)
+        model.in_micro_batches(2)
     # By itself a search takes the batch in whole, and says what it would need.
     with pytest.raises(InputError, match="no plan fits"):
         mini_time(Request(model, HARDWARE, 100), 2)
@@ -234,12 +237,12 @@ def test_losses_that_are_no_sum_over_the_batch() -> None:
         return tf.reduce_mean(tf.square(tf.reduce_sum(tf.matmul(x, tf.compat.v1.get_variable("w", [6, 2])))))
 
     with pytest.raises(InputError, match=r"Square '.*' .*needs the whole batch at once"):
-        record(largest, "largest").model.in_slices(2)
+        record(largest, "largest").model.in_micro_batches(2)
 
 
 def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     model, mesh = models.recorded("mlp", "sgd"), Mesh.of(1)
-    engine = models.engine_in_slices(model, models.random_view("mlp", "sgd", 2, mesh, 1), random_router(0))
+    engine = models.engine_in_micro_batches(model, models.random_view("mlp", "sgd", 2, mesh, 1), random_router(0))
     train = engine.optimizers["train"].train
     monkeypatch.setattr(
         engine.optimizers["train"], "train", lambda losses, emission: train([2.0 * loss for loss in losses], emission)
@@ -250,17 +253,17 @@ def test_a_scaled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.run(training_fetch(model), feeds_of(model.graph, model.batches[0]))
 
 
-def test_the_choice_has_two_ways_to_be_left() -> None:
-    from tensoropt.plan.options import checked_slices
+def test_micro_batches_can_be_switched_off_in_two_ways() -> None:
+    from tensoropt.plan.options import checked_micro_batches
 
     with pytest.raises(InputError, match="leave one of the two"):
-        checked_slices(lenet(), 2, [ACCUMULATE])
-    assert checked_slices(lenet(), 1, [ACCUMULATE]) == 1
+        checked_micro_batches(lenet(), 2, [ACCUMULATE])
+    assert checked_micro_batches(lenet(), 1, [ACCUMULATE]) == 1
     with pytest.raises(InputError, match="takes a batch in whole, got micro_batches=2"):
         find_frontier(lenet(), HARDWARE, 2, algorithm="data-parallel", micro_batches=2)
 
 
-def test_the_command_takes_them(capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_line_has_micro_batches(capfd: pytest.CaptureFixture[str]) -> None:
     command = ["search", "zoo:lenet5", "--cluster", "v100-1x2", "--micro-batches"]
     assert main([*command, "4"]) == 0
     assert "4 micro-batches" in capfd.readouterr().out
@@ -269,7 +272,7 @@ def test_the_command_takes_them(capfd: pytest.CaptureFixture[str]) -> None:
         assert "--micro-batches takes a whole number from 1 up" in capfd.readouterr().err
 
 
-def test_an_engine_without_slices_is_as_it_was() -> None:
+def test_an_engine_of_one_micro_batch_has_no_second_graph() -> None:
     model, mesh = models.recorded("mlp", "sgd"), Mesh.of(2)
     whole, _ = models.random_view("mlp", "sgd", 2, mesh, 3)
-    assert engine_of(model, whole, Router(PlainCosts()), EmulatedBackend(mesh)).sliced is None
+    assert engine_of(model, whole, Router(PlainCosts()), EmulatedBackend(mesh)).per_micro_batch is None

@@ -56,22 +56,22 @@ def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict
 
 
 @pytest.mark.usefixtures("float64", "graphs_as_built")
-@pytest.mark.parametrize(("n_samples", "n_slices", "n_devices"), CASES)
-def test_plans_in_uneven_slices_have_one_device_numbers(n_samples: int, n_slices: int, n_devices: int) -> None:
+@pytest.mark.parametrize(("n_samples", "n_micro_batches", "n_devices"), CASES)
+def test_plans_in_uneven_micro_batches_have_one_device_numbers(n_samples: int, n_micro_batches: int, n_devices: int) -> None:
     of = recorded(n_samples)
     losses, state = trained(of, find_frontier(of.model, named("v100-1x1"), 1).fastest(), n_samples)
-    found = find_frontier(of.model, named(f"v100-1x{n_devices}"), n_devices, micro_batches=n_slices)
+    found = find_frontier(of.model, named(f"v100-1x{n_devices}"), n_devices, micro_batches=n_micro_batches)
     plans = [found.plan(point) for point in {0, len(found) - 1}]
     assert max(plan.n_split_operators for plan in plans) > 0, "operators are split otherwise than by samples"
     for plan in plans:
-        assert plan.micro_batches == n_slices
+        assert plan.micro_batches == n_micro_batches
         found_losses, found_state = trained(of, plan, n_samples)
         assert_close(np.asarray(found_losses), np.asarray(losses), 1e-10, "losses")
         for name, value in state.items():
             assert_close(found_state[name], value, 1e-10, name)
 
 
-def test_a_plan_in_uneven_slices_reads_back(tmp_path: Path) -> None:
+def test_a_plan_in_uneven_micro_batches_reads_back(tmp_path: Path) -> None:
     of = recorded(8)
     find_frontier(of.model, named("v100-1x3"), 3, micro_batches=4).plan(0, "mini_time").save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
@@ -81,7 +81,7 @@ def test_a_plan_in_uneven_slices_reads_back(tmp_path: Path) -> None:
         replace(plan, micro_batches=1).check_for(of.model.graph)
 
 
-def test_ranks_train_in_uneven_slices_as_keras_does() -> None:
+def test_ranks_train_in_uneven_micro_batches_as_keras_does() -> None:
     """What each rank has loaded is gathered where its share can't be sliced."""
     result = run_ranks(3, Path(__file__).with_name("uneven.py"), timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr

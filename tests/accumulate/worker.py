@@ -13,7 +13,7 @@ import accumulate.models as models
 import tensorflow as tf
 from execution.worker import COMM, backend_of
 from helpers import zoo
-from helpers.strategies import assert_variables, evaluate_and_check, pieces_here, random_router, train_and_check
+from helpers.strategies import assert_variables, evaluate_and_check, local_shards, random_router, train_and_check
 
 from tensoropt.reschedule.mesh import Mesh
 
@@ -27,12 +27,12 @@ def main(n_strategies: int, collectives: str) -> None:
         name, optimizer, n = names[seed % len(names)], optimizers[seed % len(optimizers)], (2, 4)[seed % 2]
         model, views = models.recorded(name, optimizer), models.random_view(name, optimizer, n, mesh, 4000 + seed)
         in_order = collectives == "link" or seed % 2 == 1
-        engine = models.engine_in_slices(model, views, random_router(seed), backend, in_order)
+        engine = models.engine_in_micro_batches(model, views, random_router(seed), backend, in_order)
         digests: list[str] = []
         engine.agree = lambda digest, log, digests=digests: digests.append(digest)
         train_and_check(engine, model)
         evaluate_and_check(engine, model)
-        by_rank = COMM.allgather((digests, pieces_here(engine)))
+        by_rank = COMM.allgather((digests, local_shards(engine)))
         assert all(found == by_rank[0][0] for found, _ in by_rank), "the ranks' graphs differ in structure"
         assert_variables(model, views[0], {key: [held[key][0] for _, held in by_rank] for key in engine.variables})
         n_collectives += engine.collectives_per_step

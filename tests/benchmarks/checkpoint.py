@@ -38,8 +38,8 @@ SHAPE = (2048, 2048)
 
 def state(n_variables: int, layout: Layout, rank: int) -> list[StateEntry]:
     local = layout.local_shape(SHAPE, rank)
-    pieces = [tf.Variable(tf.random.normal(local)) for _ in range(n_variables)]
-    return [StateEntry(f"w{i}", SHAPE, "float32", layout, (piece,)) for i, piece in enumerate(pieces)]
+    shards = [tf.Variable(tf.random.normal(local)) for _ in range(n_variables)]
+    return [StateEntry(f"w{i}", SHAPE, "float32", layout, (shard,)) for i, shard in enumerate(shards)]
 
 
 def timed(processes: Processes, action: Callable[[], object]) -> float:

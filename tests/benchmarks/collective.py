@@ -29,7 +29,7 @@ from tensoropt.lowering.resharding.reshard import Resharder  # noqa: E402
 from tensoropt.reschedule.layout import Layout  # noqa: E402
 from tensoropt.reschedule.mesh import Mesh  # noqa: E402
 from tensoropt.reschedule.path import cheapest_path  # noqa: E402
-from tensoropt.rules.rule import Demand  # noqa: E402
+from tensoropt.rules.rule import OperandSharding  # noqa: E402
 from tensoropt.runtime.collectives.mpi import MpiCommunicator  # noqa: E402
 from tensoropt.runtime.ranks import current_processes  # noqa: E402
 from tensoropt.sharding.resharding import PlainCosts, Resharding, Router  # noqa: E402
@@ -38,7 +38,7 @@ FEW, MANY = 1, 9
 
 
 def chained(
-    backend: CommunicatingBackend, resharding: Resharding, count: int, piece: np.ndarray, keeps: bool
+    backend: CommunicatingBackend, resharding: Resharding, count: int, shard: np.ndarray, keeps: bool
 ) -> Callable[[], object]:
     """A function with ``count`` reshardings of a tensor, each by its own callback; it keeps all results, or the last."""
     router = Router(PlainCosts(), cheapest_path)
@@ -52,8 +52,8 @@ def chained(
                 results.append(resharder.reshard(resharding, router.route(resharding), [source], "benchmark")[0])
             return results[1:] if keeps else results[-1:]
 
-    compiled = tf.function(body, input_signature=[tf.TensorSpec(piece.shape, tf.float32)], autograph=False)
-    concrete, given = compiled.get_concrete_function(), tf.constant(piece)
+    compiled = tf.function(body, input_signature=[tf.TensorSpec(shard.shape, tf.float32)], autograph=False)
+    concrete, given = compiled.get_concrete_function(), tf.constant(shard)
     return lambda: concrete(given)
 
 
@@ -69,12 +69,12 @@ def main() -> None:
     backend = CommunicatingBackend(mesh, processes.rank, communicator)
     rows = []
     for n_bytes in (1 << 12, 1 << 16, 1 << 20, 1 << 24):
-        piece = np.ones(n_bytes // 4, np.float32)
-        resharding = Resharding(piece.shape, 4, Layout(mesh, ((),), mesh.axes), Demand(Layout(mesh, ((),)), None))
+        shard = np.ones(n_bytes // 4, np.float32)
+        resharding = Resharding(shard.shape, 4, Layout(mesh, ((),), mesh.axes), OperandSharding(Layout(mesh, ((),)), None))
         actions = [
-            chained(backend, resharding, FEW, piece, arguments.keep),
-            chained(backend, resharding, MANY, piece, arguments.keep),
-            lambda piece=piece: communicator.all_reduce(mesh.axes, piece),
+            chained(backend, resharding, FEW, shard, arguments.keep),
+            chained(backend, resharding, MANY, shard, arguments.keep),
+            lambda shard=shard: communicator.all_reduce(mesh.axes, shard),
         ]
         few, many, alone = alternate(actions, arguments.rounds)
         in_graph_us = (many.median - few.median) / (MANY - FEW) * 1e6

@@ -52,7 +52,7 @@ from tensoropt.profiling.collective_tables import SIZES, CollectiveTables, devic
 from tensoropt.profiling.compute import time_s
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import Hardware
-from tensoropt.profiling.ranks import Place, lower_quartile
+from tensoropt.profiling.ranks import MeasuringProcess, lower_quartile
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.profiling.work import Known
 from tensoropt.rules.registry import rule_of
@@ -68,7 +68,7 @@ from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import Recorded, record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
-from tensoropt.tuning.interleaved_timing import seconds_in_turn
+from tensoropt.tuning.interleaved_timing import interleaved_seconds
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
 # Steps of 0.1 to 2 s on two cores, by the machine and the plan. On CPUs with oneDNN tensors of less than 256 KiB can't be
@@ -191,7 +191,7 @@ class NetworkSpeed:
         self.mesh = mesh = self.hardware.mesh(self.processes.size)
         communicator = MpiCommunicator(self.processes.comm, mesh, self.processes.begin_collective, self.processes.naps)
         communicator.prepare(device_partitions(mesh))
-        place = Place(communicator, self.processes.rank)
+        place = MeasuringProcess(communicator, self.processes.rank)
         beside_us = self.hardware.collective_call_us, self.hardware.collective_path_us
         self.tables = CollectiveTables(TensorFlowEngine(), mesh, place, *beside_us)
         self.costs = CollectiveCosts(self.hardware, mesh)
@@ -226,7 +226,7 @@ def planned(
         searching = MeasuredSearch(processes, recorded.model, search, parse_budget(arguments.budget), store)
         plan = searching.find(on_first_rank)
         baseline_trial = BaselineTrial(
-            processes, recorded.model, recorded.first_values, MPI, None, searching.budget_s, store, searching.told
+            processes, recorded.model, recorded.first_values, MPI, None, searching.budget_s, store, searching.stats
         )
         winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:
@@ -241,7 +241,7 @@ def planned(
         chosen = []
         if frontier is not None:
             costing = costing_of(recorded.model, hardware, frontier.mesh, Known(store.measured))
-            built = Task(costing, frontier.mesh, frontier.built.space).whole()
+            built = Task(costing, frontier.mesh, frontier.built.space).full_problem()
             chosen = [(kind, plan.time_us, costed(plan, recorded.model, costing, built).to_json()) for kind, plan in each]
     plans = [(kind, time_us, Plan.from_json(value)) for kind, time_us, value in processes.broadcast(chosen)]
     return plans, float(np.mean(seconds))
@@ -256,7 +256,7 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
             return planned.time_us
         op = model.graph.operators[planned.name]
         rule, config = rule_of(op), planned.config
-        return planned_operator(costing, op, rule, config, interface(rule, config), planned.is_recomputed).time_us
+        return planned_operator(costing, op, rule, config, interface(rule, config), planned.is_rematerialized).time_us
 
     operators = tuple(replace(op, time_us=time_us(op)) for op in plan.operators)
     compute_us = sum(op.time_us for op in operators)
@@ -310,7 +310,7 @@ def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argp
     fastest = processes.broadcast(np.argsort([run.step[1] for run in runs])[:CONTENDERS].tolist())
     compared = [0, len(plans) - 1, *(place for place in fastest if 0 < place < len(plans) - 1)]
     compared_plans = [plans[place][-1] for place in compared]
-    seconds = seconds_in_turn(compared_plans, recorded.model, recorded.first_values, processes, MPI, TURNS)
+    seconds = interleaved_seconds(compared_plans, recorded.model, recorded.first_values, processes, MPI, TURNS)
     mini_s, *others_s = np.median(seconds, axis=0).tolist()
     of_step, of_network = np.mean(np.abs(np.array(repeats) / np.median(repeats, axis=0) - 1), axis=0).tolist()
     return Measured(runs, (of_step, of_network), (mini_s / min(mini_s, *others_s), others_s[0] / mini_s))

@@ -17,8 +17,8 @@ import numpy as np
 from tabulate import tabulate
 
 from tensoropt.profiling.collective_tables import CollectiveTables, device_partitions
-from tensoropt.profiling.costs import Curve
-from tensoropt.profiling.ranks import Place
+from tensoropt.profiling.costs import MeasuredCurve
+from tensoropt.profiling.ranks import MeasuringProcess
 from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
@@ -36,14 +36,14 @@ def main() -> None:
     mesh = Mesh((Level("machine", processes.machines), Level("device", processes.devices_per_machine)))
     communicator = MpiCommunicator(processes.comm, mesh, processes.begin_collective)
     communicator.prepare(device_partitions(mesh))
-    place = Place(communicator, processes.rank, processes.local_size, processes.broadcast)
+    place = MeasuringProcess(communicator, processes.rank, processes.local_size, processes.broadcast)
     measuring, rows = CollectiveTables(TensorFlowEngine(), mesh, place), []
     for kind, axes, table in measuring.each(arguments.seconds / 2):
         sizes = [size for size in table.n_bytes if size <= LARGEST]
         between = [(low + high) // 8 * 4 for low, high in pairwise(sizes)]
         # Together with all of the table's, among which these were measured.
         fresh = measuring.afresh(kind, axes, [*table.n_bytes, *between])
-        curve = Curve.of(table)
+        curve = MeasuredCurve.of(table)
         per_byte_ns = table.time_us[-1] * 1e3 / table.n_bytes[-1]
         rows.append([
             kind,

@@ -30,16 +30,16 @@ from tensoropt.tools.plan_check import check_plan
 
 
 def errors_of(
-    name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_slices: int
+    name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_micro_batches: int
 ) -> np.ndarray:
     """Relative errors: float[plans, 2], by Equation (1) and of the peak; every rank must call it."""
     function, sizes = MODELS[name]
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     plans = []
     if processes.rank == 0:
-        frontier = find_frontier(recorded.model, hardware, processes.size, micro_batches=n_slices)
+        frontier = find_frontier(recorded.model, hardware, processes.size, micro_batches=n_micro_batches)
         chosen = list(chosen_plans(frontier, n_random, n_frontier))
-        if n_slices == 1:
+        if n_micro_batches == 1:
             chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))
         plans = [(kind, plan.to_json()) for kind, plan in chosen]
     errors = []

@@ -168,7 +168,7 @@ def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
     """The copies that are resharded again in the backward pass instead of being kept: how many, and the bytes not kept."""
-    copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_remade]
+    copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_regathered]
     return {"copies_made_again": len(copies), "bytes_not_kept": sum(copy.copy_bytes for copy in copies)}
 
 
@@ -179,7 +179,7 @@ def numbers_of(frontier: ModelFrontier | None) -> Numbers:
     found, compute = frontier.found, frontier.costs.compute_ns
     return {
         "feasible": True,
-        "seconds": round(sum(frontier.seconds_by_stage.values()), 2),
+        "seconds": round(sum(frontier.seconds_by_phase.values()), 2),
         "points": len(found),
         "exact": found.exact,
         "gap": {"median": found.median_gap, "worst": found.worst_gap},

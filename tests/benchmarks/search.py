@@ -78,7 +78,7 @@ def row(case: Case) -> list[str]:
     found = time.perf_counter()
     plan_of(frontier, frontier.found.fastest(), "mini_time", {})
     end = time.perf_counter()
-    stages, inner, built = frontier.seconds_by_stage, frontier.found, frontier.built
+    stages, inner, built = frontier.seconds_by_phase, frontier.found, frontier.built
     numbers = [hardware.n_devices, built.n_operators, len(built.problem.nodes), built.n_configs, len(inner)]
     gaps = ["exact", ""] if inner.exact else [f"{inner.median_gap:.2%}", f"{inner.worst_gap:.2%}"]
     times = [f"{t:.2f}" for t in (stages["costs"], stages["search"], end - found, end - start)]

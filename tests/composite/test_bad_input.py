@@ -83,7 +83,7 @@ def overridden(x: tf.Tensor) -> tf.Tensor:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_one_sentence_with_the_line(function: Callable[[tf.Tensor], tf.Tensor], what: str) -> None:
+def test_refusals_name_the_users_line(function: Callable[[tf.Tensor], tf.Tensor], what: str) -> None:
     with pytest.raises(InputError, match=what) as error:
         capture(function)
     assert "test_bad_input.py:" in str(error.value)

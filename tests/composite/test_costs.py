@@ -10,7 +10,7 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.gradient_analysis import analyse
-from tensoropt.profiling.work import Work
+from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, interface
@@ -22,7 +22,7 @@ DOUBLE = 8  # bytes
 class Flops:
     """One nanosecond an operation."""
 
-    def time_ns(self, work: Work) -> int:
+    def time_ns(self, work: WorkItem) -> int:
         return work.flops * (1 + work.n_gradients)
 
 
@@ -51,7 +51,7 @@ def test_a_loop_keeps_for_each_trip_what_its_gradient_reads() -> None:
 
 
 def _kept_results(costing: OperatorCosting, op: Operator) -> int:
-    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
+    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.saved)
 
 
 def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> None:
@@ -61,7 +61,7 @@ def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> 
     memory, time = costs(costing, op, "-")
     elements = BATCH * UNITS
     assert memory == 0, "its results are other views of its operands"
-    assert {op.inputs[i].name for i in op.attrs["form"].reads if i} <= costing.kept
+    assert {op.inputs[i].name for i in op.attrs["form"].reads if i} <= costing.saved
     # Products with the scale, with x and with 0, a sum of two, the sum over the batch, and a product of rows.
     assert time == 5 * elements + UNITS
 
@@ -74,4 +74,4 @@ def test_the_backward_pass_of_a_body() -> None:
     assert {(body.graph.operators[name].type, position) for name, position in found.gradients} == {
         ("MatMul", 0), ("MatMul", 1), ("Tanh", 0)
     }
-    assert {body.graph.producers[name].type for name in found.kept_results} == {"Tanh"}
+    assert {body.graph.producers[name].type for name in found.residual_results} == {"Tanh"}

@@ -35,7 +35,7 @@ def test_a_scan_that_begins_with_the_first_row() -> None:
     hold(lambda x: tf.reduce_sum(tf.square(scanned(x))), [w], reals(TIME, UNITS), force={"Loop": {"d1": 4}})
 
 
-def test_gradients_that_are_computed_again() -> None:
+def test_rematerialized_custom_gradients_are_captured() -> None:
     w, v = variable("w", UNITS, 3), variable("v", 3)
     block = tf.recompute_grad(lambda x: tf.tanh(x @ w) * v)
     trainer = hold(lambda x: tf.reduce_mean(tf.square(block(x))), [w, v], reals(BATCH, UNITS), force={"MatMul": {"m": 4}})

@@ -62,7 +62,7 @@ def test_a_sum_of_each_trip_is_partial() -> None:
     assert [str(layout) for layout in seen.results] == ["[-, -] +a", "[a, -]"]
 
 
-def test_a_state_that_adds_up_the_batch_keeps_it_whole() -> None:
+def test_a_state_that_sums_over_the_batch_keeps_it_unsplit() -> None:
     def build() -> None:
         values = x()
         start = tf.zeros([UNITS], tf.float64)
@@ -114,7 +114,7 @@ def test_a_gradient_that_all_devices_compute_alike_is_kept_by_one() -> None:
     assert composition.alike(1 - of_w, config) == ()
 
 
-def test_what_needs_all_of_a_gradient_runs_whole_and_says_why() -> None:
+def test_gradients_that_need_the_global_tensor_run_unsplit_and_say_why() -> None:
     (op,) = composites(lambda: models.normalised_gradient(x()) + 1.0)
     rule = rule_of(op)
     assert not rule.extents

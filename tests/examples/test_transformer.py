@@ -48,7 +48,7 @@ def losses(*arguments: str, n_ranks: int, log: Path) -> dict:
 
 def test_it_trains_in_little_memory_with_the_losses_of_one_device(folder: Path) -> None:
     planned(folder, "ft-ldp", MEMORY)
-    arguments = ("--hardware", HARDWARE, "--plan", str(folder / "ft-ldp_1024.json"), "--room", ROOM)
+    arguments = ("--hardware", HARDWARE, "--plan", str(folder / "ft-ldp_1024.json"), "--process-memory", ROOM)
     together = losses(*arguments, n_ranks=RANKS, log=folder / "together.json")
     alone = losses("--hardware", "v100-1x1", n_ranks=1, log=folder / "alone.json")
     assert len(alone["losses"]) == 3 and alone["losses"][2] < alone["losses"][0]
@@ -56,9 +56,9 @@ def test_it_trains_in_little_memory_with_the_losses_of_one_device(folder: Path) 
     assert max(together["parameter_bytes_per_rank"]) < 0.26 * together["parameter_bytes"]
 
 
-def test_replication_fails_in_the_same_room_with_a_sentence(folder: Path) -> None:
+def test_replication_fails_in_the_same_process_memory_with_one_sentence(folder: Path) -> None:
     planned(folder, "data-parallel", None)
-    arguments = ("--hardware", HARDWARE, "--plan", str(folder / "data-parallel_1024.json"), "--room", ROOM)
+    arguments = ("--hardware", HARDWARE, "--plan", str(folder / "data-parallel_1024.json"), "--process-memory", ROOM)
     done = run_ranks(RANKS, EXAMPLE, *arguments, timeout=240)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("tensoropt: out of memory: the plan needs") == 1, done.stderr

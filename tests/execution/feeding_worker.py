@@ -36,10 +36,10 @@ def main() -> None:
     whole = tensoropt.run([built.loss, hidden], full)
     for got, expected in zip(tensoropt.run([built.loss, hidden], shares), whole, strict=True):
         assert_close(got, expected, 1e-12, "with local feeds")
-    piece = tensoropt.run(tensoropt.local(hidden), shares)
+    shard = tensoropt.run(tensoropt.local(hidden), shares)
     tensor = graph.resolve(hidden.name)
-    pieces = processes.gather(piece)
-    assert_close(gather(pieces, view.layout(tensor), tensor.shape), whole[1], 1e-12, "the pieces together")
+    shards = processes.gather(shard)
+    assert_close(gather(shards, view.layout(tensor), tensor.shape), whole[1], 1e-12, "the pieces together")
 
     held = [v for entry in session.engine.state() for v in entry.variables]
     before = [variable.numpy() for variable in held]

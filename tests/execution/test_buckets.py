@@ -21,7 +21,7 @@ from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout
-from tensoropt.rules.rule import Demand
+from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
 from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PlainCosts, Router, bucket_share_ns, resharding_of
 from tensoropt.sharding.strategy import StrategyView
@@ -66,7 +66,7 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     assert not any(entry.together for entry in each)
     n_summed = [sum(len(entry.parts) for entry in log) for log in (each, joined, several)]
     assert n_summed == [len(each)] * 3 and len(joined) < len(several) < len(each)
-    assert all(entry.is_trailing and entry.kind == "all_reduce" for entry in joined if entry.together)
+    assert all(entry.is_overlappable and entry.kind == "all_reduce" for entry in joined if entry.together)
 
 
 def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
@@ -84,10 +84,10 @@ def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
 
 @given(st.integers(1, 4 * SMALL_BYTES), st.sampled_from([(), (0,)]), st.booleans())
 @settings(deadline=None)
-def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, varying: tuple[int, ...], of_variable: bool) -> None:
-    axes = tuple(MESH.axes[place] for place in varying)
+def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: tuple[int, ...], of_variable: bool) -> None:
+    axes = tuple(MESH.axes[place] for place in unreduced)
     tensor, whole = Tensor("t:0", (extent,), "float32"), Layout.replicated(MESH, 1)
-    resharding = resharding_of(tensor, whole, Demand(whole, axes), of_variable=of_variable)
+    resharding = resharding_of(tensor, whole, OperandSharding(whole, axes), of_variable=of_variable)
     router = Router(COSTS)
     route = router.route(resharding)
     assert route.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
@@ -99,11 +99,11 @@ def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, varying: tu
         assert router.time_ns(resharding) == Router(COSTS, in_buckets=False).time_ns(resharding)
 
 
-def test_a_gradient_that_goes_on_is_not_put_off() -> None:
+def test_a_gradient_with_further_consumers_is_not_deferred() -> None:
     """Of a shared copy, or of a variable that is split finer than its copy, other collectives wait for the gradient."""
     axis = MESH.axes[0]
     tensor, whole = Tensor("v:0", (8,), "float32"), Layout.replicated(MESH, 1)
     split = Layout(MESH, ((axis,),))
-    finer = resharding_of(tensor, split, Demand(whole, (axis,)), of_variable=True)
-    shared = resharding_of(tensor, whole, Demand(whole, (axis,)), returning=(axis,), of_variable=True)
+    finer = resharding_of(tensor, split, OperandSharding(whole, (axis,)), of_variable=True)
+    shared = resharding_of(tensor, whole, OperandSharding(whole, (axis,)), returning=(axis,), of_variable=True)
     assert not finer.in_bucket and not shared.in_bucket

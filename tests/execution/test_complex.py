@@ -14,7 +14,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -41,5 +41,5 @@ def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
     view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes), share, share)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed >= 4)
     train_and_check(engine, model)
-    assert_variables(model, view, pieces_here(engine))
+    assert_variables(model, view, local_shards(engine))
     evaluate_and_check(engine, model)

@@ -80,7 +80,7 @@ def case(name: str) -> Case:
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", MODELS)
-def test_as_one_device(name: str, seed: int) -> None:
+def test_dilated_convolutions_give_one_device_numbers(name: str, seed: int) -> None:
     assert not [op for op in case(name).graph.operators.values() if op.type in THREE]
     view = random_strategy(case(name), MESHES[seed], seed, slides)
     with floats("float64"):
@@ -138,7 +138,7 @@ def test_what_is_no_dilated_convolution_stays(rows: Any, crops: Any, stride: int
     assert {op.type for op in graph.operators.values()} >= {*THREE, "Conv2D"}
 
 
-def test_batches_that_others_take_stay() -> None:
+def test_batches_with_other_consumers_stay() -> None:
     graph = written_out((2, 8, 8, 3), (3, 3, 3, 2), (2, 2), ((2, 2), (2, 2)), ((0, 0), (0, 0)))
     with graph.as_default():
         tf.square(graph.get_operation_by_name("back").inputs[0].op.inputs[0], name="square")

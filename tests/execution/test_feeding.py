@@ -96,13 +96,13 @@ def test_an_inner_tensor_is_fed_in_place_of_what_makes_it(trained: Run) -> None:
     assert_close(tensoropt.run(softmax, {hidden: 0 * value}), np.full((7, 5), 0.2), 1e-12, "softmax of zeros")
 
 
-def test_local_fetches_are_this_devices_piece(trained: Run) -> None:
+def test_local_fetches_are_this_devices_shard(trained: Run) -> None:
     hidden = trained.built.inner["hidden"]
     engine = tensoropt.current_session().engine
     tensor = engine.graph.resolve(hidden.name)
-    piece, whole = tensoropt.run([tensoropt.local(hidden), hidden], trained.feeds)
+    shard, whole = tensoropt.run([tensoropt.local(hidden), hidden], trained.feeds)
     (start, end), (left, right) = engine.view.layout(tensor).bounds(tensor.shape, 0)
-    assert np.array_equal(piece, whole[start:end, left:right])
+    assert np.array_equal(shard, whole[start:end, left:right])
     weights = tensoropt.run(tensoropt.local(trained.weights))
     layout = engine.view.layout(engine.graph.resolve(trained.weights.name))
     assert weights.shape == layout.local_shape((9, 10), 0)

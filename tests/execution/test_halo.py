@@ -13,7 +13,7 @@ from helpers.strategies import (
     engine_of,
     executed,
     feeds_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     slides,
@@ -22,7 +22,7 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import charges, check_reshardings
+from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator, PlannedResharding
 from tensoropt.reschedule.mesh import Mesh
@@ -42,7 +42,7 @@ def test_split_windows_give_one_device_numbers(seed: int) -> None:
     view = random_strategy(model(), mesh, 70 + seed, slides)
     engine = engine_of(model(), view, random_router(seed), EmulatedBackend(mesh))
     train_and_check(engine, model())
-    assert_variables(model(), view, pieces_here(engine))
+    assert_variables(model(), view, local_shards(engine))
     log = engine.function(training_fetch(model()), tuple(feeds_of(model().graph, model().batches[0]))).log
     assert {"halo", "halo_sum"} <= {kind for kind, _, _ in executed(log)}
 
@@ -61,12 +61,12 @@ def plan_of_view(view: StrategyView) -> Plan:
     """A plan without a search: costs are left out."""
     router = Router(Link())
     reshardings = []
-    for charge in charges(view):
+    for charge in cost_entries(view):
         route = router.route(charge.resharding)
         if not route.is_free:
-            demand, reduction = charge.resharding.demand, charge.resharding.reduction
+            sharding, reduction = charge.resharding.sharding, charge.resharding.reduction
             ways = route.forward, route.backward
-            planned = PlannedResharding(charge.tensor, charge.consumers, demand, charge.is_shared, *ways, 0.0, reduction)
+            planned = PlannedResharding(charge.tensor, charge.consumers, sharding, charge.is_shared, *ways, 0.0, reduction)
             reshardings.append(planned)
     graph, strategy = view.graph, view.strategy
     operators = [

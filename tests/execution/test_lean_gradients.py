@@ -61,7 +61,7 @@ def gradients(
     st.sampled_from(BROADCASTING), broadcast_shapes(), st.sampled_from(((0,), (1,), (0, 1))), st.integers(0, 99),
     st.sampled_from(("float32", "float64", "float16")),
 )
-def test_of_operators_that_broadcast(
+def test_lean_gradients_of_broadcasting_operators_equal_tensorflows(
     op_type: str, shapes: tuple[Shape, Shape], asked: tuple[int, ...], seed: int, dtype: str
 ) -> None:
     operands = [values(shape, dtype, seed + i) for i, shape in enumerate(shapes)]
@@ -80,7 +80,9 @@ def test_of_operators_that_broadcast(
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data(), st.booleans(), st.integers(0, 99))
-def test_of_means(shape: list[int], data: st.DataObject, keep_dims: bool, seed: int) -> None:
+def test_lean_gradients_of_means_equal_tensorflows(
+    shape: list[int], data: st.DataObject, keep_dims: bool, seed: int
+) -> None:
     dims = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True))
     dims = [dim - len(shape) if data.draw(st.booleans()) else dim for dim in dims]
     operands = [values(tuple(shape), "float32", seed)]
@@ -96,7 +98,7 @@ def test_of_means(shape: list[int], data: st.DataObject, keep_dims: bool, seed: 
 
 
 @pytest.mark.parametrize("shapes", [((3, 4), (1, 4)), ((3, 4), (4,)), ((3, 4), (3, 4))])
-def test_where_no_rank_knows_the_extents(shapes: tuple[Shape, Shape]) -> None:
+def test_lean_gradients_with_unknown_extents(shapes: tuple[Shape, Shape]) -> None:
     """Extents that differ between ranks are unknown; operands of one rank in such a dimension aren't broadcast."""
     operands = [values(shape, "float32", i) for i, shape in enumerate(shapes)]
     op = operator("Mul", (3, 4), "float32")

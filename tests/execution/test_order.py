@@ -96,7 +96,7 @@ def test_a_loss_that_is_summed_over_ranks_is_ready_before_the_backward_pass() ->
     assert local.op in {before for op in backward for before in op.control_inputs}
 
 
-def test_parameters_are_not_gathered_long_before_they_are_taken() -> None:
+def test_parameters_are_not_gathered_long_before_their_use() -> None:
     """But a bias doesn't wait for its own product: TensorFlow may make one operator of that and the addition."""
 
     def gathered(turn: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
@@ -122,7 +122,7 @@ def test_parameters_are_not_gathered_long_before_they_are_taken() -> None:
     assert loss.op not in layers[0][0].control_inputs
 
 
-def test_zeros_that_nobody_takes_have_no_place() -> None:
+def test_zeros_without_consumers_are_not_in_the_schedule() -> None:
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [4, 3])
         # Of two results one is taken: the gradient of the other is zeros, and what passes them on isn't asked.
@@ -198,7 +198,7 @@ def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTr
     return traced_step(lambda: engine.run(fetch, feeds))
 
 
-def test_in_order_no_more_gradients_are_there_than_are_needed() -> None:
+def test_in_order_no_more_gradients_are_alive_than_needed() -> None:
     """Of eight layers what was kept, and a few gradients: without an order those of half the layers wait for another."""
     megabyte = 4 * BATCH * WIDTH
     peak = trace_of(in_order=True).peak_bytes
@@ -208,7 +208,7 @@ def test_in_order_no_more_gradients_are_there_than_are_needed() -> None:
     assert peak <= trace_of(in_order=False).peak_bytes + megabyte
 
 
-def test_in_order_gradients_of_what_many_take_are_added_two_at_a_time() -> None:
+def test_in_order_gradients_of_many_consumers_are_added_two_at_a_time() -> None:
     """Not once all are there: they would be as many as there are layers."""
     megabyte = 4 * BATCH * WIDTH
     peak = trace_of(in_order=True, function=taken_by_all).peak_bytes

@@ -11,7 +11,7 @@ from helpers.strategies import (
     engine_of,
     executed,
     feeds_of,
-    pieces_here,
+    local_shards,
     train_and_check,
     training_fetch,
 )
@@ -56,7 +56,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
         view = model.model.view(plan.strategy)
         engine = engine_of(model, view, plan.router(PlainCosts()), EmulatedBackend(plan.mesh))
         train_and_check(engine, model)
-        assert_variables(model, view, pieces_here(engine))
+        assert_variables(model, view, local_shards(engine))
         log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
         planned = [
             (each.kind, axes_text(each.group_axes), path.shape)

@@ -13,7 +13,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     feeds_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -55,17 +55,17 @@ MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(3))
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_drawing_the_whole_gives_one_device_numbers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_the_global_tensor_gives_one_device_numbers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSOROPT_RANDOM", "one_device")
     mesh = MESHES[seed % 3]
     view = random_strategy(recorded(), mesh, seed)
     engine = engine_of(recorded(), view, random_router(seed), EmulatedBackend(mesh))
     train_and_check(engine, recorded())
-    assert_variables(recorded(), view, pieces_here(engine))
+    assert_variables(recorded(), view, local_shards(engine))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_blocks_drawn_apart_leave_replicas_equal(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_drawn_separately_leave_replicas_equal(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENSOROPT_RANDOM", raising=False)
     model, mesh = recorded(), MESHES[seed % 3]
     view = random_strategy(model, mesh, seed)
@@ -73,6 +73,6 @@ def test_blocks_drawn_apart_leave_replicas_equal(seed: int, monkeypatch: pytest.
     for batch in model.batches:
         (losses,) = engine.run(training_fetch(model), feeds_of(model.graph, batch))
         assert len({loss.tobytes() for loss in losses}) == 1 and np.isfinite(losses[0])
-    pieces = pieces_here(engine)
+    shards = local_shards(engine)
     for op in model.graph.variables:
-        gather(pieces[op.name], view.layout(op.result), op.result.shape)  # which compares replicas to the bit
+        gather(shards[op.name], view.layout(op.result), op.result.shape)  # which compares replicas to the bit

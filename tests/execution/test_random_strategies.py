@@ -18,7 +18,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -50,7 +50,7 @@ def check(function: str, mesh: Mesh, seed: int, tolerance: float = EXACT) -> Non
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 4 % 2 == 1)
     try:
         train_and_check(engine, model, tolerance)
-        assert_variables(model, view, pieces_here(engine), tolerance)
+        assert_variables(model, view, local_shards(engine), tolerance)
         if seed // 3 % 3 == 0:
             evaluate_and_check(engine, model, tolerance)
     except (AssertionError, ValueError) as error:
@@ -86,13 +86,13 @@ def test_a_wrong_number_is_noticed() -> None:
     view = random_strategy(model, mesh, 0)
     engine = engine_of(model, view, random_router(0), EmulatedBackend(mesh))
     train_and_check(engine, model)
-    pieces = pieces_here(engine)
-    assert_variables(model, view, pieces)
-    off = {**pieces, "w1": [piece * (1 + 1e-9) for piece in pieces["w1"]]}
+    shards = local_shards(engine)
+    assert_variables(model, view, shards)
+    off = {**shards, "w1": [shard * (1 + 1e-9) for shard in shards["w1"]]}
     with pytest.raises(AssertionError, match="variable w1 is off"):
         assert_variables(model, view, off)
     replicated = next(op for op in model.graph.variables if len(view.layout(op.result).used_axes) < len(mesh.axes))
-    last_bit = {**pieces, replicated.name: [np.nextafter(pieces[replicated.name][0], 9), *pieces[replicated.name][1:]]}
+    last_bit = {**shards, replicated.name: [np.nextafter(shards[replicated.name][0], 9), *shards[replicated.name][1:]]}
     with pytest.raises(ValueError, match="replicas"):
         assert_variables(model, view, last_bit)
 

@@ -27,7 +27,7 @@ def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
-def test_copies_are_made_again_between_processes(n_ranks: int, collectives: str) -> None:
+def test_copies_are_regathered_between_processes(n_ranks: int, collectives: str) -> None:
     """With and without an order of the backward pass; over a link second reshardings are in the chain of the passes."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "remade", 6, collectives, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -35,7 +35,7 @@ def test_copies_are_made_again_between_processes(n_ranks: int, collectives: str)
 
 
 @pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
-def test_operators_are_computed_again_between_processes(n_ranks: int, collectives: str) -> None:
+def test_operators_are_rematerialized_between_processes(n_ranks: int, collectives: str) -> None:
     """Beside copies that are made again; with and without an order of the backward pass."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "recomputed", 6, collectives, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -15,7 +15,7 @@ from helpers import zoo
 from helpers.strategies import Link, engine_of, feeds_of, random_strategy, training_fetch
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
-from tensoropt.lowering.resharding.callbacks import TRAILING_NAME
+from tensoropt.lowering.resharding.callbacks import OVERLAPPABLE_NAME
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.reshard import Backend
 from tensoropt.reschedule.layout import Axes
@@ -121,22 +121,22 @@ def needed(op: tf.Operation) -> set[str]:
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.attention])
-def test_what_only_updates_wait_for_has_a_chain_of_its_own(function: Any, optimizer: str) -> None:
+def test_overlappable_collectives_have_their_own_chain(function: Any, optimizer: str) -> None:
     """Nothing else waits for it, by data or because TensorFlow orders what is stateful."""
     model, mesh = zoo.record(function, optimizer), Mesh.of(2)
-    backend = CommunicatingBackend(mesh, 0, Nobody(), trailing=CommunicatingBackend(mesh, 0, Nobody()))
+    backend = CommunicatingBackend(mesh, 0, Nobody(), overlappable=CommunicatingBackend(mesh, 0, Nobody()))
     for seed in range(3):
         engine = engine_of(model, random_strategy(model, mesh, seed), Router(Link()), backend)
         built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
-        trailing = [op for op in callbacks_of(built) if TRAILING_NAME in op.name]
-        urgent = [op for op in callbacks_of(built) if op not in trailing]
-        for chain in (trailing, urgent):
+        overlappable = [op for op in callbacks_of(built) if OVERLAPPABLE_NAME in op.name]
+        critical = [op for op in callbacks_of(built) if op not in overlappable]
+        for chain in (overlappable, critical):
             for before, callback in pairwise(chain):
                 assert callback.inputs[0] is before.outputs[0]
-        names = {op.name for op in trailing}
-        assert trailing and sum(entry.is_trailing for entry in built.log) >= len(trailing)
+        names = {op.name for op in overlappable}
+        assert overlappable and sum(entry.is_overlappable for entry in built.log) >= len(overlappable)
         loss = built.call.graph.outputs[0].op
-        assert all(names.isdisjoint(needed(op)) for op in [*urgent, loss.inputs[0].op])
-        consumers = {op.type for op in built.call.graph.get_operations() if names & needed(op) and op not in trailing}
+        assert all(names.isdisjoint(needed(op)) for op in [*critical, loss.inputs[0].op])
+        consumers = {op.type for op in built.call.graph.get_operations() if names & needed(op) and op not in overlappable}
         assert any(kind.startswith("ResourceApply") for kind in consumers)
         assert not any(kind.startswith(("Conv2D", "MatMul", "Relu", "Softmax")) for kind in consumers), consumers

@@ -20,7 +20,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     evaluate_and_check,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     slides,
@@ -30,7 +30,7 @@ from helpers.strategies import (
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.reshard import Backend, Collective
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives import outbox
@@ -46,9 +46,9 @@ def backend_of(mesh: Mesh, collectives: str) -> Backend:
         return CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh)))
     if collectives == "link":
         outbox.PART_BYTES = 1 << 8
-        trailing = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
-        urgent = prepared(MpiCommunicator(COMM, mesh, naps=True))
-        return CommunicatingBackend(mesh, COMM.rank, urgent, trailing=trailing)
+        overlappable = CommunicatingBackend(mesh, COMM.rank, prepared(MpiCommunicator(COMM, mesh, gives_way=True)))
+        critical = prepared(MpiCommunicator(COMM, mesh, naps=True))
+        return CommunicatingBackend(mesh, COMM.rank, critical, overlappable=overlappable)
     from tensoropt.runtime.collectives.horovod import HorovodCollectives
 
     return GraphBackend(mesh, COMM.rank, HorovodCollectives(COMM, mesh, agree))
@@ -67,7 +67,7 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, 
     """Train by one strategy; the number of collectives in a step and an evaluation."""
     digests: list[str] = []
     n_collectives: list[int] = []
-    in_order |= isinstance(backend, CommunicatingBackend) and backend.trailing is not None
+    in_order |= isinstance(backend, CommunicatingBackend) and backend.overlappable is not None
     engine = engine_of(model, view, random_router(seed), backend, in_order)
 
     def agree(digest: str, log: Sequence[Collective]) -> None:
@@ -77,10 +77,10 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, 
     engine.agree = agree
     train_and_check(engine, model)
     evaluate_and_check(engine, model)
-    by_rank = COMM.allgather((digests, pieces_here(engine)))
+    by_rank = COMM.allgather((digests, local_shards(engine)))
     assert all(digest == by_rank[0][0] for digest, _ in by_rank), "the ranks' graphs differ in structure"
-    pieces = {name: [held[name][0] for _, held in by_rank] for name in engine.variables}
-    assert_variables(model, view, pieces)
+    shards = {name: [held[name][0] for _, held in by_rank] for name in engine.variables}
+    assert_variables(model, view, shards)
     return sum(n_collectives)
 
 
@@ -101,7 +101,7 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     splits = dict.fromkeys(("broadcasting", "complex"), lambda config: bool(config.used_axes))
     prefers = {**splits, "windows": slides}.get(case)
     models: dict[tuple[str, str], zoo.Recorded] = {}
-    n_collectives = n_remade = n_recomputed = 0
+    n_collectives = n_regathered = n_rematerialized = 0
     for seed in range(n_strategies):
         function = functions[seed % len(functions)]
         optimizer = optimizers[seed // len(functions) % len(optimizers)]
@@ -111,11 +111,11 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
         mesh, backend = meshes[seed % len(meshes)], backends[seed % len(meshes)]
         shares = {"remade": (0.7, 0.0), "recomputed": (0.4, 0.8), "complex": (0.3, 0.3)}.get(case, (0.0, 0.0))
         view = random_strategy(models[key], mesh, 1000 + seed, prefers, *shares)
-        n_recomputed += len(view.recomputed)
-        n_remade += sum(charge.is_remade for charge in charges(view))
+        n_rematerialized += len(view.rematerialized)
+        n_regathered += sum(charge.is_regathered for charge in cost_entries(view))
         n_collectives += check(models[key], view, 1000 + seed, backend, in_order=any(shares) and seed % 2 == 1)
     if COMM.rank == 0:
-        again = f"{n_recomputed} computed again, {n_remade} made again"
+        again = f"{n_rematerialized} computed again, {n_regathered} made again"
         print(f"{n_strategies} strategies, {n_collectives} collectives on {COMM.size} ranks, {again}")
 
 

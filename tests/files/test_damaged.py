@@ -22,7 +22,7 @@ from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, re
 import tensoropt
 from tensoropt.profiling.hardware import Hardware, HardwareError, named
 from tensoropt.profiling.store import FILE, Store
-from tensoropt.profiling.work import Measured, Work
+from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 
@@ -97,7 +97,7 @@ def says_the_same(written: Any, read: Any) -> bool:
     return written == read or (read is None and not written) or (read is None and written == 1)
 
 
-def test_plans(planned, folder):
+def test_damaged_plans_are_refused(planned, folder):
     plan, graph = planned
     file = folder / "plan.json"
     plan.save(file)
@@ -112,7 +112,7 @@ def test_plans(planned, folder):
     assert refused_or_read(file, file.read_bytes(), load, True, tensoropt.InputError) > TIMES // 2
 
 
-def test_frontiers(planned, folder):
+def test_damaged_frontiers_are_refused(planned, folder):
     file = folder / "frontier.json"
     planned[0].frontier.save(file)
     whole = json.loads(file.read_text())
@@ -128,7 +128,7 @@ def test_frontiers(planned, folder):
 
 
 @pytest.mark.parametrize("which", ["measured", "shipped"])
-def test_hardware(folder, which):
+def test_damaged_hardware_files_are_refused(folder, which):
     file = folder / "hardware.json"
     of_device = json.loads(json.dumps(named("v100-2x2").to_json()))
     value = {**of_device, **MEASURED} if which == "measured" else of_device
@@ -142,7 +142,7 @@ def test_hardware(folder, which):
     assert refused_or_read(file, json.dumps(value).encode(), load, True, HardwareError) > TIMES // 4
 
 
-def test_checkpoints(folder):
+def test_damaged_checkpoints_are_refused(folder):
     """Of the files of a checkpoint, its list among them, one is damaged each time."""
     mesh = Mesh.of(1)
     logicals = [Logical("kernel", (6, 4)), Logical("bias", (5,), "float16"), Logical("moment", (6, 4), step="train")]
@@ -167,7 +167,7 @@ def test_checkpoints(folder):
 
 @pytest.mark.filterwarnings("ignore")  # Keras's own, of what it skips
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_files_in_keras_formats(folder, suffix):
+def test_damaged_keras_files_are_refused(folder, suffix):
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="dense")])
     where = {"collectives": "emulated", "parallelism": 1, "cluster": "v100-1x2"}
     trainer = tensoropt.parallelize(model, keras.optimizers.SGD(0.1), loss="mse", batch_size=4, **where)
@@ -195,10 +195,10 @@ def test_the_list_of_checkpoints_empty_or_no_text(folder):
         restore(folder, state, [0], ALONE)
 
 
-def test_stores(folder):
+def test_damaged_stores_are_set_aside(folder):
     """A store never stops a run: it is told of, and what can be read holds numbers."""
     file = folder / FILE
-    works = [Work("MatMul", "float32", 10 * i, 20, 1, f"key{i}") for i in range(20)]
+    works = [WorkItem("MatMul", "float32", 10 * i, 20, 1, f"key{i}") for i in range(20)]
     said: list[str] = []
     store = Store(file, "here", said.append, patience_s=0.0)
     store.add(Measured(work, 1.5, 2.5, 0.1) for work in works)

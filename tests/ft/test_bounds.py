@@ -152,7 +152,7 @@ def test_two_bounds_together_allow_what_both_allow(one: list[tuple[int, int]], o
 
 
 @given(costs, costs)
-def test_what_a_bound_proves(of_bound: list[tuple[int, int]], of_points: list[tuple[int, int]]) -> None:
+def test_bounds_prove_gaps(of_bound: list[tuple[int, int]], of_points: list[tuple[int, int]]) -> None:
     bound, points = bound_of(of_bound), bound_of(of_points)
     proven = bound.proves(points.mem_bytes, points.time_ns)
     steps = set(zip(bound.mem_bytes.tolist(), bound.time_ns.tolist(), strict=True))

@@ -10,7 +10,7 @@ import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
 from tensoropt.ft.nonadditive.local_search import Descent
-from tensoropt.ft.nonadditive.segment_memory import Block, Transient
+from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
 
 N_CONFIGS = 2
@@ -53,8 +53,8 @@ def drawn(seed: int) -> tuple[Problem, Transient]:
     for i, k in enumerate(n_states):
         others[i][others[i] >= k] = -1
     plain = {i: np.arange(N_CONFIGS) for i in range(n_ops)}
-    blocks = tuple(map(Block, of_nodes, of_edges))
-    return Problem(tuple(nodes), tuple(edges)), Transient(blocks, plain, others, frozenset(range(n_blocks)))
+    segments = tuple(map(SegmentMemory, of_nodes, of_edges))
+    return Problem(tuple(nodes), tuple(edges)), Transient(segments, plain, others, frozenset(range(n_blocks)))
 
 
 def costs_of(problem: Problem, transient: Transient, strategy: np.ndarray) -> tuple[int, int]:
@@ -96,14 +96,14 @@ def test_strategies_are_what_they_are_said_to_be_and_none_gets_worse(seed: int) 
                     assert is_beaten(changed)
 
 
-def test_it_finds_what_is_free_in_blocks_that_are_not_the_largest() -> None:
+def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -> None:
     """Six operators in three blocks: a search charges a third of what each block has, and finds 7 of 10 points."""
     sizes, times_ns = (30, 20, 60, 40, 50, 60), (7, 8, 10, 11, 6, 7)
     costs = zip(sizes, times_ns, strict=True)
     problem = Problem(tuple(Node("op", np.array([size, 0]), np.array([0, ns])) for size, ns in costs))
-    blocks = tuple(Block({i: np.array([0, sizes[i]]) for i in pair}, {}) for pair in ((0, 1), (2, 3), (4, 5)))
+    segments = tuple(SegmentMemory({i: np.array([0, sizes[i]]) for i in pair}, {}) for pair in ((0, 1), (2, 3), (4, 5)))
     each = {i: np.array([1, 0]) for i in range(6)}
-    transient = Transient(blocks, {i: np.array([0]) for i in range(6)}, each, frozenset({0, 1, 2}))
+    transient = Transient(segments, {i: np.array([0]) for i in range(6)}, each, frozenset({0, 1, 2}))
     charged = transient.at_true_memory(problem, search(transient.charged(problem)))
     mem, time_ns, _ = Descent(problem, transient, math.inf).improved(charged.strategies)
     every = [costs_of(problem, transient, strategy) for strategy in everything(problem)]

@@ -12,7 +12,7 @@ from .problems import SHAPES, Costs, build, random_problem
 
 @pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
 @pytest.mark.parametrize("max_table_cells", [1, 3, 5])
-def test_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> None:
+def test_heuristic_results_are_never_below_the_true_frontier(algorithm: str, max_table_cells: int) -> None:
     n_inexact = n_worse = 0
     for seed in range(0, 400, 2):
         problem = random_problem(seed)
@@ -61,7 +61,7 @@ def _tied(n_blocks: int) -> tuple[int, list[tuple[int, int]]]:
     return n_nodes, [*pairs, (table, last)]
 
 
-def test_what_parameters_hold_back_is_eliminated_before_tables_grow() -> None:
+def test_nodes_held_back_by_parameters_are_eliminated_before_tables_grow() -> None:
     """Operators with parameters are cut vertices at first, and none any more once the parameters are summed into them."""
     n, pairs = _tied(3)
     problem = build(np.random.default_rng(0), [4] * n, pairs, Costs(100))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, LowerBound, Node, Overlap, Problem, at_true_times, search, search_overlapping
-from tensoropt.ft.nonadditive.overlap import UNITS, Part
+from tensoropt.ft.nonadditive.overlap import UNITS, OverlapPart
 
 from .problems import SHAPES, Costs, build
 
@@ -41,9 +41,11 @@ def random_overlap(problem: Problem, seed: int) -> Overlap:
     """Parts of the costs, here and there; of a node's time one is hideable, another hiding."""
     rng = np.random.default_rng(seed)
 
-    def part(ns: np.ndarray, share: float) -> Part:
+    def part(ns: np.ndarray, share: float) -> OverlapPart:
         feasible = np.where(ns < INFEASIBLE, ns, 0)
-        return Part(int(rng.integers(N_PLACES)), np.floor(feasible * rng.uniform(0, share, ns.shape)).astype(np.int64))
+        return OverlapPart(
+            int(rng.integers(N_PLACES)), np.floor(feasible * rng.uniform(0, share, ns.shape)).astype(np.int64)
+        )
 
     def some(n: int) -> list[int]:
         return np.flatnonzero(rng.random(n) < 0.6).tolist()
@@ -143,7 +145,7 @@ def test_without_anything_to_hide_it_is_the_plain_search() -> None:
 def test_a_bound_of_other_times_proves_nothing() -> None:
     """What was chosen by plain sums keeps its doubts when it is shown at its true times."""
     problem = Problem((Node("n", np.array([5]), np.array([100])),), ())
-    overlap = Overlap({0: Part(0, np.array([40]))}, {}, {0: Part(0, np.array([50]))})
+    overlap = Overlap({0: OverlapPart(0, np.array([40]))}, {}, {0: OverlapPart(0, np.array([50]))})
     bound = LowerBound(np.array([5]), np.array([90]), "a test")
     found = replace(search(problem), bound=bound)
     shown = at_true_times(problem, overlap, found, bound.lowered(overlap.most_ns))

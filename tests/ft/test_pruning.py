@@ -169,7 +169,7 @@ def test_epsilon_is_kept_with_pruning() -> None:
     assert n_used > 0
 
 
-def test_no_time_is_said_and_less_time_drops_less() -> None:
+def test_pruning_without_time_says_so_and_less_time_drops_less() -> None:
     problem = build(np.random.default_rng(0), [6] * 21, resnet_pairs(5), Costs(10**6))
     with pytest.raises(TimeIsUpError):
         pruned(problem, deadline=time.monotonic() - 1)

@@ -14,7 +14,7 @@ import numpy as np
 from helpers import zoo
 from tensoropt.ir.graph import Graph, Tensor
 from tensoropt.lowering.resharding.reshard import Backend, Collective
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
@@ -25,7 +25,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.functions import Feed, Fetch
-from tensoropt.sharding.consumers import consumers_of, copies, demand_of
+from tensoropt.sharding.consumers import consumers_of, copies, sharding_of
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
@@ -45,15 +45,15 @@ def random_strategy(
     mesh: Mesh,
     seed: int,
     prefers: Callable[[Config], bool] | None = None,
-    share_remade: float = 0.0,
-    share_recomputed: float = 0.0,
+    share_regathered: float = 0.0,
+    share_rematerialized: float = 0.0,
 ) -> StrategyView:
-    """A random config for every operator; for every tensor with several consumers a random one of their demands, or none.
+    """A random config for every operator; for every tensor with several consumers a random one of their shardings, or none.
 
     Args:
         prefers: narrows the choice wherever an operator has such a config.
-        share_remade: of the copies those, on average, that are made again in the backward pass.
-        share_recomputed: the same of operators that are computed again there.
+        share_regathered: of the copies those, on average, that are made again in the backward pass.
+        share_rematerialized: the same of operators that are computed again there.
     """
     rng = random.Random(seed)
     chosen = {}
@@ -65,15 +65,15 @@ def random_strategy(
     for name, consumers in consumers_of(model.graph).items():
         if len(consumers) > 1:
             tensor = model.graph.tensors[name]
-            demand = rng.choice([None, *copies([demand_of(view, tensor, consumer) for consumer in consumers])])
-            if demand is not None:
-                shared[name] = demand
-    remade = set()
-    for name, consumers in consumers_of(model.graph).items() if share_remade else ():
+            sharding = rng.choice([None, *copies([sharding_of(view, tensor, consumer) for consumer in consumers])])
+            if sharding is not None:
+                shared[name] = sharding
+    regathered = set()
+    for name, consumers in consumers_of(model.graph).items() if share_regathered else ():
         each = dict.fromkeys(Copy(name, consumer.name) for consumer in consumers)
-        remade.update(copy for copy in [Copy(name), *each] if rng.random() < share_remade)
-    recomputed = {name for name in chosen if share_recomputed and rng.random() < share_recomputed}
-    strategy = Strategy(mesh, chosen, shared, frozenset(remade), frozenset(recomputed))
+        regathered.update(copy for copy in [Copy(name), *each] if rng.random() < share_regathered)
+    rematerialized = {name for name in chosen if share_rematerialized and rng.random() < share_rematerialized}
+    strategy = Strategy(mesh, chosen, shared, frozenset(regathered), frozenset(rematerialized))
     return model.model.view(strategy)
 
 
@@ -159,23 +159,23 @@ def _assert_all_close(values: Sequence[np.ndarray], expected: np.ndarray, tolera
 
 
 def assert_variables(
-    model: zoo.Recorded, view: StrategyView, pieces: Mapping[str, Sequence[np.ndarray]], tolerance: float = EXACT
+    model: zoo.Recorded, view: StrategyView, shards: Mapping[str, Sequence[np.ndarray]], tolerance: float = EXACT
 ) -> None:
     """All variables, moving averages included, are those of one device; replicas are equal to the bit.
 
     Args:
-        pieces: by variable, each rank's piece.
+        shards: by variable, each rank's piece.
 
     Raises:
         AssertionError: a variable is not.
         ValueError: replicas differ, or a piece has the wrong shape.
     """
     for op in model.graph.variables:
-        whole = gather(pieces[op.name], view.layout(op.result), op.result.shape)
+        whole = gather(shards[op.name], view.layout(op.result), op.result.shape)
         assert_close(whole, model.reference.variables[op.name], tolerance, f"variable {op.name}")
 
 
-def pieces_here(engine: Engine) -> dict[str, list[np.ndarray]]:
+def local_shards(engine: Engine) -> dict[str, list[np.ndarray]]:
     """By variable, the pieces of the ranks of this process."""
     return {name: [variable.numpy() for variable in variables] for name, variables in engine.variables.items()}
 
@@ -198,9 +198,9 @@ def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
 def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape]]:
     """The collectives of all reshardings that a strategy is charged for."""
     counts: Counter[tuple[str, str, Shape]] = Counter()
-    for charge in charges(view):
+    for charge in cost_entries(view):
         route = router.route(charge.resharding)
-        for path in (route.forward, route.backward, route.forward if charge.is_remade else None):
+        for path in (route.forward, route.backward, route.forward if charge.is_regathered else None):
             for step in path.steps if path is not None else ():
                 if step.communicates:
                     counts[step.kind, axes_text(step.group_axes), path.shape] += charge.n_runs
@@ -210,5 +210,5 @@ def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
     """As multisets of (kind, axes, shape), exactly. Fetching the loss adds nothing: the step has it whole anyway."""
     log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
-    done, paid = executed(log), charged(engine.sliced or engine.view, engine.router)
+    done, paid = executed(log), charged(engine.per_micro_batch or engine.view, engine.router)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

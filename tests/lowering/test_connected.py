@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import zoo
 
 from tensoropt.common.errors import InputError
-from tensoropt.frontend.connected import Connections
+from tensoropt.frontend.connected import GradientWalk
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.ir.graph import Graph
@@ -135,7 +135,7 @@ def test_each_kind_of_operator_is_asked_once() -> None:
             hidden = tf.tanh(hidden @ x)
         loss = tf.reduce_sum(hidden)
     n_before = len(recorded.get_operations())
-    connections = Connections(recorded, {})
+    connections = GradientWalk(recorded, {})
     assert connections.differentiated(loss, [x.handle.op.name]).tensors >= {hidden.name, x.handle.name}
     assert len(connections._given) == 4  # sum, tanh, product, read
     assert len(recorded.get_operations()) == n_before

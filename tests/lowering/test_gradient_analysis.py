@@ -73,4 +73,4 @@ def test_keras_models(make: Callable[[], keras.Model]) -> None:
     graph = captured(make)
     found = analyse(graph)
     assert found == traced(graph)
-    assert found.gradients and found.kept_operands and found.kept_results
+    assert found.gradients and found.residual_operands and found.residual_results

@@ -60,15 +60,15 @@ def test_every_model_at_full_depth(name: str, request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.parametrize(("name", "strategy"), FAST.items())
-def test_as_one_device(name: str, strategy: str) -> None:
+def test_models_train_as_on_one_device(name: str, strategy: str) -> None:
     check(name, strategy)
 
 
 @pytest.mark.parametrize(("name", "strategy"), sorted(SINGLE))
-def test_in_single_precision(name: str, strategy: str) -> None:
+def test_models_train_in_single_precision(name: str, strategy: str) -> None:
     check(name, strategy, dtype="float32")
 
 
 @pytest.mark.parametrize(("name", "strategy"), sorted(ADAM))
-def test_by_adam(name: str, strategy: str) -> None:
+def test_models_train_by_adam(name: str, strategy: str) -> None:
     check(name, strategy, optimizer="adam")

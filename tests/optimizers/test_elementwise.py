@@ -82,6 +82,6 @@ class Following(RowNormalised):
         ("adam", "expected a Keras optimizer such as keras.optimizers.Adam"),
     ],
 )
-def test_what_cannot_be_run_on_pieces_is_refused(optimizer: Any, sentence: str) -> None:
+def test_optimizers_that_cannot_run_on_shards_are_replicated(optimizer: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         KerasOptimizer.of(optimizer, [keras.Variable([[1.0, 2.0]], name="w")])

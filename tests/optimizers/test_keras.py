@@ -18,7 +18,7 @@ from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
 from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.optimizers.copies import Parameter, Piece, build, fresh_copy, slots_of
+from tensoropt.optimizers.copies import Parameter, ShardVariable, build, fresh_copy, slots_of
 from tensoropt.optimizers.keras_running import RunningKeras
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.functions import Fetch
@@ -110,7 +110,7 @@ def test_devices_give_one_device_numbers(name: str) -> None:
     with floats("float64" if name == "muon" else "float32"):
         # Muon takes its learning rate in Keras's default type, and fails on parameters of another one.
         case = case_of(*CASES[name])
-        communicates = case.optimizer.sum_lengths or any(case.optimizer.is_whole)
+        communicates = case.optimizer.sum_lengths or any(case.optimizer.is_global)
         mesh = Mesh.of(2, 2) if communicates else Mesh.of(2)
         check(case, mesh, 1 + len(name), EmulatedBackend(mesh))
 
@@ -134,13 +134,13 @@ def test_losses_are_scaled_and_steps_skipped_as_on_one_device() -> None:
     assert engine.optimizers["train"].iterations == 5
 
 
-def test_constraints_are_taken_over_whole_parameters() -> None:
+def test_constraints_apply_to_global_parameters() -> None:
     """A norm over columns, which may be split, and one that needs only elements."""
     mesh = Mesh.of(2, 2)
     constraints = {"w1": keras.constraints.UnitNorm(axis=0), "b1": keras.constraints.NonNeg()}
     for seed in (1, 2):
         case = case_of("mlp", lambda variables: optimizers.SGD(0.5, global_clipnorm=0.2), constraints)
-        assert case.optimizer.is_whole == (True, False, False, False)
+        assert case.optimizer.is_global == (True, False, False, False)
         check(case, mesh, seed, EmulatedBackend(mesh))
 
 
@@ -182,7 +182,7 @@ def test_averages_take_the_parameters_place_at_the_end() -> None:
                 assert_same(whole(entry), expected[entry.key], 1e-10, entry.key)
 
 
-def test_plans_hang_on_what_an_optimizer_keeps_and_not_on_its_numbers() -> None:
+def test_plans_depend_on_an_optimizers_slots_and_not_on_its_hyperparameters() -> None:
     def graph(make: MakeOptimizer) -> Graph:
         return case_of("mlp", make, n_steps=0).graph
 
@@ -210,10 +210,10 @@ KEEPING_SLOTS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", KEEPING_SLOTS)
-def test_slots_are_those_that_a_build_on_whole_variables_makes(name: str) -> None:
+def test_slots_equal_those_of_a_build_on_global_variables(name: str) -> None:
     optimizer = KEEPING_SLOTS[name]()
     shapes = {"dense/kernel": (4, 3), "dense/bias": (3,), "conv/kernel": (2, 2, 3, 3), "head/kernel": (3, 2)}
     parameters = [Parameter(path, shape) for path, shape in shapes.items()]
-    pieces = [Piece(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
-    owners = [made.parameter for made in build(fresh_copy(optimizer), pieces, parameters)]
+    shards = [ShardVariable(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
+    owners = [made.parameter for made in build(fresh_copy(optimizer), shards, parameters)]
     assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))

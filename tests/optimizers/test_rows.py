@@ -11,7 +11,7 @@ from helpers import zoo
 from helpers.strategies import (
     assert_variables,
     engine_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -50,7 +50,7 @@ CASES: dict[str, MakeOptimizer] = {
 def test_rows_give_one_device_numbers(name: str) -> None:
     case = case_of("lookups", CASES[name])
     assert {variable: len(names) for variable, names in case.graph.lookups.items()} == {"table": 2, "kinds": 1}
-    mesh = Mesh.of(2, 2) if case.optimizer.sum_lengths or any(case.optimizer.is_whole) else Mesh.of(2)
+    mesh = Mesh.of(2, 2) if case.optimizer.sum_lengths or any(case.optimizer.is_global) else Mesh.of(2)
     check(case, mesh, len(name), EmulatedBackend(mesh))
 
 
@@ -84,7 +84,7 @@ def test_tensorflow_s_optimizers_leave_other_rows_alone(kind: str, mesh: Mesh) -
         view = random_strategy(model, mesh, seed, prefers=lambda config: bool(config.used_axes))
         engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh))
         train_and_check(engine, model)
-        assert_variables(model, view, pieces_here(engine))
+        assert_variables(model, view, local_shards(engine))
 
 
 def test_a_table_whose_rows_stay_is_charged_for_rows_alone() -> None:

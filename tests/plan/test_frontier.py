@@ -247,7 +247,7 @@ def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
     tensoropt.load_frontier(whole).save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == whole.read_bytes()
     value = json.loads(whole.read_text())
-    assert (value["format"], value["version"]) == ("tensoropt/frontier", 2)
+    assert (value["format"], value["version"]) == ("tensoropt/frontier", 3)
 
 
 def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):
@@ -310,8 +310,8 @@ def test_it_is_drawn(found, whole, tmp_path):
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 1}', "has version 1, expected 2"),
-        ('{"format": "tensoropt/frontier", "version": 2}', "is damaged (KeyError: 'checksum')"),
+        ('{"format": "tensoropt/frontier", "version": 2}', "has version 2, expected 3"),
+        ('{"format": "tensoropt/frontier", "version": 3}', "is damaged (KeyError: 'checksum')"),
     ],
 )
 def test_files_that_are_no_frontiers(tmp_path, text, said):

@@ -208,7 +208,7 @@ def open_request(model: Model, **asked: object) -> Request:
     return request(model, micro_batches=None, **asked)
 
 
-def test_below_what_devices_hold_at_least_only_what_is_said_takes_time(
+def test_limits_below_the_held_memory_are_refused_without_a_search(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No micro-batches are searched but for what the message says of them; no peak is asked for before."""
@@ -229,7 +229,7 @@ def test_below_what_devices_hold_at_least_only_what_is_said_takes_time(
     assert f"; a device's share of the parameters, their slots and the batch alone is {memory_text(held)}; use " in text
 
 
-def test_where_nothing_fits_the_smallest_slices_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_fits_the_most_micro_batches_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
     asked: list[int | None] = []
     monkeypatch.setattr(requests, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))

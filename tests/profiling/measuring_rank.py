@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from tensoropt.profiling.collective_tables import device_partitions
 from tensoropt.profiling.measure import measure
-from tensoropt.profiling.ranks import Place
+from tensoropt.profiling.ranks import MeasuringProcess
 from tensoropt.reschedule.mesh import Level, Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 
@@ -21,7 +21,7 @@ def main() -> None:
     mesh = Mesh(levels)
     communicator = MpiCommunicator(comm, mesh)
     communicator.prepare(device_partitions(mesh))
-    place = Place(communicator, comm.rank, local_ranks=comm.size, broadcast=comm.bcast)
+    place = MeasuringProcess(communicator, comm.rank, local_ranks=comm.size, broadcast=comm.bcast)
     start = MPI.Wtime()
     hardware = measure(levels, place, budget_s=budget_s, engine=engine)
     if comm.rank == 0:

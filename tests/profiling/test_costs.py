@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.profiling.costs import KINDS, CollectiveCosts, Curve, OperatorCosts
+from tensoropt.profiling.costs import KINDS, CollectiveCosts, MeasuredCurve, OperatorCosts
 from tensoropt.profiling.hardware import CollectiveTable, Device, Hardware, LinkLevel, named
-from tensoropt.profiling.work import Work
+from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 
 DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
@@ -105,19 +105,19 @@ def test_a_measurement_is_preferred_and_named_on_the_mesh_where_it_holds():
 
 
 def test_interpolation_is_the_paper_s_between_neighbouring_powers_of_two():
-    curve = Curve.of(CollectiveTable((1024, 2048), (10.0, 16.0)))
+    curve = MeasuredCurve.of(CollectiveTable((1024, 2048), (10.0, 16.0)))
     bandwidth = (1024 / 10_000 + 2048 / 16_000) / 2  # half way, bytes per ns
     assert curve.time_ns(1536) == pytest.approx(1536 / bandwidth, rel=1e-12)
 
 
 def test_latency_plus_bandwidth_is_met_exactly_over_wide_gaps_and_beyond():
-    curve = Curve.of(CollectiveTable((1 << 10, 1 << 14, 1 << 18), tuple(5 + 1e-3 * 2.0**i for i in (10, 14, 18))))
+    curve = MeasuredCurve.of(CollectiveTable((1 << 10, 1 << 14, 1 << 18), tuple(5 + 1e-3 * 2.0**i for i in (10, 14, 18))))
     for n_bytes in (0, 1, 1000, 5000, 1 << 16, 1 << 20, 10**9):
         assert curve.time_ns(n_bytes) == pytest.approx(5_000 + n_bytes, rel=1e-9)
 
 
 def test_noise_at_the_end_is_not_an_infinite_bandwidth():
-    curve = Curve.of(CollectiveTable((1000, 2000, 3000), (1.0, 3.0, 2.5)))
+    curve = MeasuredCurve.of(CollectiveTable((1000, 2000, 3000), (1.0, 3.0, 2.5)))
     assert curve.time_ns(3000) == 3_000
     assert curve.time_ns(5000) == 5_000  # the slope of the whole table, 1 ns per byte
 
@@ -129,7 +129,7 @@ tables = st.dictionaries(st.integers(1, 1 << 20), st.floats(1e-3, 1e6), min_size
 
 @given(tables, st.lists(st.integers(0, 1 << 22), min_size=2, max_size=10))
 def test_a_curve_is_monotone_positive_and_exact_at_running_maxima(table, sizes):
-    curve = Curve.of(table)
+    curve = MeasuredCurve.of(table)
     asked = sorted({*sizes, *table.n_bytes})
     times = [curve.time_ns(size) for size in asked]
     assert all(low <= high * (1 + 1e-9) for low, high in pairwise(times))
@@ -162,12 +162,12 @@ def test_the_operator_roofline():
         (10**9, 10**8, 2_000 + 1_000_000),  # compute and bytes take as long
         (10**9, 2 * 10**8, 2_000 + 2_000_000),
     ]:
-        assert costs.time_ns(Work("Relu", "float32", flops, n_bytes)) == expected_ns
+        assert costs.time_ns(WorkItem("Relu", "float32", flops, n_bytes)) == expected_ns
     # the backward pass of two gradients is one more operator of twice the work
-    assert costs.time_ns(Work("Mul", "float32", 10**9, 0, 2)) == 2_000 + 1_000_000 + 2_000 + 2_000_000
+    assert costs.time_ns(WorkItem("Mul", "float32", 10**9, 0, 2)) == 2_000 + 1_000_000 + 2_000 + 2_000_000
     for flops, n_bytes in ((-1, 0), (0, -1)):
         with pytest.raises(ValueError, match="at least 0"):
-            Work("Relu", "float32", flops, n_bytes)
+            WorkItem("Relu", "float32", flops, n_bytes)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_operator_roofline():
 def test_a_dtype_without_a_rate_takes_its_nearest(rates, dtype, rate):
     device = replace(DEVICE, flops_per_s={"float32": 1e12, **rates}, operator_overhead_us=0)
     costs = OperatorCosts(replace(HARDWARE, device=device))
-    assert costs.time_ns(Work("MatMul", dtype, 10**12, 0)) == round(10**12 / rate * 1e9)
+    assert costs.time_ns(WorkItem("MatMul", dtype, 10**12, 0)) == round(10**12 / rate * 1e9)
 
 
 def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():

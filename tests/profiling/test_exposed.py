@@ -25,7 +25,7 @@ class Sharing:
     launch_s: float = 0.0
     asked: list = field(default_factory=list)
 
-    def beside(self, call, n_products):
+    def with_products(self, call, n_products):
         self.asked.append(n_products)
         compute_s, call_s = n_products * PRODUCT_S, 0.0 if call is None else call()
         return lambda: self.launch_s + max(call_s, compute_s + (self.share if n_products else 1) * call_s)
@@ -58,8 +58,8 @@ def test_a_collective_that_stops_compute_hides_nothing():
 
 def test_a_collective_that_takes_no_time_hides_nothing():
     class Instant(Sharing):
-        def beside(self, call, n_products):
-            return super().beside(None, n_products)
+        def with_products(self, call, n_products):
+            return super().with_products(None, n_products)
 
     assert measured(Instant(0.5), 0.3)[0] == 1.0
 
@@ -75,7 +75,7 @@ def test_the_budget_decides_the_size_and_the_rounds():
 
 def test_an_engine_without_functions_says_that_times_add_up():
     class Eager:
-        def beside(self, call, n_products):
+        def with_products(self, call, n_products):
             return None
 
     assert measured(Eager(), 1.0)[0] == 1.0

@@ -270,7 +270,7 @@ def test_another_parallelism_is_refused_with_its_neighbours(parallelism, nearest
         Hardware.from_json(GOOD).mesh(parallelism)
 
 
-def test_one_level_is_enough():
+def test_a_description_may_have_one_level():
     hardware = Hardware.from_json({**changed(("levels",), GOOD["levels"][1:]), "collectives": {}})
     assert hardware.parallelisms() == (1, 2, 3, 4)
     assert hardware.mesh().sizes == (2, 2)

@@ -12,11 +12,11 @@ from helpers.mpirun import child_environment, run_ranks
 
 from tensoropt.profiling.collective_tables import APART_SHARE, SIZES, CollectiveTables, device_partitions
 from tensoropt.profiling.compute import CLOSE, NumpyEngine
-from tensoropt.profiling.costs import CollectiveCosts, Curve
+from tensoropt.profiling.costs import CollectiveCosts, MeasuredCurve
 from tensoropt.profiling.cpu_caches import MOST_CACHE_BYTES, USUAL_CACHE_BYTES, cache_bytes
 from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, named
 from tensoropt.profiling.measure import fitted_link, measure
-from tensoropt.profiling.ranks import Place
+from tensoropt.profiling.ranks import MeasuringProcess
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
 
@@ -62,7 +62,9 @@ def test_ranks_call_alike_though_their_clocks_differ():
     tables = [None, None]
 
     def run(rank):
-        tables[rank] = CollectiveTables(NumpyEngine(), mesh, Place(communicators[rank], rank), call_us=5.0).measured(0.3)
+        tables[rank] = CollectiveTables(
+            NumpyEngine(), mesh, MeasuringProcess(communicators[rank], rank), call_us=5.0
+        ).measured(0.3)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:
@@ -93,7 +95,7 @@ class ToldEngine:
 
 
 def test_collectives_count_by_what_is_between_them():
-    place = Place(Alone(), emitted=lambda kind, axes, size: (size // 4, None))
+    place = MeasuringProcess(Alone(), emitted=lambda kind, axes, size: (size // 4, None))
     found_us = CollectiveTables(ToldEngine(), Mesh.of(2), place).afresh("all_gather", (0,), [1024, 4096, 65536])
     assert found_us == pytest.approx(dict.fromkeys([1024, 4096, 65536], 1000 + 2000 * APART_SHARE))
 
@@ -188,7 +190,7 @@ def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines,
             assert table.n_bytes[0] <= 1 << 10
             assert table.n_bytes[-1] >= 1 << 22
             # Equal where other work took the core from the small one: a table's times are their running maximum.
-            assert Curve.of(table).time_ns(1 << 26) >= Curve.of(table).time_ns(1 << 10) > 0
+            assert MeasuredCurve.of(table).time_ns(1 << 26) >= MeasuredCurve.of(table).time_ns(1 << 10) > 0
             numbers = tuple("abc".index(axis) for axis in axes)
             assert costs.source(kind, numbers).startswith("measured: measured 2")
             assert costs.time_ns(kind, mesh, numbers, 1 << 20) > 1_000

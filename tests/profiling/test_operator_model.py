@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensoropt.profiling.costs import MARGIN, OperatorCosts
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, OperatorRate
 from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, class_of, fit_all, fitted, scaled
-from tensoropt.profiling.work import Measured, Work
+from tensoropt.profiling.work import Measured, WorkItem
 
 DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
 HARDWARE = Hardware("h", DEVICE, (LinkLevel("device", 1, 0.0, 1e9),))
@@ -68,11 +68,11 @@ def test_classes():
     assert class_of("Whatever") == "elementwise"
 
 
-def convolution(flops: int, key: str = "") -> Work:
-    return Work("Conv2D", "float32", flops, 1000, 2, key)
+def convolution(flops: int, key: str = "") -> WorkItem:
+    return WorkItem("Conv2D", "float32", flops, 1000, 2, key)
 
 
-def measured(work: Work, scale: float = 3.0) -> Measured:
+def measured(work: WorkItem, scale: float = 3.0) -> Measured:
     plain = OperatorCosts(HARDWARE)
     return Measured(work, *(scale * plain.predicted_us(work, way) for way in ("forward", "backward")), 0.0)
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from tensoropt.profiling.cache import cache_folder
 from tensoropt.profiling.store import FILE, Store
-from tensoropt.profiling.work import Measured, Work
+from tensoropt.profiling.work import Measured, WorkItem
 
 HERE = "a device, TensorFlow 2.21"
 
 
 def measured(key: str, forward_us: float = 3.0) -> Measured:
-    return Measured(Work("MatMul", "float32", 2 * 8**3, 768, 2, key), forward_us, 2 * forward_us, 0.1)
+    return Measured(WorkItem("MatMul", "float32", 2 * 8**3, 768, 2, key), forward_us, 2 * forward_us, 0.1)
 
 
 def opened(path: Path, said: list[str], environment: str = HERE, patience_s: float = 0.05) -> Store:
@@ -45,7 +45,7 @@ def test_what_was_measured_is_there_in_the_next_run(tmp_path):
     assert said == []
 
 
-def test_steps_taken_in_turn_are_there_in_the_next_run(tmp_path):
+def test_interleaved_steps_are_stored_for_the_next_run(tmp_path):
     said: list[str] = []
     with closing(opened(tmp_path / FILE, said)) as store:
         store.add_step_s("plan", 0.2, 0.3)
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path):
     assert len(said) == 1 and "can't be used (" in said[0]
 
 
-def test_where_it_is():
+def test_the_environment_says_where_the_store_is():
     assert cache_folder({"TENSOROPT_CACHE": "off"}) is None
     assert cache_folder({"TENSOROPT_CACHE": "/data", "XDG_CACHE_HOME": "/x"}) == Path("/data")
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/tensoropt")

@@ -71,6 +71,6 @@ for number, value in enumerate(processes.broadcast(plans)):
     plan = Plan.from_json(value)
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
     if processes.rank == 0:
-        is_again = any(op.is_recomputed for op in plan.operators)
+        is_rematerialized = any(op.is_rematerialized for op in plan.operators)
         told = f"plan {number}: {check.memory.predicted:.0f} of {check.memory.measured:.0f}"
-        print(told + " computed again" * is_again, flush=True)
+        print(told + " computed again" * is_rematerialized, flush=True)

@@ -23,7 +23,7 @@ EQUATIONS = [
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
-def test_what_einsum_takes_beside_its_result(equation: str) -> None:
+def test_scratch_of_einsum_equals_the_profilers(equation: str) -> None:
     taken, made = equation.split("->")
     *operands, result = (tf.ones([SIZES[label] for label in labels]) for labels in (*taken.split(","), made))
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.resharding_costs import piece_bytes
+from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
 from tensoropt.program.replay import GRADIENTS, INPUTS, STATE, peak_of
@@ -75,7 +75,7 @@ def test_the_peak_is_the_most_that_is_touched_before_and_after(program: list[Ins
 
 
 @given(programs())
-def test_overwriting_takes_no_more(program: list[Instruction]) -> None:
+def test_overwriting_takes_no_further_memory(program: list[Instruction]) -> None:
     over = [replace(each, overwrites=tuple((b, b.n_bytes) for b in each.reads)) for each in program]
     assert peak_of_program(over).n_bytes <= peak_of_program(program).n_bytes
 
@@ -150,7 +150,7 @@ def test_random_strategies_take_what_their_variables_take_and_more(function: Cal
         state = 0
         for op in model.graph.variables:
             copies = 1 + sum(update.slots for update in model.graph.updates.get(op.name, ()))
-            state += copies * piece_bytes(op.result, view.layout(op.result))
+            state += copies * shard_bytes(op.result, view.layout(op.result))
         peak = peak_on(model, view)
         assert peak.by_use[STATE] == state < peak.n_bytes == peak.by_use.total()
 

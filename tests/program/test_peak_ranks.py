@@ -9,7 +9,7 @@ from helpers.mpirun import run_ranks
 RANK = Path(__file__).with_name("peak_rank.py")
 
 
-def test_random_strategies_of_a_recurrent_network_take_what_was_foretold():
+def test_peaks_of_random_strategies_of_a_recurrent_network_are_predicted():
     done = run_ranks(2, RANK, "random", "rnn", timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"plan \d: (\d+) of (\d+)", done.stdout)
@@ -20,7 +20,7 @@ def test_random_strategies_of_a_recurrent_network_take_what_was_foretold():
 
 
 @pytest.mark.parametrize("model", ["vgg16", "wide_resnet", "transformer"])
-def test_plans_that_make_things_again_take_what_was_foretold(model: str) -> None:
+def test_peaks_of_plans_with_regathering_and_rematerialization_are_predicted(model: str) -> None:
     done = run_ranks(2, RANK, "frontier", model, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"plan \d: (\d+) of (\d+)( computed again)?", done.stdout)

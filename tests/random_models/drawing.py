@@ -34,7 +34,7 @@ MERGES = ("Add", "Add", "Add", "Multiply", "Average", "Maximum", "Minimum", "Sub
 
 
 @dataclass(frozen=True)
-class Wishes:
+class CaseOptions:
     """How a case is planned.
 
     Attributes:
@@ -72,7 +72,7 @@ class Case:
     by_fit: bool
     is_weighted: bool
     predicts: bool
-    wishes: Wishes
+    options: CaseOptions
 
     @property
     def batch_size(self) -> int:
@@ -81,7 +81,7 @@ class Case:
     @property
     def has_statistics(self) -> bool:
         """Whether layers may take statistics over the batch, which can't be in micro-batches."""
-        return self.wishes.micro_batches is None
+        return self.options.micro_batches is None
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ def drawn(seed: int) -> Case:
     """The case of a seed; every fifth computes in float32."""
     rng = random.Random(f"case {seed}")
     n_devices = rng.choice((2, 2, 2, 2, 3, 3, 4, 4, 5, 6))
-    wishes = Wishes(
+    options = CaseOptions(
         rng.choice(PLANS),
         rng.choice(CLUSTERS[n_devices]),
         n_devices,
         rng.choice((2, 2, 3, 4)) if rng.random() < 0.2 else None,
         tuple(choice for choice in CHOICES[:3] if rng.random() < 0.15),
     )
-    if wishes.micro_batches:
-        batch_size = wishes.micro_batches * rng.choice((n_devices, n_devices, n_devices + 1))
+    if options.micro_batches:
+        batch_size = options.micro_batches * rng.choice((n_devices, n_devices, n_devices + 1))
     else:
         batch_size = rng.choice((4, 5, 6, 7, 8, 8, 9, 12))
     by_fit = rng.random() < 0.2
@@ -127,7 +127,7 @@ def drawn(seed: int) -> Case:
         by_fit,
         rng.random() < 0.15,
         rng.random() < 0.15,
-        wishes,
+        options,
     )
 
 
@@ -159,7 +159,7 @@ def described(case: Case, text: str) -> str:
     """A case in a line."""
     how = "fit" if case.by_fit else "train_on_batch"
     weighted = ", weighted samples" if case.is_weighted else ""
-    return f"seed {case.seed}: {case.dtype}, batches {list(case.batches)} by {how}{weighted}; {case.wishes}; {text}"
+    return f"seed {case.seed}: {case.dtype}, batches {list(case.batches)} by {how}{weighted}; {case.options}; {text}"
 
 
 def _one(values: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Plans of random cases: any strategy there is, or what the search finds under random wishes."""
+"""Plans of random cases: any strategy there is, or what the search finds under random options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from helpers.strategies import random_router, random_strategy
 
-from random_models.drawing import Wishes
+from random_models.drawing import CaseOptions
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.plan.build import charges, planned_operator
+from tensoropt.plan.build import cost_entries, planned_operator
 from tensoropt.plan.options import find
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
@@ -25,34 +25,34 @@ MOST_FORCED = 3
 TRIES = 50
 
 
-def plan_of(wishes: Wishes, seed: int, request: Request, option: str) -> Plan:
+def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> Plan:
     """The plan of a case, where :func:`tensoropt.plan.options.find` is asked for one.
 
     Raises:
         InputError: there is none.
     """
     rng = random.Random(f"plan {seed}")
-    if wishes.kind == "random":
-        return _random_plan(rng, wishes, request)
+    if options.kind == "random":
+        return _random_plan(rng, options, request)
     request = replace(request, budget=OF_CURVE)
-    if wishes.kind == "force":
-        request = replace(request, force=_force(rng, wishes, request))
-    elif wishes.kind in ("point", "limit"):
-        frontier = searched(request, wishes.n_devices)
-        if wishes.kind == "point":
+    if options.kind == "force":
+        request = replace(request, force=_force(rng, options, request))
+    elif options.kind in ("point", "limit"):
+        frontier = searched(request, options.n_devices)
+        if options.kind == "point":
             return frontier.plan(rng.randrange(len(frontier)))
         needed = [frontier.needed_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
-    plan = find(option, request, wishes.n_devices)
+    plan = find(option, request, options.n_devices)
     assert isinstance(plan, Plan)
-    if wishes.kind == "limit":
+    if options.kind == "limit":
         assert plan.peak_bytes is not None and request.limit_bytes is not None and plan.peak_bytes <= request.limit_bytes
     return plan
 
 
-def _force(rng: random.Random, wishes: Wishes, request: Request) -> dict[str, dict[str, int]]:
+def _force(rng: random.Random, options: CaseOptions, request: Request) -> dict[str, dict[str, int]]:
     """Degrees that single operators can have."""
-    mesh, graph = request.hardware.mesh(wishes.n_devices), request.model.graph
+    mesh, graph = request.hardware.mesh(options.n_devices), request.model.graph
     forced = {}
     types = {op.type for op in graph.operators.values()}
     # What names a type forces all operators of it.
@@ -67,26 +67,26 @@ def _force(rng: random.Random, wishes: Wishes, request: Request) -> dict[str, di
     return forced
 
 
-def _random_plan(rng: random.Random, wishes: Wishes, request: Request) -> Plan:
-    mesh, n_slices = request.hardware.mesh(wishes.n_devices), request.micro_batches or 1
-    model = request.model.in_slices(n_slices)
-    whole = request.model.graph.whole
+def _random_plan(rng: random.Random, options: CaseOptions, request: Request) -> Plan:
+    mesh, n_micro_batches = request.hardware.mesh(options.n_devices), request.micro_batches or 1
+    model = request.model.in_micro_batches(n_micro_batches)
+    whole = request.model.graph.full_batch
     splits = (lambda config: bool(config.used_axes)) if rng.random() < 0.4 else None
-    remade = 0.0 if "reuse" in wishes.without else rng.choice((0.0, 0.3))
-    recomputed = 0.0 if "remat" in wishes.without or n_slices > 1 else rng.choice((0.0, 0.3))
+    regathered = 0.0 if "reuse" in options.without else rng.choice((0.0, 0.3))
+    rematerialized = 0.0 if "remat" in options.without or n_micro_batches > 1 else rng.choice((0.0, 0.3))
     like_zoo: Any = SimpleNamespace(graph=model.graph, model=model)
     for _ in range(TRIES):
-        view = random_strategy(like_zoo, mesh, rng.randrange(10**6), splits, remade, recomputed)
+        view = random_strategy(like_zoo, mesh, rng.randrange(10**6), splits, regathered, rematerialized)
         invalid = (why_invalid(rule_of(whole.operators[name]), config) for name, config in view.strategy.configs.items())
-        if n_slices == 1 or not any(invalid):
+        if n_micro_batches == 1 or not any(invalid):
             break
-    return _as_plan(view, rng.randrange(1000), request, n_slices)
+    return _as_plan(view, rng.randrange(1000), request, n_micro_batches)
 
 
-def _as_plan(view: StrategyView, seed: int, request: Request, n_slices: int) -> Plan:
+def _as_plan(view: StrategyView, seed: int, request: Request, n_micro_batches: int) -> Plan:
     """A strategy as a plan that was read from its file."""
-    mesh, model = view.strategy.mesh, request.model.in_slices(n_slices)
-    view = model.view(replace(view.strategy, recomputed=view.recomputed))
+    mesh, model = view.strategy.mesh, request.model.in_micro_batches(n_micro_batches)
+    view = model.view(replace(view.strategy, rematerialized=view.rematerialized))
     costing = costing_of(model, request.hardware, mesh)
     in_step = {op.name for op in view.graph.step_operators}
     operators = []
@@ -95,11 +95,13 @@ def _as_plan(view: StrategyView, seed: int, request: Request, n_slices: int) -> 
         if op.updates is not None:
             continue
         if name in in_step:
-            operators.append(planned_operator(costing, op, view.rules[name], config, seen, name in view.recomputed))
+            operators.append(planned_operator(costing, op, view.rules[name], config, seen, name in view.rematerialized))
         else:
             operators.append(PlannedOperator(name, op.type, config, seen.results, 0, 0.0))
     router = random_router(seed)
-    reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
-    digest = view.graph.whole.digest
-    plan = Plan(mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_slices)
+    reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
+    digest = view.graph.full_batch.digest
+    plan = Plan(
+        mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_micro_batches
+    )
     return Plan.from_json(json.loads(json.dumps(plan.to_json())))

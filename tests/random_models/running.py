@@ -125,7 +125,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
     Raises:
         TensorOptError: it is refused.
     """
-    wishes = case.wishes
+    options = case.options
     with mock.patch.object(parallelizing, "find", partial(_planned, case)):
         trainer = tensoropt.parallelize(
             training.model,
@@ -134,10 +134,10 @@ def by_plan(case: Case, training: Training) -> Numbers:
             training.metrics,
             batch_size=case.batch_size,
             sample_weight=case.is_weighted,
-            parallelism=wishes.n_devices,
-            cluster=wishes.cluster,
-            without=wishes.without,
-            micro_batches=wishes.micro_batches,
+            parallelism=options.n_devices,
+            cluster=options.cluster,
+            without=options.without,
+            micro_batches=options.micro_batches,
             collectives="emulated",
         )
     numbers = _logs(case, training, trainer)
@@ -148,7 +148,7 @@ def by_plan(case: Case, training: Training) -> Numbers:
 
 
 def _planned(case: Case, option: str, request: Any, parallelism: int) -> Any:
-    return plan_of(case.wishes, case.seed, request, option)
+    return plan_of(case.options, case.seed, request, option)
 
 
 def _logs(case: Case, training: Training, trained: keras.Model) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from random_models import running
-from random_models.drawing import Case, Training, Wishes, drawn
+from random_models.drawing import Case, CaseOptions, Training, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.resharding import backends
@@ -36,8 +36,8 @@ def test_random_models_train_as_on_one_device(first: int) -> None:
     assert same >= LEAST_SAME, "too few were compared:\n" + "\n".join(map(str, outcomes))
 
 
-def _collective(path: Any, pieces: Any) -> Any:
-    return [piece * TOO_MUCH if piece.dtype.kind == "f" else piece for piece in simulate(path, pieces)]
+def _collective(path: Any, shards: Any) -> Any:
+    return [shard * TOO_MUCH if shard.dtype.kind == "f" else shard for shard in simulate(path, shards)]
 
 
 def _gradients(*arguments: Any) -> Any:
@@ -60,8 +60,10 @@ FAULTS = {
 
 def _held(optimizer: keras.optimizers.Optimizer, dtype: str = "float64") -> Outcome:
     """A model with a bias ahead of a normalisation, whose gradient is zero, by any strategy on two devices."""
-    wishes = Wishes("random", "v100-1x2", 2, None, ())
-    case = replace(drawn(SEED), dtype=dtype, batches=(6, 6), by_fit=False, is_weighted=False, predicts=False, wishes=wishes)
+    options = CaseOptions("random", "v100-1x2", 2, None, ())
+    case = replace(
+        drawn(SEED), dtype=dtype, batches=(6, 6), by_fit=False, is_weighted=False, predicts=False, options=options
+    )
 
     def made(case: Case) -> Training:
         keras.utils.clear_session(free_memory=False)

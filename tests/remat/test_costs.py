@@ -10,7 +10,7 @@ from remat.small import HARDWARE, SMALL, settle_copies
 
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.resharding import Router
 from tensoropt.tools.offline import record
@@ -28,7 +28,7 @@ def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
 def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, space: str, without: tuple[str, ...]) -> None:
     """Of random states; in the full space operators that take a tensor twice are charged for both reshardings."""
     found = frontier(name, space, without)
-    built, rng, n_recomputed, n_checked = found.built, np.random.default_rng(0), 0, 0
+    built, rng, n_rematerialized, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
     router = Router(costing.reshardings.steps)
     for number in range(240):
@@ -38,19 +38,19 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, s
         _, time_ns = built.problem.cost(states.tolist())
         strategy = built.strategy(states)
         view = found.model.view(strategy)
-        assert view.recomputed == strategy.recomputed
-        made = [charge for charge in charges(view) if charge.is_shared and charge.is_remade]
-        if {copy.tensor for copy in strategy.remade if copy.consumer is None} - {charge.tensor for charge in made}:
+        assert view.rematerialized == strategy.rematerialized
+        made = [charge for charge in cost_entries(view) if charge.is_shared and charge.is_regathered]
+        if {copy.tensor for copy in strategy.regathered if copy.consumer is None} - {charge.tensor for charge in made}:
             continue  # a shared copy that is made again though nobody reads it is charged, and isn't executed
         n_checked += 1
-        total = sum(charge.time_ns(router) for charge in charges(view))
+        total = sum(charge.time_ns(router) for charge in cost_entries(view))
         for name_of, seen in view.interfaces.items():
             op, rule, config = view.graph.operators[name_of], view.rules[name_of], strategy.configs[name_of]
             total += costing.compute_time_ns(op, rule, config, seen)
-            total += costing.again_ns(op, rule, config, seen) if name_of in view.recomputed else 0
+            total += costing.rematerialization_ns(op, rule, config, seen) if name_of in view.rematerialized else 0
         assert total == time_ns
-        n_recomputed += len(strategy.recomputed)
-    assert n_checked > 10 and (n_recomputed or built.transient is None)
+        n_rematerialized += len(strategy.rematerialized)
+    assert n_checked > 10 and (n_rematerialized or built.transient is None)
 
 
 def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> np.ndarray | None:
@@ -60,13 +60,13 @@ def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> 
     for node, (_, possible) in enumerate(built.nodes):
         if kind == 1:
             states[node] = rng.integers(possible.n_states)
-        if kind == 2 and possible.recomputes.any():
-            states[node] = rng.choice(np.flatnonzero(possible.recomputes))
+        if kind == 2 and possible.rematerializes.any():
+            states[node] = rng.choice(np.flatnonzero(possible.rematerializes))
     return states if settle_copies(built, states, rng) else None
 
 
 @pytest.mark.parametrize("name", ["attention", "vgg16"])
-def test_a_parameter_gathered_again_is_there_while_its_block_is_computed_again(name: str) -> None:
+def test_a_regathered_parameter_is_alive_while_its_segment_is_rematerialized(name: str) -> None:
     """Whether its copy is kept or made again then makes no difference to the block that has most at once."""
     found = frontier(name, "full", ())
     built, rng, n_seen = found.built, np.random.default_rng(1), 0
@@ -80,14 +80,19 @@ def test_a_parameter_gathered_again_is_there_while_its_block_is_computed_again(n
             continue
         for choice in of_variables:
             consumer = nodes[str(choice.copy.consumer)]
-            if not built.nodes[consumer][1].recomputes[states[consumer]] or not choice.is_remade[states[choice.node]]:
+            if (
+                not built.nodes[consumer][1].rematerializes[states[consumer]]
+                or not choice.is_regathered[states[choice.node]]
+            ):
                 continue
-            for other in np.flatnonzero(~choice.is_remade):
+            for other in np.flatnonzero(~choice.is_regathered):
                 kept = states.copy()
                 kept[choice.node] = other
-                (remade_bytes, again_ns), (kept_bytes, time_ns) = (costs(found, each) for each in (states, kept))
-                if time_ns < again_ns and most_at_once(found, states, kept):
-                    assert remade_bytes == kept_bytes
+                (remade_bytes, rematerialization_ns), (saved_bytes, time_ns) = (
+                    costs(found, each) for each in (states, kept)
+                )
+                if time_ns < rematerialization_ns and most_at_once(found, states, kept):
+                    assert remade_bytes == saved_bytes
                     n_seen += 1
     assert n_seen > 5
 
@@ -101,6 +106,6 @@ def costs(found: ModelFrontier, states: np.ndarray) -> tuple[int, int]:
 def most_at_once(found: ModelFrontier, *strategies: np.ndarray) -> bool:
     """Whether strategies differ in the block that has most at once, in each of them."""
     assert found.built.transient is not None
-    amounts = [found.built.transient.by_block(found.built.problem, states[None])[:, 0] for states in strategies]
+    amounts = [found.built.transient.by_segment(found.built.problem, states[None])[:, 0] for states in strategies]
     (differing,) = np.nonzero(amounts[0] != amounts[1])
     return len(differing) == 1 and all(each.argmax() == differing[0] for each in amounts)

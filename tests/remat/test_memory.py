@@ -36,12 +36,12 @@ def deep() -> zoo.Built:
     return zoo.Built(api.reduce_mean(value), {x: tuple(drawn)}, ())
 
 
-def view_of(model: zoo.Recorded, is_recomputed: bool) -> StrategyView:
+def view_of(model: zoo.Recorded, is_rematerialized: bool) -> StrategyView:
     """On one device; what layers end with is kept."""
     mesh = HARDWARE.mesh(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
     inside = frozenset(name for name in chosen if not name.startswith("end"))
-    return model.model.view(Strategy(mesh, chosen, recomputed=inside if is_recomputed else frozenset()))
+    return model.model.view(Strategy(mesh, chosen, rematerialized=inside if is_rematerialized else frozenset()))
 
 
 def trace_of(model: zoo.Recorded, view: StrategyView, in_order: bool) -> StepTrace:
@@ -55,7 +55,7 @@ def trace_of(model: zoo.Recorded, view: StrategyView, in_order: bool) -> StepTra
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_what_is_computed_again_is_not_kept(in_order: bool) -> None:
+def test_rematerialized_results_are_not_saved(in_order: bool) -> None:
     """Of the six tensors that a layer keeps five are there for one layer at a time."""
     model = zoo.record(deep, "sgd")
     kept, again = (trace_of(model, view_of(model, each), in_order).peak_bytes for each in (False, True))

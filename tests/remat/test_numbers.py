@@ -10,7 +10,7 @@ from helpers import zoo
 from helpers.strategies import (
     assert_variables,
     engine_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -34,26 +34,26 @@ def recorded(function: str, optimizer: str) -> zoo.Recorded:
 
 def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
     """Train by a random strategy that computes half of the operators again, or all; how many that are."""
-    share_recomputed, share_remade = SHARES[seed % len(SHARES)]
-    view = random_strategy(model, mesh, seed, share_remade=share_remade, share_recomputed=share_recomputed)
+    share_rematerialized, share_regathered = SHARES[seed % len(SHARES)]
+    view = random_strategy(model, mesh, seed, share_regathered=share_regathered, share_rematerialized=share_rematerialized)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
-    assert_variables(model, view, pieces_here(engine))
-    return len(view.recomputed)
+    assert_variables(model, view, local_shards(engine))
+    return len(view.rematerialized)
 
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("start", range(0, 15, 5))
 @pytest.mark.parametrize("function", MODELS)
 def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_recomputed = 0
+    n_rematerialized = 0
     for seed in range(start, start + 5):
-        n_recomputed += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_recomputed
+        n_rematerialized += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
+    assert n_rematerialized
 
 
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
-def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
+def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
     """Which merges operators that are equal, and removes control dependencies."""
     for seed in range(2300, 2303):
         assert check(recorded(function, "adam"), Mesh.of(4), seed)
@@ -61,5 +61,5 @@ def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("function", COMPOSITES)
-def test_so_do_loops_and_custom_gradients(function: str) -> None:
+def test_loops_and_custom_gradients_give_one_device_numbers(function: str) -> None:
     check(recorded(function, "momentum"), Mesh.of(4), 2401)

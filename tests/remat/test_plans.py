@@ -30,10 +30,10 @@ def found() -> ModelFrontier:
 
 def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
     plan = found.smallest()
-    assert plan.strategy.recomputed
+    assert plan.strategy.rematerialized
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.strategy.recomputed == plan.strategy.recomputed and loaded.operators == plan.operators
+    assert loaded.strategy.rematerialized == plan.strategy.rematerialized and loaded.operators == plan.operators
     loaded.check_for(found.model.graph)
     check_reshardings(found.model.view(loaded.strategy), loaded)
 
@@ -43,12 +43,12 @@ def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier)
         plan = found.plan(point)
         total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.reshardings)
         assert total == pytest.approx(plan.time_us + plan.hidden_time_us, rel=1e-9)
-        again = {op.name for op in plan.operators if op.is_recomputed}
-        assert again == plan.strategy.recomputed
-        assert all(0 <= op.again_us < op.time_us for op in plan.operators if op.is_recomputed and op.time_us)
+        again = {op.name for op in plan.operators if op.is_rematerialized}
+        assert again == plan.strategy.rematerialized
+        assert all(0 <= op.rematerialization_us < op.time_us for op in plan.operators if op.is_rematerialized and op.time_us)
 
 
-def test_a_file_of_the_frontier_keeps_it_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
+def test_a_frontier_file_has_rematerialization_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
     plans = {point: found.plan(point) for point in range(0, len(found), max(1, len(found) // 8))}
     found.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
@@ -56,28 +56,28 @@ def test_a_file_of_the_frontier_keeps_it_for_every_point(found: ModelFrontier, t
         assert loaded.plan(point).to_json() == plan.to_json()
 
 
-def test_a_plan_tells_what_is_computed_again(found: ModelFrontier) -> None:
+def test_a_plan_says_what_is_rematerialized(found: ModelFrontier) -> None:
     plan = found.smallest()
     told = plan.explain().split("computed again in the backward pass")[1].split("\n\n")[0]
-    assert all(op.type in told or "other types" in told for op in plan.operators if op.is_recomputed)
+    assert all(op.type in told or "other types" in told for op in plan.operators if op.is_rematerialized)
     assert "computed again in the backward pass" not in found.fastest().explain()
 
 
-def test_a_plan_that_computes_a_source_again_is_refused(found: ModelFrontier) -> None:
+def test_a_plan_that_rematerializes_a_source_is_refused(found: ModelFrontier) -> None:
     plan = found.smallest()
     for kind, refusal in (("Variable", "an operator of this type never is"), ("Const", "an operator of this type never is")):
         operators = list(plan.operators)
         place = next((i for i, op in enumerate(operators) if op.type == kind), None)
         if place is not None:
-            operators[place] = replace(operators[place], is_recomputed=True)
+            operators[place] = replace(operators[place], is_rematerialized=True)
             with pytest.raises(InputError, match=refusal):
                 replace(plan, operators=tuple(operators)).check_for(found.model.graph)
 
 
-def test_what_it_takes_falls_and_no_point_is_above_one_without(found: ModelFrontier) -> None:
+def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found: ModelFrontier) -> None:
     """The search without is the first half of the one with; its points are there, or better ones."""
     without = find_frontier(found.model, found.hardware, 2, budget=Budget(seconds=1.0), without=["remat"])
-    assert without.built.transient is None and not without.smallest().strategy.recomputed
+    assert without.built.transient is None and not without.smallest().strategy.rematerialized
     assert found.found.mem_bytes[0] < without.found.mem_bytes[0] and without.found.exact
     for mem_bytes, time_ns in zip(without.found.mem_bytes, without.found.time_ns, strict=True):
         assert found.found.time_ns[found.found.mem_bytes <= mem_bytes].min() <= time_ns

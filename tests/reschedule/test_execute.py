@@ -31,12 +31,12 @@ def test_every_step_in_every_dtype(mesh: Mesh, dtype: type) -> None:
     shape = (5, 7)
     array = np.random.default_rng(0).integers(0, 9, shape).astype(dtype)
     for layout in all_layouts(mesh, shape):
-        pieces = scatter(array, layout)
+        shards = scatter(array, layout)
         for step in legal_steps(layout, shape):
-            after = simulate_step(step, shape, pieces)
+            after = simulate_step(step, shape, shards)
             assert np.array_equal(gather(after, step.target, shape), array), step
-            assert all(piece.dtype == dtype and piece.flags.c_contiguous for piece in after)
-            assert not any(np.shares_memory(a, b) for a, b in zip(pieces, after, strict=True))
+            assert all(shard.dtype == dtype and shard.flags.c_contiguous for shard in after)
+            assert not any(np.shares_memory(a, b) for a, b in zip(shards, after, strict=True))
 
 
 @pytest.mark.parametrize("target", ["[-] +a", "[-] +ab"])
@@ -44,23 +44,23 @@ def test_infinities_survive_keep_and_pad(target: str) -> None:
     mesh, array = Mesh.of(2, 2), np.array([np.inf, -np.inf, np.nan, 1.0, -2.0])
     for source in {"[-] +a": ["[-]", "[a]"], "[-] +ab": ["[-]", "[ab]", "[ba]"]}[target]:
         step = the_step(mesh, source, target, array.shape)
-        pieces = simulate_step(step, array.shape, scatter(array, step.source))
-        assert sum(piece.size - np.isfinite(piece).sum() for piece in pieces) == 3 * (4 // mesh.size_of(step.axes))
-        assert np.array_equal(gather(pieces, step.target, array.shape), array, equal_nan=True)
+        shards = simulate_step(step, array.shape, scatter(array, step.source))
+        assert sum(shard.size - np.isfinite(shard).sum() for shard in shards) == 3 * (4 // mesh.size_of(step.axes))
+        assert np.array_equal(gather(shards, step.target, array.shape), array, equal_nan=True)
 
 
 def test_keep_holds_the_value_once() -> None:
     mesh = Mesh.of(2, 2)
     step = the_step(mesh, "[b]", "[b] +a", (3,))
-    pieces = [apply_local(step, (3,), rank, piece) for rank, piece in enumerate(scatter(np.ones(3), step.source))]
-    assert [piece.tolist() for piece in pieces] == [[1], [1, 1], [0], [0, 0]]
+    shards = [apply_local(step, (3,), rank, shard) for rank, shard in enumerate(scatter(np.ones(3), step.source))]
+    assert [shard.tolist() for shard in shards] == [[1], [1, 1], [0], [0, 0]]
 
 
-def test_pieces_are_ordered_by_rank_whatever_the_order_of_axes() -> None:
+def test_shards_are_ordered_by_rank_whatever_the_order_of_axes() -> None:
     mesh, shape = Mesh.of(2, 3), (7,)
     step = the_step(mesh, "[ba]", "[-]", shape)
-    pieces = scatter(np.arange(7.0), step.source)
-    sent = [pack(step, shape, rank, piece) for rank, piece in enumerate(pieces)]
+    shards = scatter(np.arange(7.0), step.source)
+    sent = [pack(step, shape, rank, shard) for rank, shard in enumerate(shards)]
     assert all(len(to_members) == 6 for to_members in sent)
     assert unpack(step, shape, 4, [to_members[4] for to_members in sent]).tolist() == list(range(7))
 
@@ -69,14 +69,14 @@ def test_sends_are_views_where_they_follow_in_memory() -> None:
     mesh = Mesh.of(2, 2)
     local = np.arange(35.0).reshape(5, 7)
     leading = pack(the_step(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0, local)
-    assert [piece.shape for piece in leading] == [(2, 7), (3, 7)] and all(np.shares_memory(p, local) for p in leading)
-    trailing = pack(the_step(mesh, "[-, -] +a", "[-, a]", (5, 7)), (5, 7), 0, local)
-    assert [piece.shape for piece in trailing] == [(5, 3), (5, 4)] and not np.shares_memory(trailing[0], local)
-    assert trailing[0].base is trailing[1].base, "one buffer, so that it is sent without another copy"
+    assert [shard.shape for shard in leading] == [(2, 7), (3, 7)] and all(np.shares_memory(p, local) for p in leading)
+    overlappable = pack(the_step(mesh, "[-, -] +a", "[-, a]", (5, 7)), (5, 7), 0, local)
+    assert [shard.shape for shard in overlappable] == [(5, 3), (5, 4)] and not np.shares_memory(overlappable[0], local)
+    assert overlappable[0].base is overlappable[1].base, "one buffer, so that it is sent without another copy"
     strided = np.asfortranarray(local)
     for given_local in (strided, local[:, ::-1]):
         again = pack(the_step(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0, given_local)
-        assert all(piece.flags.c_contiguous for piece in again)
+        assert all(shard.flags.c_contiguous for shard in again)
         assert np.array_equal(np.concatenate(again), given_local)
 
 
@@ -97,7 +97,7 @@ def test_copies_are_counted_where_parts_do_not_follow_in_memory(shape: tuple[int
     assert counted >= {("all_gather", 1), ("all_gather", 0), ("all_to_all", 2 if len(shape) == 3 and shape[0] > 1 else 1)}
 
 
-def test_a_piece_of_the_wrong_shape_is_refused() -> None:
+def test_a_shard_of_the_wrong_shape_is_refused() -> None:
     mesh = Mesh.of(2, 2)
     with pytest.raises(ValueError, match=r"all_gather got a piece of shape \(3, 7\), expected \(2, 7\)"):
         pack(the_step(mesh, "[a, -]", "[-, -]", (5, 7)), (5, 7), 0, np.zeros((3, 7)))
@@ -120,9 +120,9 @@ def test_sums_are_taken_in_order(values: list[float]) -> None:
 
 def test_low_precision_is_summed_in_float32() -> None:
     for dtype, one_more in [(np.float16, 2048), (ml_dtypes.bfloat16, 256)]:
-        pieces = [np.array([one_more], dtype), np.array([1], dtype), np.array([1], dtype)]
-        assert pieces[0] + pieces[1] == pieces[0], "one by one the small summands would be lost"
-        assert float(reduce_in_order(pieces)[0]) == one_more + 2
+        shards = [np.array([one_more], dtype), np.array([1], dtype), np.array([1], dtype)]
+        assert shards[0] + shards[1] == shards[0], "one by one the small summands would be lost"
+        assert float(reduce_in_order(shards)[0]) == one_more + 2
     assert reduce_in_order([np.full(2, 6e4, np.float16)] * 2).tolist() == [np.inf, np.inf], "without a warning"
     assert reduce_in_order([np.array([True]), np.array([True])]).tolist() == [True]
     with pytest.raises(ValueError, match="unknown reduction 'mean'; expected one of sum, max, min"):
@@ -131,33 +131,33 @@ def test_low_precision_is_summed_in_float32() -> None:
 
 def test_simulated_all_reduce() -> None:
     mesh = Mesh.of(2, 3)
-    pieces = [np.array([float(rank), -rank]) for rank in range(6)]
-    assert [piece.tolist() for piece in simulate_all_reduce(pieces, mesh, (0,))] == [[3, -3], [5, -5], [7, -7]] * 2
-    assert simulate_all_reduce(pieces, mesh, (1,), "max")[4].tolist() == [5, -3]
-    assert simulate_all_reduce(pieces, mesh, (1, 0), "min")[2].tolist() == [0, -5]
+    shards = [np.array([float(rank), -rank]) for rank in range(6)]
+    assert [shard.tolist() for shard in simulate_all_reduce(shards, mesh, (0,))] == [[3, -3], [5, -5], [7, -7]] * 2
+    assert simulate_all_reduce(shards, mesh, (1,), "max")[4].tolist() == [5, -3]
+    assert simulate_all_reduce(shards, mesh, (1, 0), "min")[2].tolist() == [0, -5]
 
 
-def test_partial_pieces_differ_and_add_up() -> None:
+def test_partial_shards_differ_and_add_up() -> None:
     mesh, shape = Mesh.of(2, 3), (4, 5)
     layout = Layout.parse(mesh, "[a, -] +b")
     array = np.arange(20.0).reshape(shape)
-    pieces = scatter(array, layout)
-    assert np.array_equal(pieces[0] + pieces[1] + pieces[2], array[:2])
-    assert not np.array_equal(pieces[0], pieces[1]) and pieces[0].any()
+    shards = scatter(array, layout)
+    assert np.array_equal(shards[0] + shards[1] + shards[2], array[:2])
+    assert not np.array_equal(shards[0], shards[1]) and shards[0].any()
     other = scatter(array, layout, np.random.default_rng(7))
-    assert not np.array_equal(pieces[0], other[0]) and np.array_equal(gather(other, layout, shape), array)
-    assert [piece.tobytes() for piece in scatter(array, layout)] == [piece.tobytes() for piece in pieces]
+    assert not np.array_equal(shards[0], other[0]) and np.array_equal(gather(other, layout, shape), array)
+    assert [shard.tobytes() for shard in scatter(array, layout)] == [shard.tobytes() for shard in shards]
 
 
 def test_gather_and_scatter_refuse() -> None:
     mesh = Mesh.of(2, 2)
     layout = Layout.parse(mesh, "[a, -]")
-    pieces = scatter(np.zeros((4, 3)), layout)
-    pieces[1] = pieces[1] + 1
+    shards = scatter(np.zeros((4, 3)), layout)
+    shards[1] = shards[1] + 1
     with pytest.raises(ValueError, match="ranks 0 and 1 are replicas"):
-        gather(pieces, layout, (4, 3))
+        gather(shards, layout, (4, 3))
     with pytest.raises(ValueError, match=r"rank 0 has a piece of shape \(2, 3\)"):
-        gather(pieces, layout, (5, 4))
+        gather(shards, layout, (5, 4))
     with pytest.raises(ValueError, match="split less"):
         scatter(np.zeros((1, 3)), layout)
-    assert math.prod(pieces[0].shape) == 6
+    assert math.prod(shards[0].shape) == 6

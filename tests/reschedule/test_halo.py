@@ -69,7 +69,7 @@ def test_the_frame_is_what_padding_and_slicing_give(drawn: tuple[HaloStep, tuple
     array = np.random.default_rng(0).normal(size=shape)
     after = simulate_step(step, shape, scatter(array, step.layout))
     assert all(np.array_equal(got, framed(array, step, rank)) for rank, got in enumerate(after))
-    sizes = [piece.shape for piece in after]
+    sizes = [shard.shape for shard in after]
     assert step.largest_local_shape(shape) == tuple(map(max, zip(*sizes, strict=True)))
     for dim, extent in enumerate(step.uniform_shape(shape)):
         assert extent is None or {size[dim] for size in sizes} == {extent}
@@ -81,13 +81,13 @@ def test_the_way_back_is_the_transpose(drawn: tuple[HaloStep, tuple[int, ...]]) 
     step, shape = drawn
     step = HaloStep(HALO, step.layout, step.windows)
     rng = np.random.default_rng(1)
-    pieces = scatter(rng.integers(-9, 9, shape).astype(float), step.layout)
-    after = simulate_step(step, shape, pieces)
-    gradients = [rng.integers(-9, 9, piece.shape).astype(float) for piece in after]
+    shards = scatter(rng.integers(-9, 9, shape).astype(float), step.layout)
+    after = simulate_step(step, shape, shards)
+    gradients = [rng.integers(-9, 9, shard.shape).astype(float) for shard in after]
     back = simulate_step(step.backward(), shape, gradients)
-    assert [piece.shape for piece in back] == [piece.shape for piece in pieces]
+    assert [shard.shape for shard in back] == [shard.shape for shard in shards]
     assert sum((a * b).sum() for a, b in zip(after, gradients, strict=True)) == sum(
-        (a * b).sum() for a, b in zip(pieces, back, strict=True)
+        (a * b).sum() for a, b in zip(shards, back, strict=True)
     )
 
 
@@ -96,9 +96,9 @@ def test_moved_is_what_the_busiest_rank_sends_or_receives(drawn: tuple[HaloStep,
     step, shape = drawn
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
-    for rank, piece in enumerate(scatter(np.zeros(shape), step.layout)):
+    for rank, shard in enumerate(scatter(np.zeros(shape), step.layout)):
         group = step.layout.mesh.group(step.group_axes, rank) if step.communicates else ()
-        for member, part in zip(group, RankHalo.of(step, shape, rank).pack(piece), strict=True):
+        for member, part in zip(group, RankHalo.of(step, shape, rank).pack(shard), strict=True):
             sent[rank] += part.size
             received[member] += part.size
     assert step.moved(shape) == max([0, *sent.values(), *received.values()])
@@ -121,7 +121,7 @@ def test_blocks_smaller_than_the_halo_take_from_beyond_their_neighbours() -> Non
     window = Window(size=5, stride=1, dilation=1, before=2, extent=4, count=4)
     step = HaloStep(HALO, Layout.parse(Mesh.of(2, 2), "[ab]"), (window,))
     after = simulate_step(step, (4,), scatter(np.arange(1.0, 5), step.layout))
-    assert [piece.tolist() for piece in after] == [[0, 0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 0], [2, 3, 4, 0, 0]]
+    assert [shard.tolist() for shard in after] == [[0, 0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 0], [2, 3, 4, 0, 0]]
     assert step.moved((4,)) == 3
 
 
@@ -160,11 +160,11 @@ def test_every_dtype_has_a_lowest_number(dtype: type) -> None:
     window = Window(size=3, stride=1, dilation=1, before=1, extent=4, count=4)
     step = HaloStep(HALO, Layout.parse(Mesh.of(2), "[a]"), (window,), LOWEST)
     array = np.arange(4).astype(dtype)
-    for piece in simulate_step(step, (4,), scatter(array, step.layout)):
-        assert piece.dtype == dtype and piece.max() <= 3 and piece.min() == piece[[0, -1]].min()
+    for shard in simulate_step(step, (4,), scatter(array, step.layout)):
+        assert shard.dtype == dtype and shard.max() <= 3 and shard.min() == shard[[0, -1]].min()
 
 
-def test_a_piece_of_another_shape_is_refused() -> None:
+def test_a_shard_of_another_shape_is_refused() -> None:
     window = Window(size=3, stride=1, dilation=1, before=1, extent=4, count=4)
     step = HaloStep(HALO, Layout.parse(Mesh.of(2), "[a]"), (window,))
     with pytest.raises(ValueError, match=r"halo got a piece of shape \(3,\), expected \(2,\)"):
@@ -177,9 +177,9 @@ def test_replicas_get_equal_bits(drawn: tuple[HaloStep, tuple[int, ...]]) -> Non
     step, shape = drawn
     mesh = step.layout.mesh
     path = Path(step.layout, step.layout, (step,), shape)
-    pieces = simulate(path, scatter(np.random.default_rng(3).normal(size=shape), step.layout))
-    gradients = [np.arctan(piece * 7) for piece in pieces]
+    shards = simulate(path, scatter(np.random.default_rng(3).normal(size=shape), step.layout))
+    gradients = [np.arctan(shard * 7) for shard in shards]
     back = simulate_step(step.backward(), shape, gradients)
     first: dict[int, bytes] = {}
-    for rank, piece in enumerate(back):
-        assert first.setdefault(mesh.index_along(step.layout.split_axes, rank), piece.tobytes()) == piece.tobytes()
+    for rank, shard in enumerate(back):
+        assert first.setdefault(mesh.index_along(step.layout.split_axes, rank), shard.tobytes()) == shard.tobytes()

@@ -72,7 +72,7 @@ def test_layouts_that_are_not_any() -> None:
     assert Layout(mesh, ((),), (1, 0)) == Layout(mesh, ((),), (0, 1))
 
 
-def test_pieces_tile_the_tensor() -> None:
+def test_shards_tile_the_tensor() -> None:
     mesh, shape = Mesh.of(2, 3), (5, 7)
     for layout in all_layouts(mesh, shape, partial=False):
         elements = sum(math.prod(layout.local_shape(shape, rank)) for rank in range(mesh.n_devices))

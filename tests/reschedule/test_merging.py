@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.reschedule.layout import Layout
-from tensoropt.reschedule.merging import with_sums_of_two_whole
+from tensoropt.reschedule.merging import with_all_reduces_of_pairs
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, all_layouts
 from tensoropt.reschedule.simulate import scatter, simulate
@@ -35,10 +35,10 @@ def walks(draw: st.DrawFn) -> Path:
 @given(walks(), st.integers(0, 9))
 def test_merged_paths_give_the_same_bits(path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    pieces = [rng.normal(size=piece.shape).astype(np.float32) for piece in scatter(np.zeros(path.shape), path.source)]
-    whole = with_sums_of_two_whole(path)
+    shards = [rng.normal(size=shard.shape).astype(np.float32) for shard in scatter(np.zeros(path.shape), path.source)]
+    whole = with_all_reduces_of_pairs(path)
     assert whole.n_collectives <= path.n_collectives
-    for one, other in zip(simulate(path, pieces), simulate(whole, pieces), strict=True):
+    for one, other in zip(simulate(path, shards), simulate(whole, shards), strict=True):
         assert one.tobytes() == other.tobytes()
 
 
@@ -66,5 +66,5 @@ def path_of(mesh: Mesh, *layouts: str) -> Path:
     ids=lambda value: str(value),
 )  # fmt: skip
 def test_which_pairs_are_merged(mesh: Mesh, layouts: list[str], kinds: list[str]) -> None:
-    merged = with_sums_of_two_whole(path_of(mesh, *layouts))
+    merged = with_all_reduces_of_pairs(path_of(mesh, *layouts))
     assert [step.kind for step in merged.steps] == kinds

@@ -92,13 +92,13 @@ def test_every_pair(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts) -> Non
         best = bellman_ford(everything, source, shape, 4, costs)
         if not source.partial:
             best |= bellman_ford(unsummed, source, shape, 4, costs)
-        pieces = scatter(array, source)
+        shards = scatter(array, source)
         for j, target in enumerate(everything):
             path = pairs.path(i, j)
             assert cost_of(path, 4, costs) == best[target]
             assert pairs.time_ns[i, j] == best[target][0]
             assert cheapest_path(source, target, shape, 4, costs) == path
-            assert np.array_equal(gather(simulate(path, pieces), target, shape), array), path
+            assert np.array_equal(gather(simulate(path, shards), target, shape), array), path
 
 
 @st.composite

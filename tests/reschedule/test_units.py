@@ -35,12 +35,12 @@ class ScrambledCosts:
         return zlib.crc32(f"{self.seed} {kind} {axes} {n_bytes}".encode()) % self.limit
 
 
-def shuffled(mesh: Mesh, pieces: tuple[Axes, ...], rank: int, rng: np.random.Generator) -> Layout:
+def shuffled(mesh: Mesh, shards: tuple[Axes, ...], rank: int, rng: np.random.Generator) -> Layout:
     """A layout in which some of the pieces split a dimension each, or are partial, in a random order."""
     parts: list[Axes] = [()] * (rank + 2)
-    for number in rng.permutation(len(pieces)):
+    for number in rng.permutation(len(shards)):
         part = rng.integers(rank + 2)
-        parts[part] += pieces[number]
+        parts[part] += shards[number]
     return Layout(mesh, tuple(parts[:rank]), parts[rank])
 
 
@@ -102,13 +102,13 @@ def test_paths_are_the_cheapest_over_layouts_of_units(seed: int, limit: int, par
     pairs = all_pairs(mesh, shape, 4, costs, layouts)
     row = pairs.index[source]
     array = np.arange(float(16 * 9)).reshape(shape)
-    pieces = scatter(array, source)
+    shards = scatter(array, source)
     for target in layouts:
         assert pairs.time_ns[row, pairs.index[target]] == best[target]
     for target in layouts[:: len(layouts) // 12]:
         path = cheapest_path(source, target, shape, 4, costs)
         assert path.time_ns(costs, 4) == best[target]
-        assert np.array_equal(gather(simulate(path, pieces), target, shape), array)
+        assert np.array_equal(gather(simulate(path, shards), target, shape), array)
 
 
 @given(st.sampled_from(MESHES), st.integers(1, 4), st.integers(0, 99), st.sampled_from([1, 5, 10**6, 10**9]))

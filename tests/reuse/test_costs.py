@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt import zoo as models
-from tensoropt.costs.resharding_costs import Keeping, ReshardingCosting, piece_bytes
+from tensoropt.costs.resharding_costs import ReshardingCosting, ResidualCharge, shard_bytes
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import Tensor
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
-from tensoropt.rules.rule import Demand
+from tensoropt.rules.rule import OperandSharding
 from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")
@@ -56,9 +56,9 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
     assert chosen.least_mem_bytes <= kept.least_mem_bytes
 
 
-def test_with_little_memory_copies_are_made_again_and_without_a_limit_they_are_not() -> None:
+def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:
     found = frontier("lenet5", "full", ())
-    assert found.smallest().strategy.remade and not found.fastest().strategy.remade
+    assert found.smallest().strategy.regathered and not found.fastest().strategy.regathered
     least, without = found.found, frontier("lenet5", "full", ("reuse",)).found
     assert least.mem_bytes[0] < without.mem_bytes[0]
 
@@ -67,60 +67,64 @@ def test_with_little_memory_copies_are_made_again_and_without_a_limit_they_are_n
 
 
 @st.composite
-def reshardings(draw: st.DrawFn) -> tuple[Tensor, Demand, Demand]:
+def reshardings(draw: st.DrawFn) -> tuple[Tensor, OperandSharding, OperandSharding]:
     shape = tuple(draw(st.lists(st.integers(4, 9), min_size=1, max_size=2)))
     layouts = all_layouts(MESH, shape)
     source, target = (draw(st.sampled_from(layouts)) for _ in range(2))
-    varying = draw(st.sampled_from([None, *[(axis,) for axis in MESH.axes if axis not in target.used_axes]]))
-    return Tensor("t:0", shape, "float32"), Demand(source, ()), Demand(target, varying)
+    unreduced = draw(st.sampled_from([None, *[(axis,) for axis in MESH.axes if axis not in target.used_axes]]))
+    return Tensor("t:0", shape, "float32"), OperandSharding(source, ()), OperandSharding(target, unreduced)
 
 
 @given(reshardings())
 @settings(deadline=None)
-def test_what_is_kept_is_the_copy_or_what_it_is_made_of(case: tuple[Tensor, Demand, Demand]) -> None:
-    tensor, source, demand = case
+def test_the_copy_or_its_source_is_saved(case: tuple[Tensor, OperandSharding, OperandSharding]) -> None:
+    tensor, source, sharding = case
     steps = CollectiveCosts(HARDWARE, MESH)
     costing = ReshardingCosting(MESH, steps)
-    back = [] if demand.varying is None else [demand.layout.with_partial(demand.varying), source.layout.with_partial(())]
-    costing.expect(tensor.shape, tensor.item_bytes, [source.layout, demand.layout, *back])
-    of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, [source], [demand], each)] for each in Keeping}
-    piece, copy = piece_bytes(tensor, source.layout), piece_bytes(tensor, demand.layout)
-    forward = costing.matrix(tensor, [source], [Demand(demand.layout, None)], Keeping.NOTHING)[1][0, 0]
+    back = (
+        []
+        if sharding.unreduced is None
+        else [sharding.layout.with_partial(sharding.unreduced), source.layout.with_partial(())]
+    )
+    costing.expect(tensor.shape, tensor.item_bytes, [source.layout, sharding.layout, *back])
+    of = {each: [int(cost[0, 0]) for cost in costing.matrix(tensor, [source], [sharding], each)] for each in ResidualCharge}
+    shard, copy = shard_bytes(tensor, source.layout), shard_bytes(tensor, sharding.layout)
+    forward = costing.matrix(tensor, [source], [OperandSharding(sharding.layout, None)], ResidualCharge.NOTHING)[1][0, 0]
     # Kept: one of the two; a source that is kept anyway costs nothing more.
-    assert of[Keeping.NOTHING][0] == 0 and of[Keeping.COPY][0] in (piece, copy)
-    assert of[Keeping.COPY_OF_KEPT][0] in (0, of[Keeping.COPY][0])
-    assert of[Keeping.AGAIN][0] == piece and of[Keeping.AGAIN_OF_KEPT][0] == 0
-    if source.layout == demand.layout:
-        assert of[Keeping.COPY] == of[Keeping.AGAIN]
+    assert of[ResidualCharge.NOTHING][0] == 0 and of[ResidualCharge.COPY][0] in (shard, copy)
+    assert of[ResidualCharge.COPY_OF_SAVED][0] in (0, of[ResidualCharge.COPY][0])
+    assert of[ResidualCharge.REGATHERED][0] == shard and of[ResidualCharge.REGATHERED_OF_SAVED][0] == 0
+    if source.layout == sharding.layout:
+        assert of[ResidualCharge.COPY] == of[ResidualCharge.REGATHERED]
     # A second resharding takes what the first one did, and keeping takes no time.
-    time_ns = of[Keeping.NOTHING][1]
-    assert of[Keeping.COPY][1] == of[Keeping.COPY_OF_KEPT][1] == time_ns
-    assert of[Keeping.AGAIN][1] == of[Keeping.AGAIN_OF_KEPT][1] == time_ns + forward
+    time_ns = of[ResidualCharge.NOTHING][1]
+    assert of[ResidualCharge.COPY][1] == of[ResidualCharge.COPY_OF_SAVED][1] == time_ns
+    assert of[ResidualCharge.REGATHERED][1] == of[ResidualCharge.REGATHERED_OF_SAVED][1] == time_ns + forward
     # Of a shared copy that is made again a consumer's is too, unless that communicates.
-    is_local = not needs_communication(source.layout, demand.layout)
-    assert of[Keeping.FROM_AGAIN] == ([0, time_ns + forward] if is_local else [copy, time_ns])
+    is_local = not needs_communication(source.layout, sharding.layout)
+    assert of[ResidualCharge.FROM_REMATERIALIZED] == ([0, time_ns + forward] if is_local else [copy, time_ns])
     # A shared copy that isn't kept can't be read.
-    lies_there = source.layout == demand.layout or is_view(source.layout, demand.layout)
-    assert of[Keeping.FROM_SHARED_UNREAD] == ([INFEASIBLE, INFEASIBLE] if lies_there else [copy, time_ns])
+    lies_there = source.layout == sharding.layout or is_view(source.layout, sharding.layout)
+    assert of[ResidualCharge.FROM_SHARED_UNREAD] == ([INFEASIBLE, INFEASIBLE] if lies_there else [copy, time_ns])
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0]))
 @settings(deadline=None, max_examples=25)
 def test_a_strategy_pays_for_each_second_resharding_and_for_nothing_else(seed: int, share: float) -> None:
     model = recorded()
-    view = random_strategy(model, Mesh.of(2, 2), seed, share_remade=share)
+    view = random_strategy(model, Mesh.of(2, 2), seed, share_regathered=share)
     router = random_router(seed)
-    n_remade = 0
-    for charge in charges(view):
+    n_regathered = 0
+    for charge in cost_entries(view):
         again = router.route(charge.resharding).forward.time_ns(router.costs, charge.resharding.item_bytes)
-        assert charge.time_ns(router) - router.time_ns(charge.resharding) == (again if charge.is_remade else 0)
-        n_remade += charge.is_remade
-        if charge.is_remade and not charge.is_shared:
+        assert charge.time_ns(router) - router.time_ns(charge.resharding) == (again if charge.is_regathered else 0)
+        n_regathered += charge.is_regathered
+        if charge.is_regathered and not charge.is_shared:
             # What is made again is read by the gradient of the operator that takes it.
             op = view.graph.operators[charge.consumers[0]]
             positions = [i for i, tensor in op.operands if tensor.name == charge.tensor]
-            assert any((op.name, i) in view.kept_operands for i in positions)
-    assert (n_remade > 0) or share < 1.0
+            assert any((op.name, i) in view.residual_operands for i in positions)
+    assert (n_regathered > 0) or share < 1.0
 
 
 @cache
@@ -134,6 +138,6 @@ def test_points_cost_what_they_cost_alone() -> None:
     for point in range(0, len(found), 7):
         strategy = found.built.strategy(found.found.strategies[point])
         states = found.built.states_of(strategy)
-        assert found.built.strategy(states).remade == strategy.remade
+        assert found.built.strategy(states).regathered == strategy.regathered
         assert found.built.problem.cost(states.tolist()) == (found.found.mem_bytes[point], found.found.time_ns[point])
         assert np.array_equal(found.built.compute_ns(states[None]), found.costs.compute_ns[point : point + 1])

@@ -6,7 +6,7 @@ from pathlib import Path
 from helpers.mpirun import run_ranks
 
 
-def test_parameters_that_are_gathered_again_are_not_there_at_once() -> None:
+def test_regathered_parameters_are_not_alive_at_the_same_time() -> None:
     """Of the five copies that were kept one is there at a time: the peak falls by the others, foretold and measured."""
     done = run_ranks(2, Path(__file__).with_name("memory_rank.py"), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

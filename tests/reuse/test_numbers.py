@@ -18,7 +18,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     feeds_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     train_and_check,
@@ -27,7 +27,7 @@ from helpers.strategies import (
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.callbacks import Runner
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config
@@ -47,25 +47,25 @@ def recorded(function: str, optimizer: str) -> zoo.Recorded:
 
 def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
     """Train by a random strategy that makes half of the copies again, or all; how many that are."""
-    view = random_strategy(model, mesh, seed, share_remade=(0.5, 1.0)[seed % 2])
+    view = random_strategy(model, mesh, seed, share_regathered=(0.5, 1.0)[seed % 2])
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
-    assert_variables(model, view, pieces_here(engine))
-    return sum(charge.is_remade for charge in charges(view))
+    assert_variables(model, view, local_shards(engine))
+    return sum(charge.is_regathered for charge in cost_entries(view))
 
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("start", range(0, 12, 4))
 @pytest.mark.parametrize("function", MODELS)
 def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_remade = 0
+    n_regathered = 0
     for seed in range(start, start + 4):
-        n_remade += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_remade
+        n_regathered += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
+    assert n_regathered
 
 
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
-def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
+def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
     """Which merges operators that are equal, and removes control dependencies."""
     for seed in range(2300, 2303):
         assert check(recorded(function, "adam"), Mesh.of(4), seed)
@@ -73,7 +73,7 @@ def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("function", COMPOSITES)
-def test_so_do_loops_and_custom_gradients(function: str) -> None:
+def test_loops_and_custom_gradients_give_one_device_numbers(function: str) -> None:
     check(recorded(function, "momentum"), Mesh.of(4), 2401)
 
 
@@ -102,10 +102,10 @@ class Watched(EmulatedBackend):
     def runner(self, path: Path, what: str) -> Runner:
         run = super().runner(path, what)
 
-        def watched(*pieces: np.ndarray) -> Sequence[np.ndarray]:
+        def watched(*shards: np.ndarray) -> Sequence[np.ndarray]:
             gc.collect()
             self.watch.n_alive.append(sum(each() is not None for each in self.watch.arrays))
-            memory, made = zip(*map(aligned, run(*pieces)), strict=True)
+            memory, made = zip(*map(aligned, run(*shards)), strict=True)
             self.watch.arrays += map(weakref.ref, memory)
             return made
 
@@ -134,20 +134,20 @@ def deep() -> zoo.Built:
     return zoo.Built(tf.reduce_sum(value), {x: drawn}, ())
 
 
-def sharded(model: zoo.Recorded, mesh: Mesh, is_remade: bool) -> StrategyView:
+def sharded(model: zoo.Recorded, mesh: Mesh, is_regathered: bool) -> StrategyView:
     """Batches and parameters split over all devices: each layer's parameter is gathered before its product."""
     axis_of = {"MatMul": "m", "Variable": "d0", "Placeholder": "d0", "Tanh": "d0", "Sum": "d0"}
     configs = {
         name: Config(mesh, (axis_of.get(op.type, "-"),) * len(mesh.axes)) for name, op in model.graph.operators.items()
     }
     products = [op for op in model.graph.operators.values() if op.type == "MatMul"]
-    remade = {Copy(tensor.name, op.name) for op in products for position, tensor in op.operands if position == 1}
-    return model.model.view(Strategy(mesh, configs, {}, frozenset(remade) if is_remade else frozenset()))
+    regathered = {Copy(tensor.name, op.name) for op in products for position, tensor in op.operands if position == 1}
+    return model.model.view(Strategy(mesh, configs, {}, frozenset(regathered) if is_regathered else frozenset()))
 
 
-def most_alive(is_remade: bool) -> int:
+def most_alive(is_regathered: bool) -> int:
     model, mesh = zoo.record(deep, "sgd"), Mesh.of(2)
-    view, backend = sharded(model, mesh, is_remade), Watched(mesh)
+    view, backend = sharded(model, mesh, is_regathered), Watched(mesh)
     engine = engine_of(model, view, Router(Link()), backend, in_order=True)
     feeds = feeds_of(model.graph, model.batches[0])
     engine.run(training_fetch(model), feeds)
@@ -158,7 +158,7 @@ def most_alive(is_remade: bool) -> int:
     return max(backend.watch.n_alive)
 
 
-def test_what_is_made_again_is_not_kept() -> None:
+def test_regathered_copies_are_not_saved() -> None:
     """Of gathered parameters one or two are there at once, on each of two ranks, instead of those of all layers but the
     first, whose operand gets no gradient.
     """

@@ -14,7 +14,7 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
-from tensoropt.plan.build import charges, check_reshardings
+from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -33,17 +33,17 @@ def found() -> ModelFrontier:
 
 def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
     plan = found.smallest()
-    assert plan.strategy.remade
+    assert plan.strategy.regathered
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.strategy.remade == plan.strategy.remade and loaded.reshardings == plan.reshardings
+    assert loaded.strategy.regathered == plan.strategy.regathered and loaded.reshardings == plan.reshardings
     view = found.model.view(loaded.strategy)
     check_reshardings(view, loaded)
     router = loaded.router(PlainCosts())
     executed = sum(
         router.route(charge.resharding).n_collectives
-        + (router.route(charge.resharding).forward.n_collectives if charge.is_remade else 0)
-        for charge in charges(view)
+        + (router.route(charge.resharding).forward.n_collectives if charge.is_regathered else 0)
+        for charge in cost_entries(view)
     )
     assert loaded.n_collectives == executed
 
@@ -59,11 +59,11 @@ def test_any_strategy_survives_being_a_plan() -> None:
 
     model, hardware = record(squared, "squared").model, named("v100-1x4")
     frontier = find_frontier(model, hardware, 4, space="full")
-    built, rng, n_remade = frontier.built, np.random.default_rng(0), 0
+    built, rng, n_regathered = frontier.built, np.random.default_rng(0), 0
     for _ in range(150):
         states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
         for choice in built.choices:
-            states[choice.node] = rng.choice(np.flatnonzero(choice.is_remade))
+            states[choice.node] = rng.choice(np.flatnonzero(choice.is_regathered))
         for edge in built.problem.edges:
             # The choices about a copy depend on how its source is left.
             possible = np.flatnonzero(edge.time_ns[states[edge.source]] < INFEASIBLE)
@@ -72,32 +72,34 @@ def test_any_strategy_survives_being_a_plan() -> None:
         point = Frontier(np.ones(1, np.int64), np.ones(1, np.int64), states[None], {}, "random")
         plan = replace(frontier, found=point).plan(0)
         check_reshardings(model.view(plan.strategy), plan)
-        n_remade += bool(plan.strategy.remade)
-    assert n_remade > 50
+        n_regathered += bool(plan.strategy.regathered)
+    assert n_regathered > 50
 
 
-def test_a_plan_says_what_is_made_again_and_what_that_costs(found: ModelFrontier) -> None:
+def test_a_plan_says_what_is_regathered_and_its_cost(found: ModelFrontier) -> None:
     plan = found.smallest()
     told = plan.explain().split("copies made again in the backward pass")[1].split("\n\n")[0]
     for resharding in plan.reshardings:
-        if resharding.is_remade:
-            assert f"{resharding.tensor} to {resharding.consumers[0]}" in told and f"{resharding.again_us:,.1f}" in told
-            assert resharding.copy_bytes > 0 and 0 < resharding.again_us < resharding.time_us
+        if resharding.is_regathered:
+            assert (
+                f"{resharding.tensor} to {resharding.consumers[0]}" in told and f"{resharding.regathering_us:,.1f}" in told
+            )
+            assert resharding.copy_bytes > 0 and 0 < resharding.regathering_us < resharding.time_us
     assert "copies made again" not in found.fastest().explain()
 
 
-def test_a_file_of_the_frontier_keeps_it_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
+def test_a_frontier_file_has_regathering_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
     found.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     for point in range(0, len(found), 5):
         assert loaded.plan(point).to_json() == found.plan(point).to_json()
 
 
-def test_a_plan_that_makes_again_what_nobody_reads_is_refused(found: ModelFrontier) -> None:
+def test_a_plan_that_regathers_a_copy_that_nothing_reads_is_refused(found: ModelFrontier) -> None:
     plan = found.smallest()
     unread = next(i for i, each in enumerate(plan.reshardings) if not each.copy_bytes and each.forward.steps)
     reshardings = list(plan.reshardings)
-    reshardings[unread] = replace(reshardings[unread], is_remade=True)
+    reshardings[unread] = replace(reshardings[unread], is_regathered=True)
     changed = replace(plan, reshardings=tuple(reshardings))
     with pytest.raises(InputError, match="it was changed: find the strategy again"):
         check_reshardings(found.model.view(changed.strategy), changed)
@@ -124,7 +126,7 @@ def test_the_api_can_do_without() -> None:
         assert isinstance(plan, Plan) and plan.frontier is not None
         return plan.frontier.smallest()
 
-    assert least().strategy.remade and not least(without=["reuse"]).strategy.remade
+    assert least().strategy.regathered and not least(without=["reuse"]).strategy.regathered
     for wrong in ("reuse", ["reuse", "rest"], 3):
         tensoropt.init(hardware="v100-1x4", seed=1)
         tensoropt.GradientDescentOptimizer(0.1).minimize(zoo.lenet5(batch=8))

@@ -83,7 +83,7 @@ def offered(case: Case, n: int) -> set[Split]:
     seen = [interface(rule, config) for config in configs(rule, Mesh.of(n))]
     return {
         Split(
-            tuple(_text(demand.layout) for demand in one.operands if demand is not None),
+            tuple(_text(sharding.layout) for sharding in one.operands if sharding is not None),
             tuple(_text(layout) for layout in one.results),
         )
         for one in seen

@@ -45,7 +45,7 @@ def _drawn(op: Operator, values: list[np.ndarray], config: Config, mode: RandomM
     seen = interface(rule, config)
     ranks = tuple(range(config.mesh.n_devices))
     with tf.Graph().as_default(), session() as running:
-        job = Job(op, rule, config, seen, ranks, lambda k, pieces: pieces, mode)
+        job = Job(op, rule, config, seen, ranks, lambda k, shards: shards, mode)
         (results,) = emit(job, [[tf.constant(value)] * len(ranks) for value in values])
         return seen.results[0], running.run(results)
 
@@ -60,27 +60,27 @@ def _on_one_device(op: Operator, values: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("case", DRAWING, ids=str)
 def test_replicas_have_equal_bits_and_other_blocks_have_others(case: Case) -> None:
     for config in configs(rule_of(case.op), MESH):
-        layout, pieces = _drawn(case.op, list(case.values), config, RandomMode.FOLDED)
-        gather(pieces, layout, case.op.result.shape)  # which compares replicas to the bit
-        by_place = {place_of(layout, rank): piece for rank, piece in enumerate(pieces)}
+        layout, shards = _drawn(case.op, list(case.values), config, RandomMode.FOLDED)
+        gather(shards, layout, case.op.result.shape)  # which compares replicas to the bit
+        by_place = {place_of(layout, rank): shard for rank, shard in enumerate(shards)}
         assert len(by_place) == np.prod([MESH.size_of(axes) for axes in layout.splits])
         # The first elements of two blocks are the first numbers of two streams.
-        firsts = [piece.ravel()[:2].tobytes() for piece in by_place.values()]
+        firsts = [shard.ravel()[:2].tobytes() for shard in by_place.values()]
         assert len(set(firsts)) == len(firsts), config
 
 
 @pytest.mark.parametrize("case", DRAWING, ids=str)
 def test_a_result_that_is_not_split_is_that_of_one_device(case: Case) -> None:
-    _, pieces = _drawn(case.op, list(case.values), Config.parse(MESH, "-"), RandomMode.FOLDED)
-    assert all(np.array_equal(piece, _on_one_device(case.op, list(case.values))) for piece in pieces)
+    _, shards = _drawn(case.op, list(case.values), Config.parse(MESH, "-"), RandomMode.FOLDED)
+    assert all(np.array_equal(shard, _on_one_device(case.op, list(case.values))) for shard in shards)
 
 
 @pytest.mark.parametrize("case", DRAWING, ids=str)
 def test_the_exact_mode_draws_what_one_device_draws(case: Case) -> None:
     """Of large tensors too, which TensorFlow draws with several threads."""
     op = _sized(case.op, (301, 203))
-    layout, pieces = _drawn(op, list(case.values), Config.parse(MESH, "d0:a d1:b"), RandomMode.ONE_DEVICE)
-    assert np.array_equal(gather(pieces, layout, op.result.shape), _on_one_device(op, list(case.values)))
+    layout, shards = _drawn(op, list(case.values), Config.parse(MESH, "d0:a d1:b"), RandomMode.ONE_DEVICE)
+    assert np.array_equal(gather(shards, layout, op.result.shape), _on_one_device(op, list(case.values)))
 
 
 @pytest.mark.parametrize("case", CONTINUOUS, ids=str)
@@ -88,13 +88,13 @@ def test_blocks_have_the_right_statistics_and_are_independent(case: Case) -> Non
     """Bounds of five standard deviations; seeds are fixed, so the test always goes out the same."""
     op, (mean, deviation) = _sized(case.op, (400, 500)), _moments(case.type)
     config = Config.parse(Mesh.of(2, 2), "d0:ab")
-    _, pieces = _drawn(op, list(case.values), config, RandomMode.FOLDED)
-    n = pieces[0].size
-    for piece in pieces:
-        assert abs(piece.mean() - mean) < 5 * deviation / n**0.5
+    _, shards = _drawn(op, list(case.values), config, RandomMode.FOLDED)
+    n = shards[0].size
+    for shard in shards:
+        assert abs(shard.mean() - mean) < 5 * deviation / n**0.5
         # The variance of a sample variance is at most that of a normal distribution's.
-        assert abs(piece.var() - deviation**2) < 5 * deviation**2 * (2 / n) ** 0.5
-    for one, other in combinations([piece.ravel() for piece in pieces], 2):
+        assert abs(shard.var() - deviation**2) < 5 * deviation**2 * (2 / n) ** 0.5
+    for one, other in combinations([shard.ravel() for shard in shards], 2):
         # No lag in the streams either: a block isn't another one shifted by a few numbers.
         for lag in range(-4, 5):
             shifted = np.roll(other, lag)
@@ -108,8 +108,8 @@ def _moments(op_type: str) -> tuple[float, float]:
 def test_whole_numbers_stay_within_their_limits_in_each_block() -> None:
     case = next(case for case in DRAWING if case.type == "StatelessRandomUniformIntV2")
     low, high = case.values[2], case.values[3]
-    _, pieces = _drawn(_sized(case.op, (200, 200)), list(case.values), Config.parse(MESH, "d0:ab"), RandomMode.FOLDED)
-    assert all(set(np.unique(piece)) == set(range(low, high)) for piece in pieces)
+    _, shards = _drawn(_sized(case.op, (200, 200)), list(case.values), Config.parse(MESH, "d0:ab"), RandomMode.FOLDED)
+    assert all(set(np.unique(shard)) == set(range(low, high)) for shard in shards)
 
 
 def test_operators_without_a_seed_get_the_same_one_wherever_they_are_recorded() -> None:

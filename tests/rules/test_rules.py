@@ -21,7 +21,7 @@ from tensoropt.lowering import operators
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry
 from tensoropt.rules.registry import rule_of, rule_types
-from tensoropt.rules.rule import Config, Demand, Interface, Rule, configs, interface
+from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, configs, interface
 
 from .case import Case
 from .cases import CASES
@@ -54,7 +54,7 @@ def test_extents_that_do_not_divide_are_split() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_split_operators_equal_whole_ones(case: Case, request: pytest.FixtureRequest) -> None:
+def test_split_operators_equal_unsplit_ones(case: Case, request: pytest.FixtureRequest) -> None:
     rule, everything = rule_of(case.op), request.config.getoption("--all-configs", default=False)
     wrong = []
     for mesh, most in DRAWN_CONFIGS.items():
@@ -121,7 +121,7 @@ def test_means_of_blocks_are_caught(label: str) -> None:
 def test_gradients_of_replicas_that_are_not_summed_are_caught(label: str) -> None:
     def nothing_varies(rule: Rule, config: Config) -> Interface:
         seen = interface(rule, config)
-        operands = tuple(demand and Demand(demand.layout, ()) for demand in seen.operands)
+        operands = tuple(sharding and OperandSharding(sharding.layout, ()) for sharding in seen.operands)
         return Interface(operands, seen.results)
 
     case, mesh = case_of(label), Mesh.of(2)
@@ -149,7 +149,7 @@ def test_a_swapped_pattern_is_caught() -> None:
         _faults_of("MatMul/even", Mesh.of(2), claimed)
 
 
-def test_a_result_that_is_taken_for_whole_is_caught() -> None:
+def test_a_result_that_is_taken_for_replicated_is_caught() -> None:
     rule = rule_of(case_of("Sum").op)
     claimed = replace(rule, completed=frozenset(rule.extents))
     assert any("replicas" in fault for fault in _faults_of("Sum", Mesh.of(2), claimed))

@@ -1,7 +1,7 @@
 """The brute-force validator of rules: an operator split by a config against the whole operator.
 
 Every config of a case is emitted into one graph on all ranks of a mesh. Operands start in random layouts, partial ones
-included, and are resharded as the config demands; results are resharded in whole. A random W is the gradient with which
+included, and are resharded as the config shardings; results are resharded in whole. A random W is the gradient with which
 each floating-point result starts, as if the loss were ``sum(op(x...) * W)``. Held against TensorFlow's own operator on whole
 operands are
 
@@ -36,8 +36,8 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts
 from tensoropt.reschedule.simulate import gather, scatter
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, Demand, Interface, Rule, interface
-from tensoropt.sharding.local_shapes import piece_of
+from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface
+from tensoropt.sharding.local_shapes import shard_slices
 from tensoropt.sharding.resharding import Router, inner_reshardings, resharding_of
 
 from .case import Case
@@ -188,9 +188,9 @@ class _Building:
     def _source_layout(self, i: int, seen: Interface) -> Layout:
         """Any layout. Where the config asks for summands the operand comes in summands: if they were only made on the way,
         all but one would be zeros, and an operator that is zero at zero would pass for a linear one."""
-        demand = seen.operands[self.positions[i]]
-        assert demand is not None
-        summed = set(demand.layout.partial)
+        sharding = seen.operands[self.positions[i]]
+        assert sharding is not None
+        summed = set(sharding.layout.partial)
         return self.random.choice([layout for layout in self.source_layouts[i] if summed <= set(layout.partial)])
 
     def emit(self, config: Config, seen: Interface) -> _Emitted:
@@ -210,26 +210,26 @@ class _Building:
         item.results = emit(job, operands)
         for tensor, layout, values, weight in zip(op.outputs, seen.results, item.results, self.truth.weights, strict=True):
             whole = Layout.replicated(self.mesh, len(tensor.shape))
-            arrived = self._reshard(tensor, layout, Demand(whole, None if weight is None else ()), values)
+            arrived = self._reshard(tensor, layout, OperandSharding(whole, None if weight is None else ()), values)
             item.whole.append(arrived)
         return item
 
     def _fed(self, tensor: Tensor, layout: Layout, value: np.ndarray) -> Values:
         made = []
-        for piece in _pieces(value, layout, self.rng):
+        for shard in _shards(value, layout, self.rng):
             made.append(tf.compat.v1.placeholder(tensor.dtype, uniform_shape(layout, tensor.shape)))
-            self.feed[made[-1]] = piece
+            self.feed[made[-1]] = shard
         return made
 
     def _operand(self, i: int, item: _Emitted) -> Values:
-        demand = item.seen.operands[self.positions[i]]
-        assert demand is not None
+        sharding = item.seen.operands[self.positions[i]]
+        assert sharding is not None
         if self.truth.gradients[i] is None:
-            demand = Demand(demand.layout, None)
-        return self._reshard(self.tensors[i], item.layouts[i], demand, item.fed[i])
+            sharding = OperandSharding(sharding.layout, None)
+        return self._reshard(self.tensors[i], item.layouts[i], sharding, item.fed[i])
 
-    def _reshard(self, tensor: Tensor, layout: Layout, demand: Demand, values: Values) -> Values:
-        resharding = resharding_of(tensor, layout, demand)
+    def _reshard(self, tensor: Tensor, layout: Layout, sharding: OperandSharding, values: Values) -> Values:
+        resharding = resharding_of(tensor, layout, sharding)
         return self.resharder.reshard(resharding, ROUTER.route(resharding), values, self.case.label)
 
     def differentiate(self, emitted: list[_Emitted]) -> None:
@@ -257,13 +257,13 @@ class _Building:
                 item.gradients[i] = [tf.convert_to_tensor(gradient) for gradient in per_rank]
 
 
-def _pieces(value: np.ndarray, layout: Layout, rng: np.random.Generator) -> list[np.ndarray]:
+def _shards(value: np.ndarray, layout: Layout, rng: np.random.Generator) -> list[np.ndarray]:
     if np.isfinite(value).all() or not layout.partial:
         return scatter(value, layout, rng)
     # What isn't finite has no summands: whole at coordinate 0, zeros elsewhere.
     kept = [layout.mesh.index_along(layout.partial, rank) == 0 for rank in range(layout.mesh.n_devices)]
-    pieces = scatter(value, layout.with_partial(()), rng)
-    return [piece if keeps else np.zeros_like(piece) for piece, keeps in zip(pieces, kept, strict=True)]
+    shards = scatter(value, layout.with_partial(()), rng)
+    return [shard if keeps else np.zeros_like(shard) for shard, keeps in zip(shards, kept, strict=True)]
 
 
 def _flat(item: _Emitted) -> list[tf.Tensor]:
@@ -297,9 +297,9 @@ def _wrong(case: Case, truth: Truth, item: _Emitted, values: Iterator[np.ndarray
             yield f"operand {i} from {layout}: no gradient comes back, one device has one"
             continue
         for rank, value in enumerate(found):
-            piece = expected[piece_of(layout, expected.shape, rank)]
+            shard = expected[shard_slices(layout, expected.shape, rank)]
             what = f"gradient of operand {i} from {layout} on rank {rank}"
-            yield from _differs(what, value, piece, case.tolerance, _size(expected))
+            yield from _differs(what, value, shard, case.tolerance, _size(expected))
 
 
 def _size(array: np.ndarray) -> float:

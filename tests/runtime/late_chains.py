@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from hurrying import hurry
 
-from tensoropt.common.watchdog import TRAILING, URGENT
+from tensoropt.common.watchdog import CRITICAL, OVERLAPPABLE
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.ranks import current_processes, install_error_handling
@@ -20,7 +20,7 @@ def main() -> None:
     mesh = Mesh.of(2)
     chains = [
         MpiCommunicator(processes.comm, mesh, processes.begin_collective, naps=True),
-        MpiCommunicator(processes.comm, mesh, lambda: processes.begin_collective(TRAILING), gives_way=True),
+        MpiCommunicator(processes.comm, mesh, lambda: processes.begin_collective(OVERLAPPABLE), gives_way=True),
     ]
     for communicator in chains:
         communicator.prepare([mesh.axes])
@@ -32,9 +32,11 @@ def main() -> None:
             processes.waiting[chain].end()
 
     with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(add_up, chain, N_ROUNDS, f"sum of {chain}") for chain in (URGENT, TRAILING)]:
+        for done in [threads.submit(add_up, chain, N_ROUNDS, f"sum of {chain}") for chain in (CRITICAL, OVERLAPPABLE)]:
             done.result()
-    add_up(TRAILING if processes.rank else URGENT, 1, "the gradients' sum" if processes.rank else "the activations' sum")
+    add_up(
+        OVERLAPPABLE if processes.rank else CRITICAL, 1, "the gradients' sum" if processes.rank else "the activations' sum"
+    )
     print("done")
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.mpirun import child_environment, run_command, run_ranks
 
-from tensoropt.common.watchdog import TRAILING, URGENT, Answer, Report, Waited, verdict
+from tensoropt.common.watchdog import CRITICAL, OVERLAPPABLE, LongWait, RankReport, Report, verdict
 from tensoropt.runtime import error_handling as failures
-from tensoropt.runtime.watching import Progress
+from tensoropt.runtime.watching import ThreadProgress
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE = Path(__file__).with_name("late_rank.py")
@@ -209,12 +209,12 @@ def test_a_timeout_that_is_no_time_is_refused():
         assert result.stderr.count("TENSOROPT_TIMEOUT is how many seconds a rank waits for others") == 1
 
 
-OWN = Answer((7, 3), ("all_reduce(a)", ""), call="run at train.py:5")
-CHAINED = Answer((7, 3), ("all_reduce(a)", "all_reduce(b)"))
+OWN = RankReport((7, 3), ("all_reduce(a)", ""), call="run at train.py:5")
+CHAINED = RankReport((7, 3), ("all_reduce(a)", "all_reduce(b)"))
 
 
 def of(*begun: int, what=("", ""), idle_s=9.0, **named) -> Report:
-    return Report(Answer(begun, what, idle_s=idle_s, where="in the user's code at train.py:9", **named))
+    return Report(RankReport(begun, what, idle_s=idle_s, where="in the user's code at train.py:9", **named))
 
 
 CASES = {
@@ -235,7 +235,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_ends_a_wait(case):
     report, said = CASES[case]
-    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: report}, 5.0)
+    found = verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: report}, 5.0)
     if said is None:
         assert found is None
     else:
@@ -245,24 +245,26 @@ def test_what_ends_a_wait(case):
 def test_a_rank_that_waits_itself_is_not_to_blame_for_one_at_work():
     """Rank 1 waits for rank 2, which is in a search, as rank 0 does; once rank 2 is late, both are named."""
     waits, works = of(6, 3, what=("a gather", "")), of(5, 3, idle_s=1)
-    assert verdict(Waited(0, URGENT, 12.3, OWN), {1: waits, 2: works}, 5.0) is None
-    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: waits, 2: of(5, 3)}, 5.0)
+    assert verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: waits, 2: works}, 5.0) is None
+    found = verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: waits, 2: of(5, 3)}, 5.0)
     assert "rank 1 hasn't come to it and has been in a gather" in found
     assert "rank 2 hasn't come to it and has been in the user's code" in found
 
 
 def test_a_rank_without_work_is_none_that_is_missing():
-    without = Report(Answer((2, 0), ("", ""), is_at_work=False))
-    found = verdict(Waited(0, URGENT, 12.3, OWN), {1: of(6, 3), 2: without}, 5.0)
+    without = Report(RankReport((2, 0), ("", ""), is_at_work=False))
+    found = verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: of(6, 3), 2: without}, 5.0)
     assert ": rank 1 hasn't come to it" in found and "rank 2" not in found
 
 
 def test_who_is_missing_is_told_by_chain():
     """A rank that has begun as many collectives, but others, hasn't come; it may be in two."""
     reports = {1: of(6, 4, what=("slice(c)", "all_reduce(d)"))}
-    found = verdict(Waited(0, URGENT, 12.3, CHAINED), reports, 5.0)
+    found = verdict(LongWait(0, CRITICAL, 12.3, CHAINED), reports, 5.0)
     assert ": rank 1 hasn't come to it and has been in slice(c) and in all_reduce(d) for 9 s. All" in found
-    assert "rank 1 is in slice(c) and in all_reduce(d). All" in verdict(Waited(0, TRAILING, 12.3, CHAINED), reports, 5.0)
+    assert "rank 1 is in slice(c) and in all_reduce(d). All" in verdict(
+        LongWait(0, OVERLAPPABLE, 12.3, CHAINED), reports, 5.0
+    )
 
 
 def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():
@@ -288,7 +290,7 @@ def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():
     for function, is_moving in ((ours, [True, False]), (users, [False])):
         thread = threading.Thread(target=function)
         thread.start()
-        progress = Progress(thread)
+        progress = ThreadProgress(thread)
         for moves in is_moving:
             progress.look((0,), None)
             before_s = progress.look((0,), None)
@@ -332,7 +334,7 @@ def test_a_leftover_rank_fails_with_those_at_work(tmp_path):
     assert result.stderr.count("tensoropt: the batch must divide: got 7.") == 1
 
 
-def test_alone_there_is_no_mpi():
+def test_one_process_alone_needs_no_mpi():
     script = (
         "import sys\n"
         "from tensoropt.runtime.ranks import current_processes, install_error_handling\n"

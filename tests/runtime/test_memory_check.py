@@ -11,18 +11,18 @@ from session.models import begin, network
 import tensoropt
 from tensoropt.common.errors import OutOfMemoryError
 from tensoropt.runtime.error_handling import _out_of_memory
-from tensoropt.runtime.memory_check import check_room, state_bytes
+from tensoropt.runtime.memory_check import check_available_memory, state_bytes
 
 LIMITED = """
 import resource
 from tensoropt.common.errors import OutOfMemoryError
-from tensoropt.runtime.memory_check import check_room
+from tensoropt.runtime.memory_check import check_available_memory
 free = 300 * 2**20
 taken = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (taken + free, taken + free))
-check_room(free // 2, 1)
+check_available_memory(free // 2, 1)
 try:
-    check_room(2 * free, 1)
+    check_available_memory(2 * free, 1)
 except OutOfMemoryError as error:
     print(error)
 """
@@ -57,10 +57,10 @@ def test_a_step_without_memory_for_its_libraries_does_not_count() -> None:
 
 
 def test_more_than_the_machine_has_is_refused() -> None:
-    check_room(1000, 1)
+    check_available_memory(1000, 1)
     for n_bytes in (1 << 50, 1 << 61):
         with pytest.raises(OutOfMemoryError, match="find a plan that needs less per device") as error:
-            check_room(n_bytes, 1)
+            check_available_memory(n_bytes, 1)
         assert error.value.exit_code == 1
 
 

@@ -59,7 +59,7 @@ def test_a_launcher_is_seen_in_the_environment(environ, expected):
 
 
 @pytest.mark.parametrize(("n_ranks", "bare"), [(1, False), (2, True), (5, False)])
-def test_ranks_see_each_other(n_ranks, bare):
+def test_every_rank_knows_the_others(n_ranks, bare):
     result = run_ranks(n_ranks, WORKER, "collectives", "all", bare=bare, timeout=60)
     assert result.returncode == 0, result.stderr
     everyone = list(range(n_ranks))

@@ -142,7 +142,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_as_tensorflow(make):
+def test_recorded_models_train_as_tensorflow(make):
     expected, variables = plain(make)
     begin()
     step, fetches, feeds = make(tensoropt)
@@ -231,7 +231,7 @@ def test_names_that_hold_none_or_modules():
     assert tensoropt.train.AdamOptimizer is tensoropt.AdamOptimizer
 
 
-def test_stages_are_dumped_and_checked(tmp_path, monkeypatch):
+def test_phases_are_dumped_and_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_DUMP", str(tmp_path / "stages"))
     monkeypatch.setenv("TENSOROPT_CHECK", "1")
     checked = []
@@ -251,7 +251,7 @@ def test_stages_are_dumped_and_checked(tmp_path, monkeypatch):
     assert len(checked) == 1
 
 
-def test_alone_is_said_once(capfd):
+def test_running_alone_is_said_once(capfd):
     from tensoropt.runtime.context import _say_alone
 
     _say_alone.cache_clear()

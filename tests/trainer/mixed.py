@@ -94,9 +94,9 @@ def _scaling_of(optimizer: Any) -> dict[str, float]:
     return {name: float(value) for name, value in kept.items()} | {"iteration": float(optimizer.iterations)}
 
 
-def by_plan(name: str, weight: float, **wishes: Any) -> list[Step]:
+def by_plan(name: str, weight: float, **options: Any) -> list[Step]:
     with policy(name):
-        trainer, steps = tensoropt.parallelize(network(), batch_size=BATCH, **compiled(weight), **wishes), []
+        trainer, steps = tensoropt.parallelize(network(), batch_size=BATCH, **compiled(weight), **options), []
     for number in range(N_STEPS):
         lost = trainer.train_on_batch(*batch(number))
         held = {entry.key: entry.variables[0] for entry in trainer.ranks.execution.engine.state()}

@@ -53,7 +53,7 @@ def both(fresh, callbacks, epochs: int = 4):
     ],
     ids=["LearningRateScheduler", "ReduceLROnPlateau", "EarlyStopping", "EarlyStopping restores", "TerminateOnNaN"],
 )
-def test_what_steers(fresh, callback):
+def test_callbacks_that_steer_training(fresh, callback):
     both(fresh, lambda _: [callback()])
 
 

@@ -177,7 +177,7 @@ def test_callbacks_that_take_the_scripts_optimizer_or_metric_are_told(trainer, o
 
 def test_what_the_scripts_own_objects_answer_beside_the_trainer_is_warned_of(trainer, optimizer, accuracy, caplog):
     trainer.fit(batches(16), verbose=0)
-    for watch in trainer.live.beside:
+    for watch in trainer.live.other_watches:
         watch._said.clear()
     with caplog.at_level(logging.WARNING, "tensoropt"):
         assert int(optimizer.iterations) == 0

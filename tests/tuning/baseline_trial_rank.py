@@ -60,8 +60,8 @@ with session.recording_for("a baseline trial").paused(), closing(opened_store(pr
     baseline_trial = BaselineTrial(processes, model, first_values, MPI, None, 60.0, store, told)
     first, again = (baseline_trial.winner(plan, on_first_rank) for _ in range(2))
 assert not any(isinstance(each, Engine) for each in gc.get_objects()), "what was built for a while is still there"
-taken = first.assumed.get("steps_in_turn", {})
-assert again.assumed.get("steps_in_turn", {}) == taken
+taken = first.assumed.get("interleaved_steps", {})
+assert again.assumed.get("interleaved_steps", {}) == taken
 assert runs_as(again) == runs_as(first)
 assert (runs_as(first) == runs_as(plan)) == (taken.get("chosen") != "data parallelism")
 tensoropt.build_execution_graph(plan=first)

@@ -35,10 +35,10 @@ def test_data_parallelism_is_tried_where_it_is_near_the_plan():
     time_us = alone.points[0].time_us
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     near, far = (replace(plan, time_us=time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
-    rival = baseline_trial(model)._rival(near, PLENTY)
+    rival = baseline_trial(model)._baseline(near, PLENTY)
     assert rival is not None
     assert runs_as(rival) == runs_as(alone.plan(0))
-    assert baseline_trial(model)._rival(far, PLENTY) is None
+    assert baseline_trial(model)._baseline(far, PLENTY) is None
 
 
 def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
@@ -48,12 +48,12 @@ def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much():
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
     needed_bytes = alone.needed_bytes(0)
-    assert baseline_trial(model, needed_bytes)._rival(plan, PLENTY) is not None
-    assert baseline_trial(model, needed_bytes - 1)._rival(plan, PLENTY) is None
-    assert baseline_trial(model)._rival(plan, needed_bytes + plan.peak_bytes) is not None
-    assert baseline_trial(model)._rival(plan, needed_bytes + plan.peak_bytes - 1) is None
-    assert baseline_trial(model, budget_s=1e-9)._rival(plan, PLENTY) is None
-    assert baseline_trial(model)._rival(replace(alone.plan(0), frontier=frontier), PLENTY) is None
+    assert baseline_trial(model, needed_bytes)._baseline(plan, PLENTY) is not None
+    assert baseline_trial(model, needed_bytes - 1)._baseline(plan, PLENTY) is None
+    assert baseline_trial(model)._baseline(plan, needed_bytes + plan.peak_bytes) is not None
+    assert baseline_trial(model)._baseline(plan, needed_bytes + plan.peak_bytes - 1) is None
+    assert baseline_trial(model, budget_s=1e-9)._baseline(plan, PLENTY) is None
+    assert baseline_trial(model)._baseline(replace(alone.plan(0), frontier=frontier), PLENTY) is None
 
 
 def test_what_a_plan_runs_as_has_nothing_of_its_costs():

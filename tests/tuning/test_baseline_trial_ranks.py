@@ -32,7 +32,7 @@ def test_the_plan_is_taken_where_that_is_faster(tmp_path):
     assert "chosen: plan" in explained
 
 
-def test_data_parallelism_itself_has_no_rival_and_what_was_run_before_leaves_nothing(tmp_path):
+def test_data_parallelism_has_no_baseline_and_earlier_runs_leave_nothing(tmp_path):
     """Whether plans were run before or not, the model starts from its first values."""
     itself, explained = baseline_trial(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
     assert itself.startswith("None, 0 built"), itself

@@ -20,7 +20,7 @@ from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config
-from tensoropt.runtime.operator_timer import OperatorTimer, Timed, Trial
+from tensoropt.runtime.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import Task
@@ -53,7 +53,7 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def time(self, trial: Trial) -> Timed | None:
+    def time(self, trial: OperatorTrial) -> Timed | None:
         self.now += self.seconds_each
         self.timed.append((trial.op.name, str(trial.config)))
         if trial.op.type == self.fails:
@@ -106,7 +106,7 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     for name, config in machine.timed:
         if str(configs[name]) == config:
             op = model.graph.operators[name]
-            timed = Machine().time(Trial.of(op, configs[name], model.graph, model.backward, 0.0))
+            timed = Machine().time(OperatorTrial.of(op, configs[name], model.graph, model.backward, 0.0))
             assert times[name] == pytest.approx(timed.forward_us + timed.backward_us, abs=1e-3)
     # The next run knows it all.
     again = Machine()
@@ -130,7 +130,9 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     assert plan.assumed["operators"]["measured"] < measured
     search.measure(plan.frontier, [plan.strategy])
     assert len(machine.timed) == measured
-    works = [search._works[name, config] for name, config in search._works if plan.strategy.configs[name] == config]
+    works = [
+        search._work_items[name, config] for name, config in search._work_items if plan.strategy.configs[name] == config
+    ]
     assert works and all(work.key in store.measured for work in works)
 
 
@@ -240,9 +242,9 @@ def test_what_cannot_be_measured_here(model):
         find_measured("profiling", request, [1, 2], "1s", ALONE)
 
 
-def trial_of(model, name: str, text: str) -> Trial:
+def trial_of(model, name: str, text: str) -> OperatorTrial:
     op = model.graph.operators[name]
-    return Trial.of(op, Config.parse(here().mesh(), text), model.graph, model.backward, 1e4)
+    return OperatorTrial.of(op, Config.parse(here().mesh(), text), model.graph, model.backward, 1e4)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_operators_are_timed_on_all_that_their_windows_cover(name, config):
     op, rule = model.graph.operators[name], rule_of(model.graph.operators[name])
     chosen = Config.parse(here(4).mesh(), config)
     assert rule.exchanged(chosen)
-    trial = Trial.of(op, chosen, model.graph, model.backward, 50.0)
+    trial = OperatorTrial.of(op, chosen, model.graph, model.backward, 50.0)
     assert trial.places
     shapes = local_shapes(op, rule, chosen, trial.interface)
     (own, _), split = op.operands[0][1].shape[1:3], chosen.degree("h")
@@ -279,7 +281,7 @@ def test_only_results_that_get_gradients_are_given_them():
     assert OperatorTimer().time(trial) is not None
 
 
-def test_real_operators_are_timed_whole_and_split():
+def test_real_operators_are_timed_unsplit_and_split():
     model, timer = zoo.record(zoo.cnn, "sgd").model, OperatorTimer()
     options = tf.config.optimizer.get_experimental_options()
     of_type = {op.type: op.name for op in model.graph.step_operators if op.operands and op.updates is None}

@@ -20,7 +20,7 @@ LOOPS = ("While", "StatelessWhile")
 Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
 
 
-class Context(Protocol):
+class OuterImporter(Protocol):
     """The importer of the graph that contains a composite operator."""
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
@@ -60,7 +60,7 @@ class Collector:
         made: the copies, by the name of the source's tensor.
     """
 
-    outside: Context
+    outside: OuterImporter
     scope: str
     own: Own = lambda op: None
     is_differentiated: bool = True

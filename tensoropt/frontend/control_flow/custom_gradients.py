@@ -11,11 +11,11 @@ from ...common.gradient_types import carries_gradient
 from ...ir.body import BODY, CUSTOM_GRADIENT, FORM, GradientForm
 from ...ir.graph import Operator, Tensor
 from ..tracing.gradient_function import GradientFunction
-from .body_builder import Collector, Context
+from .body_builder import Collector, OuterImporter
 
 
 def import_custom_gradient(
-    op: tf.Operation, function: GradientFunction, outside: Context
+    op: tf.Operation, function: GradientFunction, outside: OuterImporter
 ) -> tuple[Operator, dict[str, Tensor]]:
     """Return the operator that stands for a custom gradient.
 
@@ -73,7 +73,7 @@ def _stands_for(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -
 
 
 def _wanted(
-    op: tf.Operation, function: GradientFunction, outside: Context
+    op: tf.Operation, function: GradientFunction, outside: OuterImporter
 ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
     """Return the inputs of the operator to which a gradient goes, and these gradients."""
     pairs = [

@@ -23,7 +23,7 @@ from ..tracing.called import function_graph
 from ..tracing.conditionals import CONDITIONALS
 from ..tracing.gradient_function import is_custom_gradient
 from ..tracing.loops import READERS
-from .body_builder import LOOPS, Collector, Context
+from .body_builder import LOOPS, Collector, OuterImporter
 
 _LEFT_OUT = ("Assert", "Print", "PrintV2", "VarHandleOp")
 _HANDLES = (tf.resource, tf.variant)
@@ -160,7 +160,7 @@ def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Oper
     return found
 
 
-def import_group(group: Group, outside: Context) -> Operator:
+def import_group(group: Group, outside: OuterImporter) -> Operator:
     """Return the operator that stands for a group.
 
     Raises:

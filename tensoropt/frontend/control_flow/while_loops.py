@@ -21,7 +21,7 @@ from ...ir.body import BODY, FORM, LOOP, Body, LoopForm
 from ...ir.graph import Operator, Tensor
 from ..tracing.called import is_call_by_name
 from ..tracing.loops import is_passed_on, loop_functions
-from .body_builder import Collector, Context
+from .body_builder import Collector, OuterImporter
 from .trip_counts import Counters, Trips
 
 LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList", "TensorListSetItem")
@@ -43,7 +43,7 @@ class ImportedLoop:
     tensors: Mapping[str, Tensor]
 
 
-def import_loop(op: tf.Operation, outside: Context) -> ImportedLoop:
+def import_loop(op: tf.Operation, outside: OuterImporter) -> ImportedLoop:
     """Return the operator that stands for a ``While``.
 
     Raises:
@@ -64,7 +64,7 @@ class _Write:
 @dataclass
 class _Reader:
     op: tf.Operation
-    outside: Context
+    outside: OuterImporter
     stacks: dict[tuple[str, tuple[int, ...]], tf.Tensor] = field(default_factory=dict)
     stack_operands: list[Tensor] = field(default_factory=list)
 

@@ -30,7 +30,7 @@ def fused_batch_norm(job: Job, operands: Sequence[Values]) -> list[Values]:
 
     means = statistic(0, precise)
     means_of_channels = [tf.reshape(mean, broadcast) for mean in means]
-    with job.following(0):
+    with job.rematerialized_with(0):
         centred = [x - mean for x, mean in zip(precise, means_of_channels, strict=True)]
     variances = statistic(1, [tf.square(x) for x in centred])
     results: list[Values] = [[] for _ in op.outputs]

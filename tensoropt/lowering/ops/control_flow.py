@@ -95,9 +95,9 @@ def _no_resharding(k: int, values: Values) -> Values:
 def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:
     """Return the operands with the static shapes that are the same on all ranks."""
     for (position, tensor), value in zip(job.op.operands, operands, strict=True):
-        demand = job.interface.operands[position]
-        assert demand is not None
-        value.set_shape(uniform_shape(demand.layout, tensor.shape))
+        sharding = job.interface.operands[position]
+        assert sharding is not None
+        value.set_shape(uniform_shape(sharding.layout, tensor.shape))
     return operands
 
 

@@ -44,5 +44,5 @@ def averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tens
         return value
     # Each rank takes its shard of the factors. A dimension along which they are the same has extent 1 and isn't split.
     splits = tuple(axes if factors.shape[dim] > 1 else () for dim, axes in enumerate(layout.splits))
-    piece = local_constant(factors, Layout(layout.mesh, splits), factors.shape, rank, tf.float64)
-    return value * tf.cast(piece, value.dtype)
+    shard = local_constant(factors, Layout(layout.mesh, splits), factors.shape, rank, tf.float64)
+    return value * tf.cast(shard, value.dtype)

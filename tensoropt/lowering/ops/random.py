@@ -37,17 +37,17 @@ def place_of(layout: Layout, rank: int) -> int:
 @lowering(*FROM_KEY, *FROM_SEED, always=True)
 def draw(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Draw blocks of random numbers; in the mode ``RandomMode.ONE_DEVICE`` blocks of what one device draws."""
-    layout, shape, which = job.interface.results[0], job.op.result.shape, job.slice
+    layout, shape, which = job.interface.results[0], job.op.result.shape, job.micro_batch
     if not layout.split_axes and which is None:
         return emit_plain(job, operands)
     if job.random is RandomMode.ONE_DEVICE:
         if which is None:
-            (whole,) = emit_plain(job, operands)
+            (full,) = emit_plain(job, operands)
         else:
-            op, dimension = which.whole(job.op), which.slicing.forms[job.op.result.name]
-            (whole,) = emit_plain(replace(job, op=op), operands)
-            whole = [tf.gather(value, which.places(op.result.shape[dimension]), axis=dimension) for value in whole]
-        return [[local_block(value, layout, shape, rank) for rank, value in zip(job.ranks, whole, strict=True)]]
+            op, dimension = which.full_batch(job.op), which.micro_batching.forms[job.op.result.name]
+            (full,) = emit_plain(replace(job, op=op), operands)
+            full = [tf.gather(value, which.places(op.result.shape[dimension]), axis=dimension) for value in full]
+        return [[local_block(value, layout, shape, rank) for rank, value in zip(job.ranks, full, strict=True)]]
     drawn = []
     n_before = 0 if which is None else which.index * layout.mesh.size_of(layout.split_axes)
     for i, rank in enumerate(job.ranks):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ...rules.reduction import reduced_dimensions
-from ...sharding.micro_batches import SLICES
+from ...sharding.micro_batches import N_MICRO_BATCHES
 from ..operators import Job, Values, emit_plain, lowering
 
 
@@ -17,11 +17,11 @@ def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
     dimensions = reduced_dimensions(job.op)
     operand = job.op.inputs[0]
     assert operand is not None
-    n_slices = int(job.op.attrs.get(SLICES, 1))
-    count = n_slices
+    n_micro_batches = int(job.op.attrs.get(N_MICRO_BATCHES, 1))
+    count = n_micro_batches
     for dimension in dimensions:
         count *= operand.shape[dimension]
-    if n_slices == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
+    if n_micro_batches == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
         return emit_plain(job, operands)
     keep = bool(job.op.attrs["keep_dims"])
     return [[tf.reduce_sum(x, dimensions, keep) / tf.cast(count, x.dtype) for x in operands[0]]]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...common.watchdog import Waiting
+from ...common.watchdog import ChainState
 from ...reschedule.communicator import Communicator
 from ...reschedule.execute import RankPath
-from ...reschedule.merging import with_sums_of_two_whole
+from ...reschedule.merging import with_all_reduces_of_pairs
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...reschedule.simulate import simulate, simulate_all_reduce
@@ -44,19 +44,19 @@ class EmulatedBackend(_Unwatched):
 
     def runner(self, path: Path, what: str) -> Runner:
         """Return a function that simulates a path, from the shards of all ranks before it to those after it."""
-        return lambda *pieces: simulate(path, pieces)
+        return lambda *shards: simulate(path, shards)
 
     def maximum(self, path: Path, what: str) -> Runner:
         """Return a function that simulates a path of one all-reduce that takes maxima."""
         (step,) = path.steps
-        return lambda *pieces: simulate_all_reduce(pieces, self.mesh, step.axes, "max")
+        return lambda *shards: simulate_all_reduce(shards, self.mesh, step.axes, "max")
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
         """Return a function that simulates several paths; shards and results are path by path."""
         n_ranks = self.mesh.n_devices
 
-        def run(*pieces: np.ndarray) -> list[np.ndarray]:
-            by_path = (pieces[i * n_ranks : (i + 1) * n_ranks] for i in range(len(paths)))
+        def run(*shards: np.ndarray) -> list[np.ndarray]:
+            by_path = (shards[i * n_ranks : (i + 1) * n_ranks] for i in range(len(paths)))
             return [summed for path, of_path in zip(paths, by_path, strict=True) for summed in simulate(path, of_path)]
 
         return run
@@ -71,8 +71,8 @@ class CommunicatingBackend(_Unwatched):
         rank: this process's rank.
         communicator: runs the collectives.
         waiting: records which collectives this rank is in.
-        trailing: runs the paths that only updates wait for, through another communicator and in a chain of its own; None for
-            one chain.
+        overlappable: runs the paths that only updates wait for, through another communicator and in a chain of its own;
+            None for one chain.
         is_over_link: whether ranks are on several machines. A reduce-scatter and all-gather between two members then run as
             one all-reduce (:mod:`...reschedule.merging`).
     """
@@ -80,8 +80,8 @@ class CommunicatingBackend(_Unwatched):
     mesh: Mesh
     rank: int
     communicator: Communicator
-    waiting: Waiting = field(default_factory=Waiting)
-    trailing: CommunicatingBackend | None = None
+    waiting: ChainState = field(default_factory=ChainState)
+    overlappable: CommunicatingBackend | None = None
     is_over_link: bool = False
 
     @property
@@ -91,34 +91,34 @@ class CommunicatingBackend(_Unwatched):
 
     def carrier(self) -> Callbacks:
         """Return a new carrier for one graph."""
-        return Callbacks(self, self.trailing)
+        return Callbacks(self, self.overlappable)
 
     def runner(self, path: Path, what: str) -> Runner:
         """Return a function that runs a path, from this rank's shard before it to the shard after it."""
-        seen = RankPath.of(with_sums_of_two_whole(path) if self.is_over_link else path, self.rank)
-        return self._told(what, lambda piece: [seen.run(piece, self.communicator)])
+        seen = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
+        return self._announced(what, lambda shard: [seen.run(shard, self.communicator)])
 
     def maximum(self, path: Path, what: str) -> Runner:
         """Return a function that runs a path of one all-reduce that takes maxima, on this rank's shard."""
         (step,) = path.steps
-        return self._told(
-            what, lambda piece: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(piece), "max")]
+        return self._announced(
+            what, lambda shard: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(shard), "max")]
         )
 
     def together(self, paths: Sequence[Path], what: str) -> Runner:
         """Return a function that sums several arrays in one all-reduce, over the axes that all paths share."""
         (step,) = paths[0].steps
 
-        def run(*pieces: np.ndarray) -> list[np.ndarray]:
-            ends = np.cumsum([piece.size for piece in pieces])
-            joined = self.communicator.scratch("bucket", int(ends[-1]), pieces[0].dtype)
-            np.concatenate([piece.reshape(-1) for piece in pieces], out=joined)
+        def run(*shards: np.ndarray) -> list[np.ndarray]:
+            ends = np.cumsum([shard.size for shard in shards])
+            joined = self.communicator.scratch("bucket", int(ends[-1]), shards[0].dtype)
+            np.concatenate([shard.reshape(-1) for shard in shards], out=joined)
             summed = np.split(self.communicator.all_reduce(step.group_axes, joined), ends[:-1])
-            return [part.reshape(piece.shape) for part, piece in zip(summed, pieces, strict=True)]
+            return [part.reshape(shard.shape) for part, shard in zip(summed, shards, strict=True)]
 
-        return self._told(what, run)
+        return self._announced(what, run)
 
-    def _told(self, what: str, run: Runner) -> Runner:
+    def _announced(self, what: str, run: Runner) -> Runner:
         """Return ``run``, wrapped so that ``waiting`` records that this rank is in collectives while it runs.
 
         Args:
@@ -126,14 +126,14 @@ class CommunicatingBackend(_Unwatched):
         """
         waiting = self.waiting
 
-        def told(*pieces: np.ndarray) -> list[np.ndarray]:
+        def announced(*shards: np.ndarray) -> list[np.ndarray]:
             waiting.begin(what)
             try:
-                return run(*pieces)
+                return run(*shards)
             finally:
                 waiting.end()
 
-        return told
+        return announced
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class TimedBackend(CommunicatingBackend):
     def _timed(self, run: Runner) -> Runner:
         """Return ``run``, wrapped so that its duration is recorded."""
 
-        def timed(*pieces: np.ndarray) -> list[np.ndarray]:
+        def timed(*shards: np.ndarray) -> list[np.ndarray]:
             started = self.clock()
-            results = run(*pieces)
+            results = run(*shards)
             self.seconds.append(self.clock() - started)
             return results
 

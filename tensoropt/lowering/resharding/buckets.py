@@ -24,7 +24,7 @@ _Key = tuple[Axes, str]
 
 
 @dataclass
-class Waiting:
+class PendingGradients:
     """The gradients that wait to be summed over some axes.
 
     Attributes:
@@ -51,13 +51,13 @@ class Buckets:
     """
 
     send: Callable[[Sequence[Path], Sequence[Values], Sequence[str]], list[Values]]
-    _waiting: dict[_Key, Waiting] = field(default_factory=dict)
+    _waiting: dict[_Key, PendingGradients] = field(default_factory=dict)
 
     def add(self, path: Path, values: Values, operator: str) -> Values:
         """Add gradients to a bucket; return stand-ins, which become the sums once the bucket has been sent."""
         (step,) = path.steps
         key = step.group_axes, values[0].dtype.name
-        waiting = self._waiting.setdefault(key, Waiting())
+        waiting = self._waiting.setdefault(key, PendingGradients())
         waiting.paths.append(path)
         waiting.operators.append(operator)
         waiting.values.append(values)

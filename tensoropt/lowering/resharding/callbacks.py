@@ -28,7 +28,7 @@ from .local_steps import shape_after
 
 Runner = Callable[..., list[np.ndarray]]
 _TURN = np.zeros((), np.int32)
-NAME, TRAILING_NAME = "collective", "trailing_collective"
+NAME, OVERLAPPABLE_NAME = "collective", "trailing_collective"
 """The names of callbacks' operators: of the main chain, and of the chain that only updates wait for."""
 
 
@@ -40,14 +40,14 @@ class CollectiveRequest:
         operator: the operator that the path's collectives are for.
         what: the path's collectives, for messages.
         reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
-        is_trailing: whether only updates wait for the path.
+        is_overlappable: whether only updates wait for the path.
         after: values that must have been computed before the path runs.
     """
 
     operator: str
     what: str
     reduction: str = "sum"
-    is_trailing: bool = False
+    is_overlappable: bool = False
     after: tuple[tf.Tensor, ...] = ()
 
 
@@ -94,11 +94,11 @@ class Callbacks:
 
     Attributes:
         runners: makes the functions that the callbacks call.
-        trailing: the same for paths that only updates wait for, which get a chain of their own; None for one chain.
+        overlappable: the same for paths that only updates wait for, which get a chain of their own; None for one chain.
     """
 
     runners: Runners
-    trailing: Runners | None = None
+    overlappable: Runners | None = None
     _turns: dict[bool, tf.Tensor] = field(default_factory=dict)
 
     @property
@@ -127,26 +127,26 @@ class Callbacks:
 
     def _runners(self, request: CollectiveRequest) -> Runners:
         """Return what makes the functions for a request: that of the request's chain."""
-        return self.trailing if request.is_trailing and self.trailing is not None else self.runners
+        return self.overlappable if request.is_overlappable and self.overlappable is not None else self.runners
 
     def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
         """Emit a callback at the end of its chain; return what the runner makes of the local values."""
-        trails, n_values = request.is_trailing and self.trailing is not None, len(values)
+        is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(values)
 
-        def in_turn(turn: np.ndarray, *pieces: np.ndarray) -> Sequence[np.ndarray]:
+        def in_order(turn: np.ndarray, *shards: np.ndarray) -> Sequence[np.ndarray]:
             """Run the path, and pass the number of the chain on."""
             keep_thread_state()
-            return [_TURN, *runner(*pieces[:n_values])]
+            return [_TURN, *runner(*shards[:n_values])]
 
-        turn = self._turns[trails] if trails in self._turns else tf.constant(_TURN)
+        turn = self._turns[is_overlappable] if is_overlappable in self._turns else tf.constant(_TURN)
         types = [tf.int32, *[values[0].dtype] * len(values)]
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
         operands = [turn, *values, *request.after]
-        name = TRAILING_NAME if trails else NAME
-        turn, *results = tf.numpy_function(in_turn, operands, types, stateful=True, name=name)
+        name = OVERLAPPABLE_NAME if is_overlappable else NAME
+        turn, *results = tf.numpy_function(in_order, operands, types, stateful=True, name=name)
         turn.set_shape([])
-        self._turns[trails] = turn
-        if self.trailing is not None:
+        self._turns[is_overlappable] = turn
+        if self.overlappable is not None:
             # Without this TensorFlow has each callback wait for the one before, whatever chain that is in.
             turn.graph.experimental_acd_manager.run_independently(turn.op)
         return list(results)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from ...common.watchdog import Waiting
+from ...common.watchdog import ChainState
 from ...reschedule.bounds import Slices
 from ...reschedule.execute import rank_step
 from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
@@ -68,7 +68,7 @@ class GraphBackend:
     mesh: Mesh
     rank: int
     collectives: GraphCollectives
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: ChainState = field(default_factory=ChainState)
     on_run: Callable[[], None] = lambda: None
 
     @property
@@ -165,7 +165,7 @@ class InGraph:
         # Wait for what was received: else TensorFlow would allocate the results of all paths when a step begins.
         with tf.control_dependencies([received]):
             result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
-        return _placed(result, seen.recv_slices, _pieces(received, seen.recv_slices))
+        return _placed(result, seen.recv_slices, _shards(received, seen.recv_slices))
 
     def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Return the sum of what the members sent, added in the members' order; 16-bit floats are added in float32."""
@@ -183,15 +183,15 @@ class InGraph:
         (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
         flat = _in_a_row([_part(value, part) for part in sent])
         received = self._collectives.all_to_all(seen.axes, flat, _counts(sent), name)
-        pieces = _pieces(received, arriving)
+        shards = _shards(received, arriving)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
         with tf.control_dependencies([received]):
             result = tf.fill(opaque(list(after), tf.int32), tf.constant(fill, value.dtype))
         result = _placed(result, [place], [_part(value, kept)])
         if step.kind == HALO:
-            return _placed(result, arriving, pieces)
-        for part, piece in zip(arriving, pieces, strict=True):
-            result = _placed(result, [part], [_part(result, part) + piece])
+            return _placed(result, arriving, shards)
+        for part, shard in zip(arriving, shards, strict=True):
+            result = _placed(result, [part], [_part(result, part) + shard])
         return result
 
 
@@ -220,16 +220,16 @@ def _counts(parts: Sequence[Slices]) -> tf.Tensor:
     return opaque([math.prod(_extents(part)) for part in parts], tf.int32)
 
 
-def _pieces(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
+def _shards(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
     """Return the parts of a flat tensor, each in its shape."""
     row = tf.split(flat, _counts(parts), num=len(parts))
-    return [tf.reshape(piece, opaque(_extents(part), tf.int32)) for piece, part in zip(row, parts, strict=True)]
+    return [tf.reshape(shard, opaque(_extents(part), tf.int32)) for shard, part in zip(row, parts, strict=True)]
 
 
-def _placed(result: tf.Tensor, parts: Sequence[Slices], pieces: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a tensor with ``pieces`` written to ``parts``: in place, where nothing else reads the tensor."""
-    for part, piece in zip(parts, pieces, strict=True):
+def _placed(result: tf.Tensor, parts: Sequence[Slices], shards: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a tensor with ``shards`` written to ``parts``: in place, where nothing else reads the tensor."""
+    for part, shard in zip(parts, shards, strict=True):
         begin, end = _box(part)
         strides = np.ones(len(part), np.int32)
-        result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=begin, end=end, strides=strides, value=piece)
+        result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=begin, end=end, strides=strides, value=shard)
     return result

@@ -41,7 +41,7 @@ class Collective:
         shape: the global shape of the tensor.
         dtype: TensorFlow's name of the type.
         operator: the operator that it is for.
-        is_trailing: whether only updates wait for it.
+        is_overlappable: whether only updates wait for it.
         together: the operators and shapes of the reshardings that share this collective; empty if it is for one alone.
             ``shape`` is then the number of elements of all shapes, and ``operator`` the first operator.
     """
@@ -51,7 +51,7 @@ class Collective:
     shape: Shape
     dtype: str
     operator: str
-    is_trailing: bool = False
+    is_overlappable: bool = False
     together: tuple[tuple[str, Shape], ...] = ()
 
     @property
@@ -101,25 +101,25 @@ class Resharder:
         self._buckets = Buckets(self._run_together)
 
     def reshard(
-        self, resharding: Resharding, route: Route, values: Values, operator: str, is_trailing: bool = False
+        self, resharding: Resharding, route: Route, values: Values, operator: str, is_overlappable: bool = False
     ) -> Values:
         """Return local values after a route's forward path; their gradients come back along its backward path.
 
         Args:
             operator: the operator that the resharding is for.
-            is_trailing: whether only updates wait for the gradients, or for the values where no gradient comes back.
+            is_overlappable: whether only updates wait for the gradients, or for the values where no gradient comes back.
         """
         if route.is_free:
             return values
         forward, backward = route.forward, route.backward
         if backward is None:
-            return self._run(forward, values, resharding.reduction, operator, is_trailing)
+            return self._run(forward, values, resharding.reduction, operator, is_overlappable)
 
         def back(gradients: Values) -> Values:
             """Return the gradients after the backward path, which may be summed in a bucket."""
             if route.in_bucket and self._carrier.joins:
                 return self._buckets.add(backward, gradients, operator)
-            return self._run(backward, gradients, "sum", operator, is_trailing)
+            return self._run(backward, gradients, "sum", operator, is_overlappable)
 
         number = len(self._backward)
         self._backward.append(back)
@@ -135,7 +135,7 @@ class Resharder:
         results[0].op._set_attr(NUMBER, tf.compat.v1.AttrValue(i=number))
         return list(results)
 
-    def reshard_again(self, path: Path, values: Values, operator: str, after: Values) -> Values:
+    def regather(self, path: Path, values: Values, operator: str, after: Values) -> Values:
         """Return local values after a path that is run once more, when the values ``after`` have been computed.
 
         Nothing is differentiated.
@@ -163,7 +163,7 @@ class Resharder:
         values: Values,
         reduction: str,
         operator: str,
-        is_trailing: bool = False,
+        is_overlappable: bool = False,
         after: tuple[tf.Tensor, ...] = (),
     ) -> Values:
         """Emit a path and log its collectives; return the local values after it."""
@@ -175,12 +175,12 @@ class Resharder:
                     self._local_steps.run(path, rank, value) for rank, value in zip(self.backend.ranks, values, strict=True)
                 ]
         collectives = [
-            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator, is_trailing)
+            Collective(step.kind, axes_text(step.group_axes), path.shape, values[0].dtype.name, operator, is_overlappable)
             for step in path.steps
             if step.communicates
         ]
         self.log += collectives
-        request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_trailing, after)
+        request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_overlappable, after)
         return self._carrier.carry(path, values, request)
 
     def _run_together(
@@ -188,14 +188,14 @@ class Resharder:
     ) -> list[Values]:
         """Emit the sums of gradients that only updates wait for, in one collective; return them by path."""
         if len(paths) == 1:
-            return [self._run(paths[0], values[0], "sum", operators[0], is_trailing=True)]
+            return [self._run(paths[0], values[0], "sum", operators[0], is_overlappable=True)]
         (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
         shape = (sum(math.prod(path.shape) for path in paths),)
         entry = Collective(
             step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts
         )
         self.log.append(entry)
-        return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_trailing=True))
+        return self._carrier.carry_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
 
     def send_buckets(self) -> None:
         """Emit the sums of all gradients that wait in buckets; to be called when a backward pass has been emitted."""

@@ -23,10 +23,10 @@ from ...sharding.strategy import StrategyView
 from ..liveness import Instruction, Peak, peak_of_program
 from .backward import Gradients
 from .forward import Forward
-from .gradient_flow import Places
+from .gradient_flow import GradientFlow
 from .program import GRADIENTS, INPUTS, STATE, StepProgram
 
-MOST_SLICES = 3
+MOST_REPLAYED = 3
 """The most micro-batches that are replayed: the first, the last, and one that stands for all between, which are alike."""
 
 __all__ = ["GRADIENTS", "INPUTS", "STATE", "peak_of", "program_of"]
@@ -47,13 +47,13 @@ def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, ro
 def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> list[Instruction]:
     """Return the program of one run of all training steps; its peak is :func:`peak_of`, with the same arguments."""
     graph = view.graph
-    program, places = StepProgram(view, costing, router), Places(view, router)
-    forward = Forward(program, places)
-    gradients = Gradients(program, places, forward, backward)
+    program, gradient_flow = StepProgram(view, costing, router), GradientFlow(view, router)
+    forward = Forward(program, gradient_flow)
+    gradients = Gradients(program, gradient_flow, forward, backward)
     operators = [op for op in graph.step_operators if (op.updates or op.name) in view.interfaces]
-    if graph.slicing is not None:
+    if graph.micro_batching is not None:
         # Metrics and their updates run after all micro-batches, when the memory of these is free again.
-        operators = [op for op in operators if op.name not in graph.slicing.after]
+        operators = [op for op in operators if op.name not in graph.micro_batching.after]
     for op in operators:
         if op.type in SOURCES:
             forward.source(op)
@@ -61,20 +61,20 @@ def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting,
             forward.write(op, graph.operators[op.updates].result)
         elif graph.n_runs(op.result.name) == 1:
             forward.run(op)
-    if graph.n_slices == 1:
+    if graph.n_micro_batches == 1:
         gradients.run()
     else:
-        in_slices = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
-        for index in range(min(graph.n_slices, MOST_SLICES)):
-            forward.begin_slice(in_slices)
+        in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
+        for index in range(min(graph.n_micro_batches, MOST_REPLAYED)):
+            forward.begin_micro_batch(in_micro_batches)
             if index == 1:
-                gradients.stand_for(graph.n_slices - MOST_SLICES)
-            for op in in_slices:
+                gradients.stand_for(graph.n_micro_batches - MOST_REPLAYED)
+            for op in in_micro_batches:
                 if op.type == PLACEHOLDER:
-                    forward.slice_of_source(op)
+                    forward.micro_batch_of_source(op)
                 elif op.type != CONSTANT:
                     forward.run(op)
             gradients.run()
-        gradients.after_slices()
+        gradients.after_micro_batches()
     gradients.finish()
     return program.finished()

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ...costs.resharding_costs import piece_bytes
+from ...costs.resharding_costs import shard_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import SOURCES, VARIABLE, Operator, Tensor
-from ...sharding.consumers import LOSS, Consumer, step_demand
+from ...sharding.consumers import LOSS, Consumer, step_sharding
 from ...sharding.resharding import Resharding
 from ...sharding.update_resharding import row_reshardings
 from ..backward_order import reverse_order
 from ..liveness import Buffer
 from .forward import Forward
-from .gradient_flow import OPERAND, OPERATOR, RESULT, SHARED, START, Place, Places
+from .gradient_flow import OPERAND, OPERATOR, RESULT, SHARED, START, BackwardNode, GradientFlow
 from .program import GRADIENTS, OVERWRITE, StepProgram, operand_of
-from .rematerialization import Again
+from .rematerialization import Residuals
 
 # The gradient of one operand is computed from the gradient of the result and from the other operand.
 _PRODUCTS = frozenset("BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul".split())
@@ -31,18 +31,18 @@ _PASSED_ON = {
 class Gradients:
     """The replayed backward pass: the gradients that have arrived at each node, and the updates that read them."""
 
-    def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
-        self.program, self.places, self.forward, self.backward = program, places, forward, backward
+    def __init__(self, program: StepProgram, gradient_flow: GradientFlow, forward: Forward, backward: Backward) -> None:
+        self.program, self.gradient_flow, self.forward, self.backward = program, gradient_flow, forward, backward
         self.view, self.router = program.view, program.router
-        self.again = Again(program, places, forward, backward)
+        self.residuals = Residuals(program, gradient_flow, forward, backward)
         # By resharding or result, the sum of the gradients that have arrived there so far.
-        self._coming: dict[Place, Buffer] = {}
+        self._coming: dict[BackwardNode, Buffer] = {}
         # By loss, the gradient at which the backward pass starts: a constant, which all micro-batches read.
         self._ones: dict[str, Buffer] = {}
         # Gradients whose updates wait for a sum over all gradients.
         self._updates: list[Buffer] = []
         # By node and tensor, the gradients accumulated there over the micro-batches so far.
-        self._sums: dict[tuple[Place, str], Buffer] = {}
+        self._sums: dict[tuple[BackwardNode, str], Buffer] = {}
         # The buffers read by the parameters' gradients of the operator visited last.
         self._for_parameters: list[Buffer] = []
         # By lookup in a table that is updated by rows, the gradients of the rows that it found, one per micro-batch.
@@ -53,37 +53,38 @@ class Gradients:
         graph = self.view.graph
         losses = [step.loss for step in graph.train_steps.values()]
         for loss in losses:
-            whole = step_demand(self.view.strategy.mesh, loss, Consumer(loss.name, LOSS))
+            replicated = step_sharding(self.view.strategy.mesh, loss, Consumer(loss.name, LOSS))
             with self.program.perhaps_later():
-                self.program.add([self.forward.operand(loss, whole)])
+                self.program.add([self.forward.operand(loss, replicated)])
             if loss.name not in self._ones:
                 self._ones[loss.name] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
-            self._come(Place(RESULT, loss.name), self._ones[loss.name])
-        starts = [Place(OPERATOR, graph.producers[loss.name].name) for loss in losses]
-        self._back(reverse_order(starts, self.places.sources, self.forward.collectives), self.places.sources)
-        self.again.clear()
+            self._come(BackwardNode(RESULT, loss.name), self._ones[loss.name])
+        starts = [BackwardNode(OPERATOR, graph.producers[loss.name].name) for loss in losses]
+        self._back(reverse_order(starts, self.gradient_flow.sources, self.forward.collectives), self.gradient_flow.sources)
+        self.residuals.clear()
 
-    def stand_for(self, n_slices: int) -> None:
-        """Count the last replayed micro-batch ``n_slices`` times more: the rows of its lookups wait for the update, too."""
-        for rows in self._rows.values() if n_slices > 0 else ():
-            others = [replace(each, n_bytes=n_slices * each.n_bytes) for each in rows]
+    def stand_for(self, n_micro_batches: int) -> None:
+        """Count the last replayed micro-batch ``n_micro_batches`` times more: the rows of its lookups wait for the update,
+        too."""
+        for rows in self._rows.values() if n_micro_batches > 0 else ():
+            others = [replace(each, n_bytes=n_micro_batches * each.n_bytes) for each in rows]
             self.program.add([], others)
             rows += others
 
-    def after_slices(self) -> None:
+    def after_micro_batches(self) -> None:
         """Send the gradients that were accumulated over all micro-batches back to the producers of their tensors."""
         starts = []
-        for (place, name), total in self._sums.items():
+        for (node, name), total in self._sums.items():
             tensor = self.view.graph.tensors[name]
-            if place.kind == OPERAND:
-                self._come(place, total)
+            if node.kind == OPERAND:
+                self._come(node, total)
             else:
                 self._leave(tensor, total)
-            starts.append(place)
-        start = Place(START, "")
+            starts.append(node)
+        start = BackwardNode(START, "")
 
-        def sources(place: Place) -> Sequence[Place]:
-            return starts if place == start else self.places.sources(place)
+        def sources(node: BackwardNode) -> Sequence[BackwardNode]:
+            return starts if node == start else self.gradient_flow.sources(node)
 
         self._back(reverse_order([start], sources), sources)
         for name, rows in self._rows.items():
@@ -94,50 +95,50 @@ class Gradients:
         self.program.catch_up()
         self.program.add(self._updates)
 
-    def _back(self, order: Iterable[Place], sources: Callable[[Place], Sequence[Place]]) -> None:
+    def _back(self, order: Iterable[BackwardNode], sources: Callable[[BackwardNode], Sequence[BackwardNode]]) -> None:
         """Visit all nodes in order; update a variable as soon as all of its gradients have arrived."""
-        places = list(order)
-        missing = Counter(source for place in places for source in sources(place))
-        for place in places:
-            if self._is_variable(place):
+        gradient_flow = list(order)
+        missing = Counter(source for node in gradient_flow for source in sources(node))
+        for node in gradient_flow:
+            if self._is_variable(node):
                 continue
-            self._back_at(place)
-            for source in sources(place):
+            self._back_at(node)
+            for source in sources(node):
                 missing[source] -= 1
                 if not missing[source] and self._is_variable(source):
                     self._update(source.name)
 
-    def _is_variable(self, place: Place) -> bool:
-        return place.kind == OPERATOR and self.view.graph.operators[place.name].type == VARIABLE
+    def _is_variable(self, node: BackwardNode) -> bool:
+        return node.kind == OPERATOR and self.view.graph.operators[node.name].type == VARIABLE
 
-    def _back_at(self, place: Place) -> None:
+    def _back_at(self, node: BackwardNode) -> None:
         """Add the instructions of the backward pass at an operator or a resharding."""
         graph = self.view.graph
-        if place.kind == START:
+        if node.kind == START:
             return
-        if place.kind == SHARED:
-            tensor = graph.tensors[place.name]
-            to_shared = self.places.to_shared(tensor)
+        if node.kind == SHARED:
+            tensor = graph.tensors[node.name]
+            to_shared = self.gradient_flow.to_shared(tensor)
             assert to_shared is not None
-            self._come(Place(RESULT, tensor.name), self._returned(tensor, to_shared, self._coming.pop(place)))
+            self._come(BackwardNode(RESULT, tensor.name), self._returned(tensor, to_shared, self._coming.pop(node)))
             return
-        op = graph.operators[place.name]
-        if place.kind == OPERAND:
-            operand, demand = operand_of(op, place.position), self.view.demand(op, place.position)
-            resharding = self.view.resharding(operand, demand)
-            self._leave(operand, self._returned(operand, resharding, self._coming.pop(place)))
+        op = graph.operators[node.name]
+        if node.kind == OPERAND:
+            operand, sharding = operand_of(op, node.position), self.view.sharding(op, node.position)
+            resharding = self.view.resharding(operand, sharding)
+            self._leave(operand, self._returned(operand, resharding, self._coming.pop(node)))
         elif op.type not in SOURCES and op.updates is None:
             self._back_through(op)
 
     def _leave(self, tensor: Tensor, gradient: Buffer) -> None:
         """Bring a gradient, in the layout that a tensor's consumers reshard from, to the shared copy or to the result."""
-        place = self.places.left_at(tensor)
-        self._come(place if place.kind == SHARED else Place(RESULT, tensor.name), gradient)
+        node = self.gradient_flow.produced_at(tensor)
+        self._come(node if node.kind == SHARED else BackwardNode(RESULT, tensor.name), gradient)
 
-    def _come(self, place: Place, gradient: Buffer) -> None:
+    def _come(self, node: BackwardNode, gradient: Buffer) -> None:
         """Add a gradient to those that have arrived at a node: two at a time are summed, as soon as both have arrived."""
-        before = self._coming.get(place)
-        self._coming[place] = gradient if before is None else self._sum(before, gradient)
+        before = self._coming.get(node)
+        self._coming[node] = gradient if before is None else self._sum(before, gradient)
 
     def _sum(self, *summands: Buffer) -> Buffer:
         """Add the instruction that sums gradients, over one of them if possible; return the sum."""
@@ -151,27 +152,27 @@ class Gradients:
         program, taken = self.program, self.forward.taken
         if program.splits_inner(op) and not program.overlaps:
             program.catch_up()  # the gradients of its statistics are communicated
-        coming = [(Place(RESULT, tensor.name), tensor) for tensor in op.outputs]
+        coming = [(BackwardNode(RESULT, tensor.name), tensor) for tensor in op.outputs]
         arriving = [
-            (self._coming.pop(place), program.result_bytes(op, tensor))
-            for place, tensor in coming
-            if place in self._coming
+            (self._coming.pop(node), program.result_bytes(op, tensor))
+            for node, tensor in coming
+            if node in self._coming
         ]
-        n_made = self.again.n_made
+        n_made = self.residuals.n_made
         if arriving:
-            self.again.make(op, arriving[0][0])
-        operands = [position for position, _ in op.operands if (op.name, position) in self.backward.kept_operands]
-        results = [tensor for tensor in op.outputs if tensor.name in self.backward.kept_results]
+            self.residuals.make(op, arriving[0][0])
+        operands = [position for position, _ in op.operands if (op.name, position) in self.backward.residual_operands]
+        results = [tensor for tensor in op.outputs if tensor.name in self.backward.residual_results]
         known = [
             *arriving,
             *((taken[op.name, position], program.operand_bytes(op, position)) for position in operands),
-            *((self.again.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
+            *((self.residuals.value(each, arriving[0][0]), program.result_bytes(op, each)) for each in results if arriving),
         ]
-        if self.again.n_made > n_made:
+        if self.residuals.n_made > n_made:
             # Rematerialization has no place in TensorFlow's order, so these gradients may be computed after it.
             program.add(self._for_parameters)
         self._for_parameters = []
-        inside = [self.forward.kept[op.name]] if op.name in self.forward.kept else []
+        inside = [self.forward.saved_inside[op.name]] if op.name in self.forward.saved_inside else []
         for position, tensor in op.operands:
             if (op.name, position) not in self.view.gradients:
                 continue
@@ -184,10 +185,10 @@ class Gradients:
                 program.add(reads, [gradient], program.scratch_bytes(op, position), known if op.type in OVERWRITE else ())
                 if tensor.name in self.view.graph.made_of_variables:
                     self._for_parameters += reads
-            if self.places.accumulates(op, position):
+            if self.gradient_flow.accumulates(op, position):
                 self._accumulate(op, position, gradient)
-            elif (place := self.places.goes_to(op, position)).kind == OPERAND:
-                self._come(place, gradient)
+            elif (node := self.gradient_flow.goes_to(op, position)).kind == OPERAND:
+                self._come(node, gradient)
             else:
                 self._leave(tensor, gradient)
         if op.name in self.view.graph.lookup_operators and arriving:
@@ -195,15 +196,19 @@ class Gradients:
 
     def _accumulate(self, op: Operator, position: int, gradient: Buffer) -> None:
         """Add a gradient to those of earlier micro-batches, for an operand that was resharded once for all of them."""
-        key = self.places.goes_to(op, position), operand_of(op, position).name
+        key = self.gradient_flow.goes_to(op, position), operand_of(op, position).name
         known = self._sums.get(key)
         self._sums[key] = gradient if known is None else self._sum(known, gradient)
 
     def _returned(self, tensor: Tensor, resharding: Resharding, gradient: Buffer) -> Buffer:
         """Reshard a gradient along the backward path of a resharding; return the resharded gradient."""
         path = self.router.route(resharding).backward
-        trails = tensor.name in self.view.graph.made_of_variables
-        return gradient if path is None else self.program.move(path, gradient, resharding.item_bytes, GRADIENTS, trails)
+        is_overlappable = tensor.name in self.view.graph.made_of_variables
+        return (
+            gradient
+            if path is None
+            else self.program.move(path, gradient, resharding.item_bytes, GRADIENTS, is_overlappable)
+        )
 
     # Updates
 
@@ -214,7 +219,7 @@ class Gradients:
 
     def _update(self, variable: str) -> None:
         """Update a variable from its gradient, or let the update wait for a sum over all gradients."""
-        gradient = self._coming.pop(Place(RESULT, self.view.graph.operators[variable].result.name))
+        gradient = self._coming.pop(BackwardNode(RESULT, self.view.graph.operators[variable].result.name))
         if self._waits_for_sums:
             # The sum over all gradients must be known first.
             self._updates.append(gradient)
@@ -225,7 +230,7 @@ class Gradients:
         """Send the gradient of a lookup's result to every device, which updates its shard of the table by it."""
         _, of_gradient = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
         path = self.router.route(of_gradient).forward
-        rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, trails=True)
+        rows = self.program.move(path, gradient, of_gradient.item_bytes, GRADIENTS, is_overlappable=True)
         if self.view.graph.n_runs(op.result.name) > 1:
             self._rows.setdefault(op.name, []).append(rows)
         else:
@@ -235,7 +240,7 @@ class Gradients:
         """Update a table's shard from the gradients of the rows that a lookup found in it."""
         graph, table = self.view.graph, operand_of(op, 0)
         changes_all = not all(update.leaves_rows for update in graph.updates[graph.producers[table.name].name])
-        piece = Buffer(piece_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
-        self.program.add(rows, [piece] if changes_all else ())
+        shard = Buffer(shard_bytes(table, self.view.layout(table)), GRADIENTS, of=table.name)
+        self.program.add(rows, [shard] if changes_all else ())
         if self._waits_for_sums:
             self._updates += rows

@@ -29,16 +29,16 @@ def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_byt
     operands = taken.split(",")
     if len(operands) != 2 or len(operand_bytes) != 2 or "..." in equation:
         return 0
-    place = {label: i for i, label in enumerate(dict.fromkeys("".join(operands)))}
-    kind = {label: _kind(label, operands, made) for label in place}
+    node = {label: i for i, label in enumerate(dict.fromkeys("".join(operands)))}
+    kind = {label: _kind(label, operands, made) for label in node}
     total = 0
     for labels, n_bytes in zip(operands, operand_bytes, strict=True):
         if any(kind[label] == _SUMMED for label in labels):
             continue
-        orders = [(kind[x], place[x]) for x in labels], [(_CONTRACTED_FIRST[kind[x]], place[x]) for x in labels]
+        orders = [(kind[x], node[x]) for x in labels], [(_CONTRACTED_FIRST[kind[x]], node[x]) for x in labels]
         if all(order != sorted(order) for order in orders):
             total += n_bytes
-    by_place = sorted(place, key=place.__getitem__)
+    by_place = sorted(node, key=node.__getitem__)
     product = [x for x in by_place if kind[x] == _BATCH]
     product += [x for labels in operands for x in by_place if x in labels and kind[x] == _FREE]
     return total if product == list(made) else total + result_bytes

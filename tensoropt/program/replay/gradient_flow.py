@@ -12,7 +12,7 @@ from .program import operand_of
 OPERATOR, OPERAND, SHARED, RESULT, START = "operator", "operand", "shared copy", "result", "start"
 
 
-class Place(NamedTuple):
+class BackwardNode(NamedTuple):
     """A node of the backward pass, which ``kind`` and ``name`` identify.
 
     - OPERATOR: an operator;
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     position: int = -1
 
 
-class Places:
+class GradientFlow:
     """The graph of backward nodes under a strategy."""
 
     def __init__(self, view: StrategyView, router: Router) -> None:
@@ -46,26 +46,26 @@ class Places:
         graph = self.view.graph
         return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
 
-    def sources(self, place: Place) -> list[Place]:
+    def sources(self, node: BackwardNode) -> list[BackwardNode]:
         """Return the nodes to which gradients go on from an operator, or from the resharding of an operand or a copy."""
-        if place.kind == SHARED:
-            return [Place(OPERATOR, self.view.graph.producers[place.name].name)]
-        op = self.view.graph.operators[place.name]
-        if place.kind == OPERAND:
-            return [self.left_at(operand_of(op, place.position))]
+        if node.kind == SHARED:
+            return [BackwardNode(OPERATOR, self.view.graph.producers[node.name].name)]
+        op = self.view.graph.operators[node.name]
+        if node.kind == OPERAND:
+            return [self.produced_at(operand_of(op, node.position))]
         positions = [i for i, _ in op.operands if (op.name, i) in self.view.gradients and not self.accumulates(op, i)]
         return [self.goes_to(op, i) for i in positions]
 
-    def goes_to(self, op: Operator, position: int) -> Place:
+    def goes_to(self, op: Operator, position: int) -> BackwardNode:
         """Return the node to which an operand's gradient goes: its resharding or, if that is free, the node after it."""
         tensor = operand_of(op, position)
-        if self.router.route(self.view.resharding(tensor, self.view.demand(op, position))).is_free:
-            return self.left_at(tensor)
-        return Place(OPERAND, op.name, position)
+        if self.router.route(self.view.resharding(tensor, self.view.sharding(op, position))).is_free:
+            return self.produced_at(tensor)
+        return BackwardNode(OPERAND, op.name, position)
 
-    def left_at(self, tensor: Tensor) -> Place:
+    def produced_at(self, tensor: Tensor) -> BackwardNode:
         """Return the node to which gradients go from a tensor's consumers: its shared copy or, without one, its producer."""
         to_shared = self.to_shared(tensor)
         if to_shared is not None and not self.router.route(to_shared).is_free:
-            return Place(SHARED, tensor.name)
-        return Place(OPERATOR, self.view.graph.producers[tensor.name].name)
+            return BackwardNode(SHARED, tensor.name)
+        return BackwardNode(OPERATOR, self.view.graph.producers[tensor.name].name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...common.settings import LAG
 from ...costs.collective_workspace import workspace_bytes
 from ...costs.operator_costs import OperatorCosting
-from ...costs.resharding_costs import piece_bytes
+from ...costs.resharding_costs import shard_bytes
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ...reschedule.execute import rank_step
 from ...reschedule.halo import HaloStep
@@ -65,14 +65,15 @@ class StepProgram:
         scratch_bytes: int = 0,
         overwrites: Iterable[tuple[Buffer, int]] = (),
         calls_python: bool = False,
-        trails: bool = False,
+        is_overlappable: bool = False,
     ) -> None:
         """Add an instruction.
 
-        An instruction that ``trails``, or that reads what a delayed instruction writes, is delayed: see :meth:`catch_up`.
+        An instruction that ``is_overlappable``, or that reads what a delayed instruction writes, is delayed: see
+        :meth:`catch_up`.
         """
         instruction = Instruction(tuple(reads), tuple(write), scratch_bytes, tuple(overwrites), calls_python)
-        if trails or self._pending.intersection(instruction.reads):
+        if is_overlappable or self._pending.intersection(instruction.reads):
             if not self._behind:
                 # Where communication overlaps with compute, the delayed instructions may come at the end.
                 self._due = math.inf if self.overlaps else len(self._program) + LAG
@@ -96,7 +97,7 @@ class StepProgram:
         source: Buffer,
         item_bytes: int,
         use: str,
-        trails: bool = False,
+        is_overlappable: bool = False,
         after: Buffer | None = None,
     ) -> Buffer:
         """Reshard a buffer along a path; return the resharded buffer.
@@ -104,7 +105,7 @@ class StepProgram:
         Args:
             item_bytes: the bytes of an element.
             use: what the resharded buffer is used for.
-            trails: whether only updates wait for the path's collectives, so that they are delayed.
+            is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
             after: a buffer that must have been written before; None if there is none.
         """
         if all(_is_view(step) for step in path.steps):
@@ -114,14 +115,20 @@ class StepProgram:
         # While a step of the path runs, its operand and its result are alive; the ends of the path are buffers of their own.
         scratch_bytes = max(map(sum, zip([0, *between], [*between, 0], strict=True)))
         reads = [source] if after is None else [source, after]
-        self.add(reads, [moved], scratch_bytes, calls_python=path.communicates, trails=trails and path.communicates)
+        self.add(
+            reads,
+            [moved],
+            scratch_bytes,
+            calls_python=path.communicates,
+            is_overlappable=is_overlappable and path.communicates,
+        )
         # Where blocks are uneven, the last rank has the largest in each dimension.
         largest = self.view.strategy.mesh.n_devices - 1
         for step in path.steps:
             if isinstance(step, Step) and step.communicates:
                 for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
                     # Collectives that overlap with compute form a chain, which has a workspace of its own.
-                    key = name, trails and self.overlaps
+                    key = name, is_overlappable and self.overlaps
                     self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
 
@@ -145,11 +152,11 @@ class StepProgram:
 
     def operand_bytes(self, op: Operator, position: int) -> int:
         """Return the bytes of the largest shard of an operand."""
-        return piece_bytes(operand_of(op, position), self.view.demand(op, position).layout)
+        return shard_bytes(operand_of(op, position), self.view.sharding(op, position).layout)
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:
         """Return the bytes of the largest shard of a result in its produced layout."""
-        return piece_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
+        return shard_bytes(tensor, self.view.interfaces[op.name].results[op.outputs.index(tensor)])
 
     def splits_inner(self, op: Operator) -> bool:
         """Return whether a factor is split that needs collectives inside the operator."""

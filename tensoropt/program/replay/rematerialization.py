@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from ...costs.resharding_costs import piece_bytes
+from ...costs.resharding_costs import shard_bytes
 from ...ir.gradient_info import Backward
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand
 from ...sharding.resharding import Resharding
 from ..liveness import Buffer
 from .forward import Forward
-from .gradient_flow import Places
+from .gradient_flow import GradientFlow
 from .program import COPIES, OVERWRITE, RESULTS, StepProgram, operand_of
 
 
-class Again:
+class Residuals:
     """Tensors as the backward pass reads them: saved, regathered or rematerialized, each at most once.
 
     Regathering and rematerialization wait for ``gradient``, the gradient whose arrival at an operator asks for them.
     """
 
-    def __init__(self, program: StepProgram, places: Places, forward: Forward, backward: Backward) -> None:
-        self.program, self.places, self.forward, self.backward = program, places, forward, backward
+    def __init__(self, program: StepProgram, gradient_flow: GradientFlow, forward: Forward, backward: Backward) -> None:
+        self.program, self.gradient_flow, self.forward, self.backward = program, gradient_flow, forward, backward
         self.view = program.view
         self._shared: dict[str, Buffer] = {}
         self._taken: dict[tuple[str, int], Buffer] = {}
@@ -43,7 +43,7 @@ class Again:
         """
         exchanged = self.view.rules[op.name].exchanged(self.view.strategy.configs[op.name])
         for position, tensor in op.operands:
-            is_own = (op.name, position) in self.backward.kept_operands and not (exchanged and position == 0)
+            is_own = (op.name, position) in self.backward.residual_operands and not (exchanged and position == 0)
             if is_own or self._communicates(op, position, tensor):
                 self.forward.taken[op.name, position] = self.operand(op, position, gradient)
 
@@ -52,17 +52,17 @@ class Again:
         key = op.name, position
         if key not in self._taken:
             tensor = operand_of(op, position)
-            source, kept = self.value(tensor, gradient), self.forward.values[tensor.name]
-            to_shared = self.places.to_shared(tensor)
+            source, saved = self.value(tensor, gradient), self.forward.values[tensor.name]
+            to_shared = self.gradient_flow.to_shared(tensor)
             if to_shared is not None:
                 source = self._shared_copy(op, position, to_shared, source, gradient)
-                kept = self.forward.shared[tensor.name]
-            resharding = self.view.resharding(tensor, self.view.demand(op, position))
+                saved = self.forward.shared[tensor.name]
+            resharding = self.view.resharding(tensor, self.view.sharding(op, position))
             path = self.program.router.route(resharding).forward
-            follows = source is not kept and not path.communicates
+            follows = source is not saved and not path.communicates
             if not path.steps:
                 self._taken[key] = source
-            elif follows or self.view.is_remade(op, position):
+            elif follows or self.view.is_regathered(op, position):
                 self._taken[key] = self._resharded(resharding, source, gradient)
             else:
                 self._taken[key] = self.forward.taken[key]
@@ -72,7 +72,7 @@ class Again:
         """Return a tensor in its produced layout as the backward pass reads it, and rematerialize it if need be."""
         op = self.view.graph.producers[tensor.name]
         viewed = viewed_operand(op, tensor.name)
-        if tensor.name not in self._values and op.name in self.view.recomputed:
+        if tensor.name not in self._values and op.name in self.view.rematerialized:
             self._compute(op, gradient)
         elif viewed is not None and tensor.name not in self._values:
             position = next(i for i, operand in op.operands if operand.name == viewed.name)
@@ -81,11 +81,11 @@ class Again:
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
         """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
-        resharding = self.view.resharding(tensor, self.view.demand(op, position))
-        to_shared, router = self.places.to_shared(tensor), self.program.router
-        return (self.view.is_remade(op, position) and router.route(resharding).forward.communicates) or (
+        resharding = self.view.resharding(tensor, self.view.sharding(op, position))
+        to_shared, router = self.gradient_flow.to_shared(tensor), self.program.router
+        return (self.view.is_regathered(op, position) and router.route(resharding).forward.communicates) or (
             to_shared is not None
-            and self.view.reads_remade(op, position)
+            and self.view.reads_regathered(op, position)
             and router.route(to_shared).forward.communicates
         )
 
@@ -94,7 +94,7 @@ class Again:
         name = operand_of(op, position).name
         path = self.program.router.route(to_shared).forward
         follows = source is not self.forward.values[name] and not path.communicates
-        if name not in self._shared and (follows or self.view.reads_remade(op, position)):
+        if name not in self._shared and (follows or self.view.reads_regathered(op, position)):
             self._shared[name] = self._resharded(to_shared, source, gradient) if path.steps else source
         return self._shared.get(name, self.forward.shared[name])
 
@@ -106,11 +106,11 @@ class Again:
         for tensor, layout in zip(op.outputs, self.view.interfaces[op.name].results, strict=True):
             viewed = viewed_operand(op, tensor.name)
             if viewed is None:
-                made.append(Buffer(piece_bytes(tensor, layout), RESULTS))
+                made.append(Buffer(shard_bytes(tensor, layout), RESULTS))
                 self._values[tensor.name] = made[-1]
             else:
-                place = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
-                self._values[tensor.name] = operands[place][0]
+                node = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
+                self._values[tensor.name] = operands[node][0]
         if made:
             overwrites = operands if op.type in OVERWRITE else ()
             program.add([buffer for buffer, _ in operands], made, program.scratch_bytes(op), overwrites)

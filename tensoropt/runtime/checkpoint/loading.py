@@ -15,10 +15,10 @@ import tensorflow as tf
 from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
 from ..ranks import Processes
+from .location import CheckpointLocation
 from .metadata import Metadata, Saved, find, read_at, reading
 from .objects import Objects
 from .parts import Bounds, slice_spec
-from .place import Place
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
@@ -80,17 +80,17 @@ def restore(
         InputError: there is no such checkpoint, it is of another model, damaged or incomplete. Some variables have new
             values only if the damage is found while the values are read.
     """
-    place, metadata = on_rank_0(processes, lambda: found_at(path))
+    location, metadata = on_rank_0(processes, lambda: found_at(path))
     variables = variables_of(entries)
-    saved = check_same(place, metadata, variables, renamed(metadata, objects.order() if objects is not None else {}))
-    together(processes, lambda: read_all(place, variables, saved, ranks))
+    saved = check_same(location, metadata, variables, renamed(metadata, objects.order() if objects is not None else {}))
+    together(processes, lambda: read_all(location, variables, saved, ranks))
     return metadata
 
 
-def found_at(path: str | os.PathLike[str]) -> tuple[Place, Metadata]:
+def found_at(path: str | os.PathLike[str]) -> tuple[CheckpointLocation, Metadata]:
     """Return a checkpoint's place and metadata; raise InputError like :func:`read_metadata`."""
-    place = find(path)
-    return place, read_at(place)
+    location = find(path)
+    return location, read_at(location)
 
 
 def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> dict[str, str]:
@@ -103,14 +103,16 @@ def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> di
     return names
 
 
-def check_same(place: Place, metadata: Metadata, variables: Sequence[Variable], names: Mapping[str, str]) -> list[Saved]:
+def check_same(
+    location: CheckpointLocation, metadata: Metadata, variables: Sequence[Variable], names: Mapping[str, str]
+) -> list[Saved]:
     """Return the saved variable for each of these variables.
 
     Raises:
         InputError: a variable is missing on one side, or has another shape or type.
     """
     by_name = metadata.by_name
-    what = f"checkpoint '{place.prefix}' is of another model"
+    what = f"checkpoint '{location.prefix}' is of another model"
     found = []
     for variable in variables:
         saved = by_name.get(names.get(variable.name, variable.name))
@@ -131,19 +133,21 @@ def check_same(place: Place, metadata: Metadata, variables: Sequence[Variable], 
 OTHER_MODEL = "load it into the model that it was saved from"
 
 
-def read_all(place: Place, variables: Sequence[Variable], saved: Sequence[Saved], ranks: Sequence[int]) -> None:
+def read_all(
+    location: CheckpointLocation, variables: Sequence[Variable], saved: Sequence[Saved], ranks: Sequence[int]
+) -> None:
     """Read the ranks' shards of these variables from the saved ones, a few at a time."""
     batch: list[Wanted] = []
     for variable, source in zip(variables, saved, strict=True):
-        for rank, target in zip(ranks, variable.pieces, strict=True):
+        for rank, target in zip(ranks, variable.shards, strict=True):
             wanted = _wanted(variable, source.name, rank, target)
             if wanted.n_bytes:
                 batch.append(wanted)
         if sum(wanted.n_bytes for wanted in batch) >= BATCH_BYTES:
-            _read(place, batch)
+            _read(location, batch)
             batch = []
     if batch:
-        _read(place, batch)
+        _read(location, batch)
 
 
 def _wanted(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wanted:
@@ -156,10 +160,10 @@ def _wanted(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wa
     return Wanted(entry_of(name), "", variable.dtype, n_bytes, cut, target)
 
 
-def _read(place: Place, batch: Sequence[Wanted]) -> None:
-    with reading(place), tf.device("CPU:0"):
+def _read(location: CheckpointLocation, batch: Sequence[Wanted]) -> None:
+    with reading(location), tf.device("CPU:0"):
         values = tf.raw_ops.RestoreV2(
-            prefix=place.prefix,
+            prefix=location.prefix,
             tensor_names=[wanted.entry for wanted in batch],
             shape_and_slices=[wanted.spec for wanted in batch],
             dtypes=[tf.as_dtype(wanted.dtype) for wanted in batch],

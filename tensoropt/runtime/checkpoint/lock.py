@@ -153,10 +153,10 @@ class Lock:
 
     def _link(self, own: Holder) -> bool:
         """Make the lock file with its content; return False if there is one already."""
-        text, beside = json.dumps(asdict(own)), self.file.with_name(f"{self.file.name}.{own.token}")
+        text, sibling = json.dumps(asdict(own)), self.file.with_name(f"{self.file.name}.{own.token}")
         try:
-            beside.write_text(text)
-            os.link(beside, self.file)
+            sibling.write_text(text)
+            os.link(sibling, self.file)
         except FileExistsError:
             return False
         except OSError as error:
@@ -165,7 +165,7 @@ class Lock:
             return self._create(text)
         finally:
             with contextlib.suppress(OSError):
-                beside.unlink()
+                sibling.unlink()
         return True
 
     def _create(self, text: str) -> bool:

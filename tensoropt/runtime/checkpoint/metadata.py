@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...common.errors import InputError, describe, short
 from ...common.files import name_of, parse_json, reading_value
 from ...reschedule.layout import Shape
-from .place import Place, kept, latest_in, reason
+from .location import CheckpointLocation, kept, latest_in, reason
 from .variable import Variable
 
 ENTRY = "tensoropt/metadata"
@@ -111,7 +111,7 @@ def _saved(name: str, shape: list[int], dtype: str) -> Saved:
     return Saved(name_of(name), tuple(map(int, shape)), name_of(dtype))
 
 
-def find(path: str | os.PathLike[str]) -> Place:
+def find(path: str | os.PathLike[str]) -> CheckpointLocation:
     """Return the place of a checkpoint, given by its prefix or by a folder whose ``checkpoint`` file names its latest.
 
     Raises:
@@ -124,44 +124,46 @@ def find(path: str | os.PathLike[str]) -> Place:
             raise InputError(
                 describe(f"folder '{text}' names no checkpoint", expected="a file 'checkpoint' there, as save makes it")
             )
-        return Place.of(latest)
-    place = Place.of(text)
-    if not place.index.is_file():
-        others = [f"'{other}'" for other in kept(place.folder)]
+        return CheckpointLocation.of(latest)
+    location = CheckpointLocation.of(text)
+    if not location.index.is_file():
+        others = [f"'{other}'" for other in kept(location.folder)]
         raise InputError(
             describe(
                 f"there is no checkpoint '{text}'",
-                expected=f"a file '{place.index}'",
+                expected=f"a file '{location.index}'",
                 advice=f"its folder has {', '.join(others)}" if others else None,
             )
         )
-    return place
+    return location
 
 
-def read_at(place: Place) -> Metadata:
+def read_at(location: CheckpointLocation) -> Metadata:
     """Return the metadata of the checkpoint in this place.
 
     Raises:
         InputError: the checkpoint wasn't saved by TensorOpt, is damaged, or a file is missing.
     """
-    with reading(place):
-        reader = tf.train.load_checkpoint(place.prefix)
+    with reading(location):
+        reader = tf.train.load_checkpoint(location.prefix)
         ours = reader.has_tensor(ENTRY)
         text = reader.get_tensor(ENTRY) if ours else b""
     if not ours:
         raise InputError(
             describe(
-                f"checkpoint '{place.prefix}' wasn't saved by TensorOpt",
+                f"checkpoint '{location.prefix}' wasn't saved by TensorOpt",
                 got=f"no entry '{ENTRY}'",
                 advice="restore it into the plain model with tf.train.Checkpoint, before the model is parallelised",
             )
         )
-    metadata = Metadata.from_json(text, place.prefix)
-    there = {number for number, count in place.data_files() if count == metadata.n_files}
+    metadata = Metadata.from_json(text, location.prefix)
+    there = {number for number, count in location.data_files() if count == metadata.n_files}
     for number in range(metadata.n_files):
         if number not in there:
-            file = f"{place.prefix}.data-{number:05d}-of-{metadata.n_files:05d}"
-            raise InputError(describe(f"checkpoint '{place.prefix}' isn't whole", got=f"no file '{file}'", advice=RECOVER))
+            file = f"{location.prefix}.data-{number:05d}-of-{metadata.n_files:05d}"
+            raise InputError(
+                describe(f"checkpoint '{location.prefix}' isn't whole", got=f"no file '{file}'", advice=RECOVER)
+            )
     return metadata
 
 
@@ -169,7 +171,7 @@ RECOVER = "copy all of its files, or load another checkpoint"
 
 
 @contextlib.contextmanager
-def reading(place: Place) -> Iterator[None]:
+def reading(location: CheckpointLocation) -> Iterator[None]:
     """Report in one sentence that a checkpoint can't be read.
 
     Raises:
@@ -180,5 +182,7 @@ def reading(place: Place) -> Iterator[None]:
     # TensorFlow's reader raises Python errors for some of its own, such as an IndexError for a file that was cut off.
     except (OSError, tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
         raise InputError(
-            describe(f"checkpoint '{place.prefix}' is damaged or not a checkpoint", got=f"'{reason(error)}'", advice=RECOVER)
+            describe(
+                f"checkpoint '{location.prefix}' is damaged or not a checkpoint", got=f"'{reason(error)}'", advice=RECOVER
+            )
         ) from error

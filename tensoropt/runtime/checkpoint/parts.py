@@ -31,7 +31,7 @@ SHARD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VariablePart:
     """The elements of a variable that one rank writes.
 
     Attributes:
@@ -69,24 +69,24 @@ def slice_spec(shape: Shape, bounds: Bounds) -> str:
     return " ".join(map(str, shape)) + " " + ":".join(slices)
 
 
-def parts_of_rank(variables: Sequence[Variable], rank: int) -> Iterator[Part]:
+def parts_of_rank(variables: Sequence[Variable], rank: int) -> Iterator[VariablePart]:
     """Yield the parts that a rank writes of those variables that are saved in slices."""
     for turn, variable in enumerate(variables):
         if variable.in_slices:
             for bounds in _bounds_of_rank(variable, rank, turn):
-                yield Part(variable, bounds)
+                yield VariablePart(variable, bounds)
 
 
 def _bounds_of_rank(variable: Variable, rank: int, turn: int) -> list[Bounds]:
-    piece = variable.layout.bounds(variable.shape, rank)
-    n_bytes = math.prod(end - start for start, end in piece) * variable.item_bytes
+    shard = variable.layout.bounds(variable.shape, rank)
+    n_bytes = math.prod(end - start for start, end in shard) * variable.item_bytes
     holders = holders_of(variable.layout, rank)
     n_writers = len(holders) if n_bytes >= SHARED_BYTES * len(holders) else 1
     writers = [holders[(turn + i) % len(holders)] for i in range(n_writers)]
     if not n_bytes or rank not in writers:
         return []
     n_parts = -(-max(n_bytes // n_writers, 1) // PART_BYTES) * n_writers
-    parts = _cut(piece, n_parts)
+    parts = _cut(shard, n_parts)
     first, end = block_bounds(len(parts), n_writers, writers.index(rank))
     return parts[first:end]
 
@@ -96,15 +96,15 @@ def holders_of(layout: Layout, rank: int) -> tuple[int, ...]:
     return layout.mesh.group(tuple(axis for axis in layout.mesh.axes if axis not in layout.split_axes), rank)
 
 
-def _cut(piece: Bounds, n_parts: int) -> list[Bounds]:
+def _cut(shard: Bounds, n_parts: int) -> list[Bounds]:
     """Cut a shard into parts along its first dimension if that is long enough, else along the longest."""
-    extents = [end - start for start, end in piece]
+    extents = [end - start for start, end in shard]
     if n_parts == 1 or not extents:
-        return [piece]
+        return [shard]
     dim = 0 if extents[0] >= n_parts else extents.index(max(extents))
-    start, n_blocks = piece[dim][0], min(n_parts, extents[dim])
+    start, n_blocks = shard[dim][0], min(n_parts, extents[dim])
     blocks = [block_bounds(extents[dim], n_blocks, i) for i in range(n_blocks)]
-    return [(*piece[:dim], (start + first, start + end), *piece[dim + 1 :]) for first, end in blocks]
+    return [(*shard[:dim], (start + first, start + end), *shard[dim + 1 :]) for first, end in blocks]
 
 
 class Sized(Protocol):

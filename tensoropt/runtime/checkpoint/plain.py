@@ -9,8 +9,8 @@ from ...common.errors import InputError, describe
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
 from .loading import OTHER_MODEL, found_at, read_all
+from .location import CheckpointLocation
 from .metadata import Metadata, Saved
-from .place import Place
 from .variable import Variable
 
 
@@ -28,27 +28,28 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: 
     Raises:
         InputError: there is no such checkpoint, it is of another model, damaged, incomplete, or saved without Keras.
     """
-    place, metadata = found_at(path)
+    location, metadata = found_at(path)
     roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     if model is not None and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    pairs = [pair for root, value in roots.items() for pair in _pairs(place, metadata, root, value)]
+    pairs = [pair for root, value in roots.items() for pair in _pairs(location, metadata, root, value)]
     variables = [_plain(variable, saved) for variable, saved in pairs]
-    read_all(place, variables, [saved for _, saved in pairs], [0])
+    read_all(location, variables, [saved for _, saved in pairs], [0])
     return metadata
 
 
-def _pairs(place: Place, metadata: Metadata, root: str, value: Any) -> list[tuple[Any, Saved]]:
+def _pairs(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[tuple[Any, Saved]]:
     names = metadata.objects.get(root)
     if names is None:
         raise InputError(
             describe(
-                f"checkpoint '{place.prefix}' has no Keras {root}", got=f"variables of {sorted(metadata.objects) or 'none'}"
+                f"checkpoint '{location.prefix}' has no Keras {root}",
+                got=f"variables of {sorted(metadata.objects) or 'none'}",
             )
         )
     variables = value.variables
     by_name = metadata.by_name
-    what = f"checkpoint '{place.prefix}' is of another {root}"
+    what = f"checkpoint '{location.prefix}' is of another {root}"
     for variable, name in zip(variables, names, strict=False):
         saved = by_name.get(name or "")
         expected = Saved(variable.path, tuple(variable.shape), variable._value.dtype.name)

@@ -1,6 +1,6 @@
 """Save a checkpoint: each rank writes its parts into its own files, which rank 0 joins into one checkpoint.
 
-1. Rank 0 takes the prefix's lock (``lock.py``) and makes an empty folder beside the target (``place.py``).
+1. Rank 0 takes the prefix's lock (``lock.py``) and makes an empty folder beside the target (``location.py``).
 2. Each rank writes its parts (``parts.py``) with SaveV2, a file for each gigabyte. The only values that ranks exchange are
    those of variables whose type can't be saved in slices, which one rank collects.
 3. Rank 0 writes the checkpoint's metadata, joins the files with MergeV2Checkpoints, which rewrites only their small indices,
@@ -24,15 +24,15 @@ import tensorflow as tf
 
 from ...common.errors import InputError, TensorOptError, describe
 from ...lowering.variables import StateEntry
-from ...sharding.local_shapes import piece_of
+from ...sharding.local_shapes import shard_slices
 from ..ranks import Processes
+from .location import CheckpointLocation, keep_newest, make_safe, writing
 from .lock import Lock
 from .metadata import ENTRY as METADATA
 from .metadata import Metadata, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
-from .parts import Part, holders_of, parts_of_rank, shards
-from .place import Place, keep_newest, make_safe, writing
+from .parts import VariablePart, holders_of, parts_of_rank, shards
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
@@ -86,22 +86,22 @@ def save(
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
     _check_json(metadata)
-    place = Place.of(prefix if number is None else f"{os.fspath(prefix)}-{number}")
+    location = CheckpointLocation.of(prefix if number is None else f"{os.fspath(prefix)}-{number}")
     variables = variables_of(entries)
-    lock = place.lock()
+    lock = location.lock()
     try:
-        on_rank_0(processes, lambda: place.prepare(lock))
-        together(processes, lambda: _find_scratch(place, processes))
+        on_rank_0(processes, lambda: location.prepare(lock))
+        together(processes, lambda: _find_scratch(location, processes))
         items = _items(variables, ranks, processes)
-        written = together(processes, lambda: [_write_shards(place, rank, items[rank]) for rank in ranks])
+        written = together(processes, lambda: [_write_shards(location, rank, items[rank]) for rank in ranks])
         files = [file for of_process in processes.gather(written) for of_rank in of_process for file in of_rank]
         own = OwnEntries(variables, metadata or {}, objects, 1 if number is None else number)
-        on_rank_0(processes, lambda: _join(place, files, own, lock, max_to_keep))
+        on_rank_0(processes, lambda: _join(location, files, own, lock, max_to_keep))
     finally:
         if lock.is_held:
-            place.discard()
+            location.discard()
             lock.release()
-    return place.prefix
+    return location.prefix
 
 
 def _check_json(metadata: Mapping[str, Any] | None) -> None:
@@ -111,12 +111,12 @@ def _check_json(metadata: Mapping[str, Any] | None) -> None:
         raise InputError(describe("a checkpoint's metadata must be JSON", got=f"'{error}'")) from error
 
 
-def _find_scratch(place: Place, processes: Processes) -> None:
-    if not place.scratch.is_dir():
+def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:
+    if not location.scratch.is_dir():
         raise InputError(
             describe(
-                f"checkpoint '{place.prefix}' needs a folder that all ranks share",
-                got=f"no '{place.folder}' of rank 0 on {processes.hosts[processes.rank]}",
+                f"checkpoint '{location.prefix}' needs a folder that all ranks share",
+                got=f"no '{location.folder}' of rank 0 on {processes.hosts[processes.rank]}",
                 advice="save to a shared file system",
             )
         )
@@ -125,39 +125,39 @@ def _find_scratch(place: Place, processes: Processes) -> None:
 def _items(variables: Sequence[Variable], ranks: Sequence[int], processes: Processes) -> dict[int, list[Item]]:
     """Return, for each rank of this process, the items that it writes."""
     items = {rank: [_part_item(part, rank, i) for part in parts_of_rank(variables, rank)] for i, rank in enumerate(ranks)}
-    wholes = [variable for variable in variables if not variable.in_slices]
-    for turn, variable in enumerate(wholes):
+    unsliced = [variable for variable in variables if not variable.in_slices]
+    for turn, variable in enumerate(unsliced):
         writer = turn % processes.size
-        whole = _whole(variable, ranks, processes, writer)
-        if whole is not None:
-            items[ranks[0]].append(Item(entry_of(variable.name), "", variable.n_bytes, whole))
+        full = _global_value(variable, ranks, processes, writer)
+        if full is not None:
+            items[ranks[0]].append(Item(entry_of(variable.name), "", variable.n_bytes, full))
     return items
 
 
-def _part_item(part: Part, rank: int, position: int) -> Item:
+def _part_item(part: VariablePart, rank: int, position: int) -> Item:
     variable = part.variable
-    piece = variable.layout.bounds(variable.shape, rank)
+    shard = variable.layout.bounds(variable.shape, rank)
 
     def make() -> tf.Tensor:
-        value = variable.pieces[position].value()
-        if part.bounds == piece:
+        value = variable.shards[position].value()
+        if part.bounds == shard:
             return value
-        begin = [start - first for (start, _), (first, _) in zip(part.bounds, piece, strict=True)]
+        begin = [start - first for (start, _), (first, _) in zip(part.bounds, shard, strict=True)]
         return tf.slice(value, begin, [end - start for start, end in part.bounds])
 
     return Item(entry_of(variable.name), part.spec, part.n_bytes, make)
 
 
-def _whole(variable: Variable, ranks: Sequence[int], processes: Processes, writer: int) -> Callable[[], Any] | None:
+def _global_value(variable: Variable, ranks: Sequence[int], processes: Processes, writer: int) -> Callable[[], Any] | None:
     """Return, on the writing process, a function that makes the global value of a variable that can't be saved in slices.
 
     Return None on the other processes.
     """
     if not variable.layout.split_axes:
-        return variable.pieces[0].value if processes.rank == writer else None
+        return variable.shards[0].value if processes.rank == writer else None
     held = {
-        rank: piece.numpy()
-        for rank, piece in zip(ranks, variable.pieces, strict=True)
+        rank: shard.numpy()
+        for rank, shard in zip(ranks, variable.shards, strict=True)
         if holders_of(variable.layout, rank)[0] == rank
     }
     collected = processes.collect(held, writer)
@@ -165,27 +165,27 @@ def _whole(variable: Variable, ranks: Sequence[int], processes: Processes, write
         return None
 
     def make() -> np.ndarray:
-        whole = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
-        for pieces in collected:
-            for rank, piece in pieces.items():
-                whole[piece_of(variable.layout, variable.shape, rank)] = piece
-        return whole
+        full = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
+        for by_rank in collected:
+            for rank, shard in by_rank.items():
+                full[shard_slices(variable.layout, variable.shape, rank)] = shard
+        return full
 
     return make
 
 
-def _write_shards(place: Place, rank: int, items: Sequence[Item]) -> list[str]:
+def _write_shards(location: CheckpointLocation, rank: int, items: Sequence[Item]) -> list[str]:
     """Write items into files of this rank, and return the files' prefixes."""
     prefixes = []
     for i, shard in enumerate(shards(items)):
-        prefixes.append(str(place.scratch / f"rank-{rank:05d}-{i:05d}"))
-        _write(place, prefixes[-1], shard)
+        prefixes.append(str(location.scratch / f"rank-{rank:05d}-{i:05d}"))
+        _write(location, prefixes[-1], shard)
     return prefixes
 
 
-def _write(place: Place, prefix: str, items: Sequence[Item]) -> None:
+def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> None:
     file = Path(f"{prefix}.data-00000-of-00001")
-    with writing(place, file, sum(item.n_bytes for item in items)):
+    with writing(location, file, sum(item.n_bytes for item in items)):
         # Shards on a GPU are copied to the host to be written.
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
@@ -218,39 +218,39 @@ class OwnEntries:
         ]
 
 
-def _join(place: Place, files: Sequence[str], own: OwnEntries, lock: Lock, max_to_keep: int | None) -> None:
+def _join(location: CheckpointLocation, files: Sequence[str], own: OwnEntries, lock: Lock, max_to_keep: int | None) -> None:
     """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
         if not Path(f"{file}.index").is_file():
             raise TensorOptError(
                 describe(
-                    f"checkpoint '{place.prefix}' needs a folder that all ranks share",
+                    f"checkpoint '{location.prefix}' needs a folder that all ranks share",
                     got=f"no '{file}.index' on rank 0's machine",
                     advice="save to a shared file system",
                 )
             )
     joined = list(files)
     # One more file if the existing checkpoint has the same number, and thus files of the same names.
-    n_own = 2 if len(files) + 1 in _file_counts(place) else 1
+    n_own = 2 if len(files) + 1 in _file_counts(location) else 1
     items = own.items(len(files) + n_own)
     for i, own_items in enumerate([items] if n_own == 1 else [items[:1], items[1:]]):
-        joined.append(str(place.scratch / f"about-{i}"))
-        _write(place, joined[-1], own_items)
-    merged = place.scratch / place.name
-    with writing(place, merged.with_name(f"{place.name}.index"), 0), tf.device("CPU:0"):
+        joined.append(str(location.scratch / f"about-{i}"))
+        _write(location, joined[-1], own_items)
+    merged = location.scratch / location.name
+    with writing(location, merged.with_name(f"{location.name}.index"), 0), tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=joined, destination_prefix=str(merged), delete_old_dirs=False)
     lock.check()
-    place.commit()
-    keep_newest(place, max_to_keep)
+    location.commit()
+    keep_newest(location, max_to_keep)
 
 
-def _file_counts(place: Place) -> set[int]:
+def _file_counts(location: CheckpointLocation) -> set[int]:
     """Return how many data files the existing checkpoint has, as a set.
 
     The set is empty without a checkpoint, and may have several numbers if TensorOpt didn't write it.
     """
-    if not place.index.exists():
+    if not location.index.exists():
         return set()
     with contextlib.suppress(TensorOptError):
-        return {read_at(place).n_files}
-    return {count for _, count in place.data_files()}
+        return {read_at(location).n_files}
+    return {count for _, count in location.data_files()}

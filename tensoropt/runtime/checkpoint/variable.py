@@ -30,14 +30,14 @@ class Variable:
         shape: the global shape.
         dtype: TensorFlow's name of the type.
         layout: the layout of the shards.
-        pieces: the shards of the ranks that this process builds.
+        shards: the shards of the ranks that this process builds.
     """
 
     name: str
     shape: Shape
     dtype: str
     layout: Layout
-    pieces: tuple[tf.Variable, ...]
+    shards: tuple[tf.Variable, ...]
 
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:

@@ -53,7 +53,7 @@ class Scratch:
     @property
     def n_bytes(self) -> int:
         """The bytes of all buffers."""
-        return sum(piece.nbytes for piece in self._memory.values())
+        return sum(block.nbytes for block in self._memory.values())
 
     def take(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a flat aligned array of ``count`` elements, valid until ``name`` is taken again."""

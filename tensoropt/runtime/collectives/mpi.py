@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_HALVES, _SUMS, _PIECES = 1, 2, 3  # tags of messages
+_HALVES, _SUMS, _SHARDS = 1, 2, 3  # tags of messages
 
 
 class MpiCommunicator:
@@ -156,10 +156,10 @@ class MpiCommunicator:
         self._begin()
         own = self.empty(own_shape, sends[0].dtype)
         # All ranks send arrays of the same size to a member.
-        most_bytes = max(piece.nbytes for piece in sends) * len(sends)
+        most_bytes = max(block.nbytes for block in sends) * len(sends)
         n_rounds = max(1, -(-most_bytes // ROUND_BYTES))
         for number in range(n_rounds):
-            parts = [slice(*block_bounds(piece.size, n_rounds, number)) for piece in sends]
+            parts = [slice(*block_bounds(block.size, n_rounds, number)) for block in sends]
             summed = own.reshape(-1)[parts[group.rank]]
             received = self.scratch("reduce", summed.size * len(sends), own.dtype)
             self._exchange(group, sends, received, [summed.size] * len(sends), joined, parts)
@@ -192,8 +192,8 @@ class MpiCommunicator:
         received = self.scratch("reduce", result[own].size, flat.dtype)
 
         def reduce(part: slice) -> None:
-            pieces = flat[own][part], received[part]
-            reduce_in_order(pieces if group.rank == 0 else pieces[::-1], op, result[own][part])
+            blocks = flat[own][part], received[part]
+            reduce_in_order(blocks if group.rank == 0 else blocks[::-1], op, result[own][part])
 
         if self._naps:
             self._swap_by_parts(group, other, flat[others], received, reduce, result[own], result[others])
@@ -236,9 +236,9 @@ class MpiCommunicator:
         outbox, rank = Outbox(group, self._gives_way), group.rank
         received[rank][...] = sends[rank]
         others = [(rank + distance) % group.size for distance in range(1, group.size)]
-        arriving = [request for member in others for _, request in outbox.arriving(received[member], member, _PIECES)]
+        arriving = [request for member in others for _, request in outbox.arriving(received[member], member, _SHARDS)]
         for member in others:
-            outbox.add(sends[member], member, _PIECES)
+            outbox.add(sends[member], member, _SHARDS)
         outbox.empty()
         outbox.wait_for(arriving)
 
@@ -270,17 +270,17 @@ class MpiCommunicator:
 
         ``joined`` is the flat array of which ``sends`` are consecutive parts, if there is one.
         """
-        flat = [np.ascontiguousarray(piece).reshape(-1) for piece in sends]
-        parts = parts or [slice(0, piece.size) for piece in sends]
+        flat = [np.ascontiguousarray(block).reshape(-1) for block in sends]
+        parts = parts or [slice(0, block.size) for block in sends]
         if self._gives_way:
-            pieces = [piece[part] for piece, part in zip(flat, parts, strict=True)]
-            self._exchange_by_parts(group, pieces, _split(received, [(count,) for count in counts]))
+            blocks = [block[part] for block, part in zip(flat, parts, strict=True)]
+            self._exchange_by_parts(group, blocks, _split(received, [(count,) for count in counts]))
             return
         if joined is None:
-            joined = self.scratch("joined", sum(piece.size for piece in flat), sends[0].dtype)
-            for place, piece in zip(_split(joined, [piece.shape for piece in flat]), flat, strict=True):
-                place[...] = piece
-        starts = accumulate((piece.size for piece in flat[:-1]), initial=0)
+            joined = self.scratch("joined", sum(block.size for block in flat), sends[0].dtype)
+            for place, block in zip(_split(joined, [block.shape for block in flat]), flat, strict=True):
+                place[...] = block
+        starts = accumulate((block.size for block in flat[:-1]), initial=0)
         places = [start + part.start for start, part in zip(starts, parts, strict=True)]
         send_counts = [part.stop - part.start for part in parts]
         self._call(group, "Alltoallv", (opaque(joined), (send_counts, places)), (opaque(received), counts))

@@ -89,7 +89,7 @@ class TimedCommunicator:
     ) -> list[Array]:
         started = self.clock()
         received = self.inner.all_gather(axes, send, recv_shapes, out)
-        self._note("all_gather", axes, sum(piece.nbytes for piece in received), started)
+        self._note("all_gather", axes, sum(block.nbytes for block in received), started)
         return received
 
     def all_to_all(
@@ -102,7 +102,7 @@ class TimedCommunicator:
     ) -> list[Array]:
         started = self.clock()
         received = self.inner.all_to_all(axes, sends, recv_shapes, out, joined)
-        self._note("all_to_all", axes, sum(piece.nbytes for piece in sends), started)
+        self._note("all_to_all", axes, sum(block.nbytes for block in sends), started)
         return received
 
     def reduce_scatter(
@@ -110,7 +110,7 @@ class TimedCommunicator:
     ) -> Array:
         started = self.clock()
         result = self.inner.reduce_scatter(axes, sends, own_shape, joined)
-        self._note("reduce_scatter", axes, sum(piece.nbytes for piece in sends), started)
+        self._note("reduce_scatter", axes, sum(block.nbytes for block in sends), started)
         return self._followed(result)
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .task import Answer, Task
+    from .task import BaselineResult, Task
 
 BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
 SPACES = MappingProxyType(
@@ -34,7 +34,7 @@ SPACES = MappingProxyType(
 """The spaces of the baselines that have their own, in words."""
 
 
-def search_baseline(task: Task, algorithm: str) -> Answer:
+def search_baseline(task: Task, algorithm: str) -> BaselineResult:
     """Return the answer of one of BASELINES to a task.
 
     Raises:
@@ -43,5 +43,5 @@ def search_baseline(task: Task, algorithm: str) -> Answer:
     """
     if algorithm not in BASELINES:
         raise ValueError(f"unknown baseline {algorithm!r}; choose one of {', '.join(BASELINES)}")
-    answer: Answer = importlib.import_module(f".{algorithm.replace('-', '_')}", __name__).search(task)
+    answer: BaselineResult = importlib.import_module(f".{algorithm.replace('-', '_')}", __name__).search(task)
     return answer if algorithm not in SPACES else replace(answer, built=replace(answer.built, space=algorithm))

@@ -10,10 +10,10 @@ from __future__ import annotations
 from ...rules.rule import Config
 from .dimensions import batch_dimension, by_operator, config_of, logical_dimensions, longest_split
 from .single import of_one_strategy
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 
-def search(task: Task) -> Answer:
+def search(task: Task) -> BaselineResult:
     """Return data parallelism's one point."""
     return of_one_strategy(task, configs(task), "data-parallel")
 

@@ -25,19 +25,19 @@ from ...ft.pareto import product, reduce_unsorted, union
 from ...rules.rule import Config
 from ..problem.strategy_problem import StrategyProblem
 from .naming import MOST_ASSIGNMENTS, Ints, Naming
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 Columns = tuple[int, ...]
 
 
-def search(task: Task, most: int = MOST_ASSIGNMENTS) -> Answer:
+def search(task: Task, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
     """Return Mesh-TensorFlow's frontier, of at most ``most`` assignments."""
     naming = Naming.of(task, most)
     problem = _Restricted.of(task, naming)
     found = problem.frontier()
     n_assignments, n_split = naming.assigned.shape
     note = f"{n_split} of {naming.n_names} logical dimensions may be split, in {n_assignments:,} ways"
-    return Answer(problem.built, found, note)
+    return BaselineResult(problem.built, found, note)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ from ...rules.rule import Config, Rule
 from . import data_parallel
 from .dimensions import config_of
 from .single import of_one_strategy
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split())
 
 
-def search(task: Task) -> Answer:
+def search(task: Task) -> BaselineResult:
     """Return one weird trick's one point."""
     return of_one_strategy(task, configs(task), "one-weird-trick")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...ft.reference.optcnn import least_time
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 
-def search(task: Task) -> Answer:
+def search(task: Task) -> BaselineResult:
     """Return OptCNN's one point, among all strategies of the space."""
-    built = task.whole()
+    built = task.full_problem()
     found = least_time(built.problem, task.report)
     note = "" if found.exact else f"not proven the fastest: {found.worst_gap:.2%} above a lower bound at most"
-    return Answer(built, found, note)
+    return BaselineResult(built, found, note)

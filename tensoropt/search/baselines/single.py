@@ -10,14 +10,14 @@ from ...ft import Frontier
 from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import Config
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 
-def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -> Answer:
+def of_one_strategy(task: Task, configs: Mapping[str, Config], algorithm: str) -> BaselineResult:
     """Return the point of a strategy with the shared copies that take the least time."""
     built = task.of_strategy(configs)
     fastest = WeightedSearch(built.problem).least((0, 1))
-    return Answer(built, point_of(built.problem, fastest, algorithm))
+    return BaselineResult(built, point_of(built.problem, fastest, algorithm))
 
 
 def point_of(problem: Problem, least: Least, algorithm: str) -> Frontier:

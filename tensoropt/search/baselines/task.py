@@ -14,7 +14,7 @@ from ...rules.registry import rule_of
 from ...rules.rule import Config, Rule
 from ..problem.builder import ProblemBuilder
 from ..problem.config_space import FULL, Assignments
-from ..problem.fusion_groups import Followers
+from ..problem.fusion_groups import FusionGroup
 from ..problem.strategy_problem import StrategyProblem
 
 Report = Callable[[str, int, int], None]
@@ -48,7 +48,7 @@ class Task:
     def rules(self) -> dict[str, Rule]:
         return {op.name: rule_of(op) for op in self.operators}
 
-    def whole(self) -> StrategyProblem:
+    def full_problem(self) -> StrategyProblem:
         """Return the problem of the whole space."""
         return self.built or self._build(self.space, None)
 
@@ -68,7 +68,7 @@ class Task:
         if self.progress is not None:
             self.progress("search", done, total)
 
-    def _build(self, space: str, states: Callable[[Followers], Assignments] | None) -> StrategyProblem:
+    def _build(self, space: str, states: Callable[[FusionGroup], Assignments] | None) -> StrategyProblem:
         builder = ProblemBuilder(self.graph, self.costing.backward, self.costing, self.mesh, space, states=states)
         if self.progress is not None:
             tell = self.progress
@@ -77,7 +77,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BaselineResult:
     """A baseline's answer to a task.
 
     Attributes:

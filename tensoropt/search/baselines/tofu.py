@@ -23,14 +23,14 @@ from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import NONE, Config, Rule, why_invalid
 from .single import point_of
-from .task import Answer, Task
+from .task import BaselineResult, Task
 
 TIME_COUNTS = 1e-6
 """The weight of time against memory, each as a share of its maximum: all of the time is worth this share of memory."""
 ROUNDING = 1e-9
 
 
-def search(task: Task) -> Answer:
+def search(task: Task) -> BaselineResult:
     """Return ToFu's one point."""
     decided = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
     built = task.among({name: (config,) for name, config in decided.items()})
@@ -45,7 +45,7 @@ def search(task: Task) -> Answer:
         strategy = built.strategy(found.strategy.tolist())
         decided = {name: strategy.configs[name] for name in decided}
     note = f"not proven the least of every round: {off:.2%} above a lower bound at most" if off else ""
-    return Answer(built, point_of(built.problem, found, "tofu"), note)
+    return BaselineResult(built, point_of(built.problem, found, "tofu"), note)
 
 
 def _least_memory(problem: Problem) -> Least:

@@ -21,10 +21,10 @@ from ...sharding.constraints import Force, allowed, force_by_name
 from ...sharding.consumers import consumers_of
 from .choices import Choices
 from .config_space import FULL, Assignments, nodes_of, states_of
-from .edges import Connections, Steps
-from .fusion_groups import Followers
+from .edges import EdgeBuilder, Steps
+from .fusion_groups import FusionGroup
 from .node_states import Evaluation, States
-from .remat_segments import NO_BLOCKS, Blocks, blocks_of
+from .remat_segments import NO_SEGMENTS, Segments, segments_of
 from .strategy_problem import StrategyProblem
 
 
@@ -46,7 +46,7 @@ class ProblemBuilder:
     space: str = FULL
     force: Force = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
-    states: Callable[[Followers], Assignments] | None = None
+    states: Callable[[FusionGroup], Assignments] | None = None
     choices: Choices = field(default_factory=Choices)
 
     def build(self) -> StrategyProblem:
@@ -55,47 +55,47 @@ class ProblemBuilder:
         Raises:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
-        return self._connected(self._evaluated(), NO_BLOCKS)
+        return self._connected(self._evaluated(), NO_SEGMENTS)
 
-    def build_recomputing(self) -> tuple[StrategyProblem, StrategyProblem | None]:
+    def build_with_rematerialization(self) -> tuple[StrategyProblem, StrategyProblem | None]:
         """Return the Problem without rematerialization and the one with it; None where that can't save any memory.
 
         Raises:
             InputError: as :meth:`build`.
         """
         nodes = self._evaluated()
-        blocks = blocks_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
-        if not blocks.nodes:
-            return self._connected(nodes, NO_BLOCKS), None
-        recomputing = list(nodes)
-        for i, each in blocks.nodes.items():
+        segments = segments_of([node for node, _ in nodes], self.costing, self.mesh.n_devices)
+        if not segments.nodes:
+            return self._connected(nodes, NO_SEGMENTS), None
+        rematerializing = list(nodes)
+        for i, each in segments.nodes.items():
             node, states = nodes[i]
-            recomputing[i] = node, self._evaluation.recomputing(node, states, each.places)
-        return self._connected(nodes, NO_BLOCKS, is_told=False), self._connected(recomputing, blocks)
+            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.places)
+        return self._connected(nodes, NO_SEGMENTS, is_reported=False), self._connected(rematerializing, segments)
 
     def _connected(
-        self, nodes: list[tuple[Followers, States]], blocks: Blocks, is_told: bool = True
+        self, nodes: list[tuple[FusionGroup, States]], segments: Segments, is_reported: bool = True
     ) -> StrategyProblem:
-        tell = self.tell if is_told else lambda done, total: None
+        tell = self.tell if is_reported else lambda done, total: None
         steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules)
-        connections = Connections(steps, nodes, self.space != FULL, self.choices, blocks, tell)
-        connections.connect()
-        problem = Problem(tuple(connections.nodes), tuple(connections.edges))
+        edge_builder = EdgeBuilder(steps, nodes, self.space != FULL, self.choices, segments, tell)
+        edge_builder.connect()
+        problem = Problem(tuple(edge_builder.nodes), tuple(edge_builder.edges))
         return StrategyProblem(
             problem,
             self.mesh,
             self.space,
             tuple(nodes),
-            tuple(connections.shared),
-            connections.beside.overlap(),
-            tuple(connections.choices),
-            connections.transients.transient(
-                {i: states.recomputes for i, (_, states) in enumerate(nodes)},
-                {i: states.others for i, (_, states) in enumerate(nodes) if states.recomputed},
+            tuple(edge_builder.shared),
+            edge_builder.overlap_times.overlap(),
+            tuple(edge_builder.choices),
+            edge_builder.transients.transient(
+                {i: states.rematerializes for i, (_, states) in enumerate(nodes)},
+                {i: states.others for i, (_, states) in enumerate(nodes) if states.rematerialized},
             ),
         )
 
-    def _evaluated(self) -> list[tuple[Followers, States]]:
+    def _evaluated(self) -> list[tuple[FusionGroup, States]]:
         self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
@@ -117,7 +117,7 @@ class ProblemBuilder:
         if self.progress is not None:
             self.progress(done, total)
 
-    def _assignments(self, node: Followers) -> Callable[[], Assignments]:
+    def _assignments(self, node: FusionGroup) -> Callable[[], Assignments]:
         op = node.operators[0]
         is_forced = op.name in self.force
 

@@ -24,7 +24,8 @@ CHOICES = (REUSE, REMAT, ZERO, ACCUMULATE)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices that every Problem may have; :meth:`.ProblemBuilder.build_recomputing` adds rematerialization."""
+    """The choices that every Problem may have; :meth:`.ProblemBuilder.build_with_rematerialization` adds
+    rematerialization."""
 
     reuse: bool = False
     zero: bool = True

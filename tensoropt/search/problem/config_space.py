@@ -26,7 +26,7 @@ from ...reschedule.units import MOST_AXES, units
 from ...rules.registry import rule_of
 from ...rules.rule import NONE, Config, Rule, why_unsearched
 from ...sharding.consumers import Consumer
-from .fusion_groups import Followers, followers
+from .fusion_groups import FusionGroup, fusion_groups
 
 FULL, COMPACT = "full", "compact"
 SPACES = (FULL, COMPACT)
@@ -53,15 +53,15 @@ def described(space: str) -> str:
 
 def nodes_of(
     space: str, graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
-) -> tuple[Followers, ...]:
+) -> tuple[FusionGroup, ...]:
     """Return the nodes of a space; operators named in ``apart`` are always nodes of their own."""
     if space == COMPACT:
-        return followers(graph, rules, consumers, apart)
+        return fusion_groups(graph, rules, consumers, apart)
     alone = [op for op in graph.step_operators if op.updates is None]
-    return tuple(Followers((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
+    return tuple(FusionGroup((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
 
 
-def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
+def states_of(space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
     """Return the configs of the node's operators in each of its states.
 
     Args:

@@ -3,8 +3,8 @@
 A resharding makes a *copy* of a *source*: of a tensor as its producer produced it, or of a shared copy. How long each is
 in memory, and whether it is resharded again in the backward pass, depends on the *residual policies* of both ends. Each
 state of a node has one for the source and one for the copy, beside the layout or operand sharding. They are the constants
-LEFT ... HELD, documented in the tables above them. A :data:`Table` maps each pair of policies to a :class:`Keeping`, and
-:meth:`.ReshardingCosting.matrix` turns that into bytes and nanoseconds.
+SAVED ... HELD, documented in the tables above them. A :data:`Table` maps each pair of policies to a
+:class:`ResidualCharge`, and :meth:`.ReshardingCosting.matrix` turns that into bytes and nanoseconds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ...costs.resharding_costs import Keeping, ReshardingCosting, accumulator_bytes
+from ...costs.resharding_costs import ReshardingCosting, ResidualCharge, accumulator_bytes
 from ...ft.choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor
-from ...rules.rule import Demand
+from ...rules.rule import OperandSharding
 from .node_states import Choice
 
 # Residual policies
@@ -31,22 +31,22 @@ from .node_states import Choice
 #
 # | source's policy | meaning for a produced tensor      | saved memory            | added time, in the backward pass      |
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
-# | LEFT            | saved, if the copy is it or a view | source's or copy's      | none                                  |
-# | PAID            | saved, charged at another place    | copy's                  | none                                  |
+# | SAVED           | saved, if the copy is it or a view | source's or copy's      | none                                  |
+# | UNCHARGED       | saved, charged at another place    | copy's                  | none                                  |
 # | REMATERIALIZED  | not saved: its operator is         | copy's, if communicated | the path again, if local and the copy |
 # |                 | rematerialized                     |                         | isn't FIXED                           |
 #
 # | source's policy | meaning for a shared copy          | saved memory            | added time, in the backward pass      |
 # |-----------------|------------------------------------|-------------------------|---------------------------------------|
-# | LEFT            | saved                              | its own                 | none                                  |
-# | PAID            | neither saved nor regathered       | each reader's own copy  | none                                  |
+# | SAVED           | saved                              | its own                 | none                                  |
+# | UNCHARGED       | neither saved nor regathered       | each reader's own copy  | none                                  |
 # | REMATERIALIZED  | regathered from a rematerialized   | none                    | the path to the shared copy again     |
 # |                 | tensor                             |                         |                                       |
 # | REGATHERED      | regathered from a saved tensor     | the produced shard's    | the path to the shared copy again     |
 #
-# A reader of a PAID shared copy must need a resharding of its own. A shared copy of a REMATERIALIZED tensor is LEFT or PAID
-# only if communication makes it. A consumer's copy of a shared copy that is REMATERIALIZED or REGATHERED costs as one of a
-# REMATERIALIZED tensor. The saved memory that a REMATERIALIZED source avoids is transient in the producer's
+# A reader of a UNCHARGED shared copy must need a resharding of its own. A shared copy of a REMATERIALIZED tensor is SAVED
+# or UNCHARGED only if communication makes it. A consumer's copy of a shared copy that is REMATERIALIZED or REGATHERED costs
+# as one of a REMATERIALIZED tensor. The saved memory that a REMATERIALIZED source avoids is transient in the producer's
 # rematerialization segment, unless the copy is PASSED.
 #
 # | copy's policy | meaning                                                              | if saved | if regathered       |
@@ -62,23 +62,24 @@ from .node_states import Choice
 # |               |                                                                      |          | the consumer's      |
 # |               |                                                                      |          | segment             |
 #
-# "Source's bytes" and "the produced shard's" are 0 where they are charged elsewhere (Keeping.COPY_OF_KEPT, AGAIN_OF_KEPT).
+# "Source's bytes" and "the produced shard's" are 0 where they are charged elsewhere (ResidualCharge.COPY_OF_SAVED,
+# REGATHERED_OF_SAVED).
 #
 # A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one the
 # columns are numbered by the shared copy's policies as a source.
-LEFT, REMATERIALIZED, PAID, REGATHERED = range(4)
+SAVED, REMATERIALIZED, UNCHARGED, REGATHERED = range(4)
 UNREAD, READ, FIXED, PASSED, HELD = range(5)
-Table = tuple[tuple[Keeping, ...], ...]
+Table = tuple[tuple[ResidualCharge, ...], ...]
 """The residuals that are saved: a row for each policy of the source, a column for each policy of the copy."""
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class EdgeCosts:
     """The costs of a resharding by the states of both ends.
 
     Attributes:
         mem, time_ns: int64[K of source, K of target], in bytes and in nanoseconds.
-        trailing_ns: the part of the time that only updates of variables wait for; None where it is zero everywhere.
+        overlappable_ns: the part of the time that only updates of variables wait for; None where it is zero everywhere.
         transient: the bytes that are in memory only during a part of the backward pass, since the source is rematerialized
             and not saved; None where there are none.
         held: the bytes of regathered copies that are in memory from their consumer's rematerialization on; None where there
@@ -87,14 +88,14 @@ class Costs:
 
     mem: np.ndarray
     time_ns: np.ndarray
-    trailing_ns: np.ndarray | None = None
+    overlappable_ns: np.ndarray | None = None
     transient: np.ndarray | None = None
     held: np.ndarray | None = None
 
-    def at(self, *index: object) -> Costs:
+    def at(self, *index: object) -> EdgeCosts:
         """Return the costs with every array indexed by ``index``."""
-        arrays = (self.mem, self.time_ns, self.trailing_ns, self.transient, self.held)
-        return Costs(*(None if array is None else array[index] for array in arrays))  # type: ignore[arg-type, index]
+        arrays = (self.mem, self.time_ns, self.overlappable_ns, self.transient, self.held)
+        return EdgeCosts(*(None if array is None else array[index] for array in arrays))  # type: ignore[arg-type, index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,45 +104,46 @@ class End:
 
     Attributes:
         choice: the operand sharding in each state; of a source, the produced layout as an operand sharding.
-        way: the residual policy in each state (see the table above), int[K].
+        policy: the residual policy in each state (see the table above), int[K].
         is_shared: whether this end is a copy that consumers share.
     """
 
-    choice: Choice[Demand]
-    way: np.ndarray
+    choice: Choice[OperandSharding]
+    policy: np.ndarray
     is_shared: bool = False
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        return id(self.choice.values), self.choice.place.tobytes(), self.way.tobytes()
+        return id(self.choice.values), self.choice.place.tobytes(), self.policy.tobytes()
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
-        found, place = np.unique(self.way.astype(np.int64) * n_values + choice.place, return_inverse=True)
+        found, place = np.unique(self.policy.astype(np.int64) * n_values + choice.place, return_inverse=True)
         return found % n_values, found // n_values, place.reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
-class Choosing:
+class ResidualChoice:
     """A resharding whose copy is saved or regathered, as a node between its two ends.
 
     Attributes:
-        is_remade: whether the copy is regathered in each of the M states, bool[M].
+        is_regathered: whether the copy is regathered in each of the M states, bool[M].
         nothing: the costs of the node itself, zeros[M].
         to_choice: the costs between the source and this node: zero, or forbidden.
         of_choice: the costs between this node and the target.
     """
 
-    is_remade: np.ndarray
+    is_regathered: np.ndarray
     nothing: np.ndarray
-    to_choice: Costs
-    of_choice: Costs
+    to_choice: EdgeCosts
+    of_choice: EdgeCosts
 
 
 class ReshardingArrays:
-    """The costs of the reshardings of a graph's tensors, as arrays over produced layouts and operand shardings (Demand)."""
+    """The costs of the reshardings of a graph's tensors, as arrays over produced layouts and operand shardings
+    (OperandSharding)."""
 
     def __init__(self, reshardings: ReshardingCosting, graph: Graph, gathers_parameters: bool = True) -> None:
         self.reshardings, self.graph, self.gathers_parameters = reshardings, graph, gathers_parameters
@@ -149,25 +151,25 @@ class ReshardingArrays:
         self._expected: set[tuple[object, ...]] = set()
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._returning: dict[tuple[object, ...], np.ndarray] = {}
-        self._expanded: dict[tuple[object, ...], Costs] = {}
-        self._choosing: dict[tuple[object, ...], Choosing | None] = {}
+        self._expanded: dict[tuple[object, ...], EdgeCosts] = {}
+        self._choosing: dict[tuple[object, ...], ResidualChoice | None] = {}
 
-    def expect(self, tensor: Tensor, choices: Iterable[Choice[Demand]]) -> None:
+    def expect(self, tensor: Tensor, choices: Iterable[Choice[OperandSharding]]) -> None:
         for choice in choices:
             key = tensor.shape, tensor.item_bytes, id(choice)
             if key not in self._expected:
                 self._expected.add(key)
                 self._alive.append(choice)
-                forward = [demand.layout for demand in choice.values]
-                backward = [d.layout.with_partial(d.varying) for d in choice.values if d.varying is not None]
+                forward = [sharding.layout for sharding in choice.values]
+                backward = [d.layout.with_partial(d.unreduced) for d in choice.values if d.unreduced is not None]
                 self.reshardings.expect(tensor.shape, tensor.item_bytes, [*forward, *backward])
 
-    def trails(self, tensor: Tensor) -> bool:
+    def is_overlappable(self, tensor: Tensor) -> bool:
         """Return whether only an update waits for the tensor's gradient, so that compute may run at the same time.
 
         False with micro-batches: accumulated gradients go back after the last one, when little compute is left.
         """
-        return self.reshardings.overlaps and self.graph.n_slices == 1 and tensor.name in self.graph.made_of_variables
+        return self.reshardings.overlaps and self.graph.n_micro_batches == 1 and tensor.name in self.graph.made_of_variables
 
     def _key(self, tensor: Tensor, source: End, target: End, table: Table) -> tuple[object, ...]:
         self._alive += [source.choice.values, target.choice.values]
@@ -177,8 +179,8 @@ class ReshardingArrays:
 
     def _kind(self, tensor: Tensor, source: End) -> tuple[bool | int, ...]:
         """Return what else the costs depend on: equal for two tensors of one shape means equal costs."""
-        in_slices = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
-        return self.trails(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_slices
+        in_micro_batches = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+        return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, source), *in_micro_batches
 
     def _is_variable(self, tensor: Tensor, source: End) -> bool:
         """Return whether the source is a variable's own value, not a shared copy of it."""
@@ -188,13 +190,13 @@ class ReshardingArrays:
         """Return whether the tensor is a parameter that must not be communicated in the forward pass."""
         return not self.gathers_parameters and self.graph.producers[tensor.name].type == VARIABLE
 
-    def along(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
+    def along(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs of a resharding whose ends are one node, by its states: int64[K] each."""
         *_, of_source = source.pairs
         *_, of_target = target.pairs
         return self._by_pair(tensor, source, target, table).at(of_source, of_target)
 
-    def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
+    def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs of a resharding between the states of two nodes."""
         key = self._key(tensor, source, target, table)
         if key not in self._expanded:
@@ -202,56 +204,58 @@ class ReshardingArrays:
             self._expanded[key] = self._by_pair(tensor, source, target, table).at(*pairs)
         return self._expanded[key]
 
-    def _by_pair(self, tensor: Tensor, source: End, target: End, table: Table) -> Costs:
+    def _by_pair(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs between the distinct pairs (operand sharding, residual policy) of both ends."""
-        (left, of_left, _), (wanted, of_wanted, _) = source.pairs, target.pairs
-        mem, time_ns = np.zeros((2, len(left), len(wanted)), np.int64)
+        (produced, of_produced, _), (wanted, of_wanted, _) = source.pairs, target.pairs
+        mem, time_ns = np.zeros((2, len(produced), len(wanted)), np.int64)
         transient, held = np.zeros((2, *mem.shape), np.int64)
-        for way in np.unique(of_left):
+        for policy in np.unique(of_produced):
             for taken in np.unique(of_wanted):
-                part = np.ix_(of_left == way, of_wanted == taken)
-                places = np.ix_(left[of_left == way], wanted[of_wanted == taken])
-                of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[way][taken])]
+                part = np.ix_(of_produced == policy, of_wanted == taken)
+                places = np.ix_(produced[of_produced == policy], wanted[of_wanted == taken])
+                of_part = [cost[places] for cost in self._matrix(tensor, source, target, table[policy][taken])]
                 mem[part], time_ns[part] = of_part
-                if way == REMATERIALIZED and taken != PASSED:
-                    kept = self._matrix(tensor, source, target, table[LEFT][taken])[0][places]
-                    allowed = (of_part[0] < INFEASIBLE) & (kept < INFEASIBLE)
-                    transient[part] = np.where(allowed, np.maximum(kept - of_part[0], 0), 0)
-                if taken == HELD and table[way][taken] in (Keeping.AGAIN, Keeping.AGAIN_OF_KEPT):
-                    held[part] = self._matrix(tensor, source, target, Keeping.COPY_OF_KEPT)[0][places]
+                if policy == REMATERIALIZED and taken != PASSED:
+                    saved = self._matrix(tensor, source, target, table[SAVED][taken])[0][places]
+                    allowed = (of_part[0] < INFEASIBLE) & (saved < INFEASIBLE)
+                    transient[part] = np.where(allowed, np.maximum(saved - of_part[0], 0), 0)
+                if taken == HELD and table[policy][taken] in (ResidualCharge.REGATHERED, ResidualCharge.REGATHERED_OF_SAVED):
+                    held[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][places]
         if self._stays(tensor):
-            gathered = self._matrix(tensor, source, target, Keeping.LOCAL_OF_AGAIN)[1] >= INFEASIBLE
-            time_ns[gathered[np.ix_(left, wanted)]] = INFEASIBLE
-        trailing_ns = self._trailing_ns(tensor, source, target)
-        trailing_ns = None if trailing_ns is None else trailing_ns[np.ix_(left, wanted)]
+            gathered = self._matrix(tensor, source, target, ResidualCharge.LOCAL_OF_REMATERIALIZED)[1] >= INFEASIBLE
+            time_ns[gathered[np.ix_(produced, wanted)]] = INFEASIBLE
+        overlappable_ns = self._overlappable_ns(tensor, source, target)
+        overlappable_ns = None if overlappable_ns is None else overlappable_ns[np.ix_(produced, wanted)]
         there = [each if each.any() else None for each in (transient, held)]
-        return Costs(mem, time_ns, trailing_ns, *there)
+        return EdgeCosts(mem, time_ns, overlappable_ns, *there)
 
-    def _matrix(self, tensor: Tensor, source: End, target: End, keeping: Keeping) -> tuple[np.ndarray, np.ndarray]:
-        left, wanted = source.choice.values, target.choice.values
+    def _matrix(self, tensor: Tensor, source: End, target: End, charge: ResidualCharge) -> tuple[np.ndarray, np.ndarray]:
+        produced, wanted = source.choice.values, target.choice.values
         of_variable = self._is_variable(tensor, source)
-        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), keeping, *self._kind(tensor, source)
+        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), charge, *self._kind(tensor, source)
         if key not in self._costs:
-            mem, time_ns = self.reshardings.matrix(tensor, left, wanted, keeping, of_variable)
+            mem, time_ns = self.reshardings.matrix(tensor, produced, wanted, charge, of_variable)
             if self.graph.accumulates(tensor.name):
-                mem = mem + accumulators_bytes(tensor, left, wanted)
+                mem = mem + accumulators_bytes(tensor, produced, wanted)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
             self._costs[key] = mem, time_ns * n_runs
-            self._alive += [left, wanted]
+            self._alive += [produced, wanted]
         return self._costs[key]
 
-    def _trailing_ns(self, tensor: Tensor, source: End, target: End) -> np.ndarray | None:
-        if not self.trails(tensor):
+    def _overlappable_ns(self, tensor: Tensor, source: End, target: End) -> np.ndarray | None:
+        if not self.is_overlappable(tensor):
             return None
-        left, wanted = source.choice.values, target.choice.values
+        produced, wanted = source.choice.values, target.choice.values
         of_variable = self._is_variable(tensor, source)
-        key = tensor.shape, tensor.item_bytes, id(left), id(wanted), of_variable
+        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), of_variable
         if key not in self._returning:
-            self._returning[key] = self.reshardings.returning_ns(tensor, left, wanted, of_variable)
-            self._alive += [left, wanted]
+            self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)
+            self._alive += [produced, wanted]
         return self._returning[key]
 
-    def choosing(self, tensor: Tensor, source: End, target: End, tables: tuple[Table, Table]) -> Choosing | None:
+    def residual_choice(
+        self, tensor: Tensor, source: End, target: End, tables: tuple[Table, Table]
+    ) -> ResidualChoice | None:
         """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay.
 
         Args:
@@ -259,33 +263,37 @@ class ReshardingArrays:
         """
         key = self._key(tensor, source, target, sum(tables, start=()))
         if key not in self._choosing:
-            of_kept, of_again = (self._by_pair(tensor, source, target, table) for table in tables)
-            mem = np.stack([of_kept.mem, of_again.mem], axis=2)
-            time_ns = np.stack([of_kept.time_ns, of_again.time_ns], axis=2)
-            nothing = np.zeros_like(of_kept.mem)
+            of_saved, of_regathered = (self._by_pair(tensor, source, target, table) for table in tables)
+            mem = np.stack([of_saved.mem, of_regathered.mem], axis=2)
+            time_ns = np.stack([of_saved.time_ns, of_regathered.time_ns], axis=2)
+            nothing = np.zeros_like(of_saved.mem)
             there = [
                 np.stack([nothing if each is None else each for each in by_choice], axis=2)
-                for by_choice in ((of_kept.transient, of_again.transient), (of_kept.held, of_again.held))
+                for by_choice in ((of_saved.transient, of_regathered.transient), (of_saved.held, of_regathered.held))
             ]
-            told_apart = of_kept.trailing_ns, *(each.sum(axis=2) for each in there)
-            beside = [each for each in told_apart if each is not None]
-            class_of, of_class, choice = choice_states(mem, time_ns, np.concatenate(beside, axis=1))
+            distinguishing = of_saved.overlappable_ns, *(each.sum(axis=2) for each in there)
+            arrays = [each for each in distinguishing if each is not None]
+            class_of, of_class, choice = choice_states(mem, time_ns, np.concatenate(arrays, axis=1))
             self._choosing[key] = None
             if choice.any():
                 member = np.unique(class_of, return_index=True)[1][of_class]
                 (*_, of_source), (*_, of_target) = source.pairs, target.pairs
                 to_choice = np.where(class_of[of_source][:, None] == of_class[None, :], 0, INFEASIBLE)
                 mem, time_ns, *there = (cost[member, :, choice][:, of_target] for cost in (mem, time_ns, *there))
-                trailing_ns = None if of_kept.trailing_ns is None else of_kept.trailing_ns[member][:, of_target]
-                of_choice = Costs(mem, time_ns, trailing_ns, *(each if each.any() else None for each in there))
-                self._choosing[key] = Choosing(
-                    choice == 1, np.zeros(len(choice), np.int64), Costs(np.zeros_like(to_choice), to_choice), of_choice
+                overlappable_ns = (
+                    None if of_saved.overlappable_ns is None else of_saved.overlappable_ns[member][:, of_target]
+                )
+                of_choice = EdgeCosts(mem, time_ns, overlappable_ns, *(each if each.any() else None for each in there))
+                self._choosing[key] = ResidualChoice(
+                    choice == 1, np.zeros(len(choice), np.int64), EdgeCosts(np.zeros_like(to_choice), to_choice), of_choice
                 )
         return self._choosing[key]
 
 
-def accumulators_bytes(tensor: Tensor, sources: Sequence[Demand], demands: Sequence[Demand]) -> np.ndarray:
-    """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, demands]."""
+def accumulators_bytes(
+    tensor: Tensor, sources: Sequence[OperandSharding], shardings: Sequence[OperandSharding]
+) -> np.ndarray:
+    """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, shardings]."""
     return np.array(
-        [[accumulator_bytes(tensor, source.layout, demand) for demand in demands] for source in sources], np.int64
+        [[accumulator_bytes(tensor, source.layout, sharding) for sharding in shardings] for source in sources], np.int64
     )

@@ -1,9 +1,9 @@
 """Group operators into fusion groups, the nodes of a Problem in the compact space.
 
-A *contraction* (a matrix product, a convolution; lookups of rows and operators that can't be split count as such; ``heavy``
-in the code) starts a node. All other operators are *elementwise* (``light``): a run of them, normalisations and reductions
-included, is one node, in which nothing is resharded but the partial sums that reductions produce. Factors of different
-operators that name the same dimension of a tensor between them are one factor of the node.
+A *contraction* (a matrix product, a convolution; lookups of rows and operators that can't be split count as such;
+``contraction`` in the code) starts a node. All other operators are *elementwise* (``elementwise``): a run of them,
+normalisations and reductions included, is one node, in which nothing is resharded but the partial sums that reductions
+produce. Factors of different operators that name the same dimension of a tensor between them are one factor of the node.
 
 An elementwise operator joins the latest elementwise node among those that produce its operands, as long as no other operand
 depends on that node through a third one. So a residual connection ends in another node than it begins in, and may be
@@ -28,7 +28,7 @@ Member = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Followers:
+class FusionGroup:
     """A fusion group: operators in program order that are one node, and the factors that they have in common.
 
     Attributes:
@@ -40,9 +40,9 @@ class Followers:
     factors: tuple[tuple[Member, ...], ...]
 
 
-def followers(
+def fusion_groups(
     graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
-) -> tuple[Followers, ...]:
+) -> tuple[FusionGroup, ...]:
     """Return the fusion groups of a graph's training steps, in program order of each group's first operator.
 
     Args:
@@ -62,7 +62,7 @@ def followers(
     return tuple(_with_factors(tuple(each), rules) for each in members.values())
 
 
-def is_heavy(op: Operator, rule: Rule) -> bool:
+def is_contraction(op: Operator, rule: Rule) -> bool:
     """Return whether an operator starts a node: it contracts, looks rows up, or must run on global tensors."""
     contracts = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
     return bool(rule.without) or contracts
@@ -71,10 +71,10 @@ def is_heavy(op: Operator, rule: Rule) -> bool:
 def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
     """Return the producer of an operator's only operand that isn't constant, if the operator is linear in it; else None."""
     producers = [(position, graph.producers[tensor.name]) for position, tensor in op.operands]
-    varying = [(position, producer) for position, producer in producers if producer.type != CONSTANT]
-    if len(varying) != 1:
+    unreduced = [(position, producer) for position, producer in producers if producer.type != CONSTANT]
+    if len(unreduced) != 1:
         return None
-    ((position, leader),) = varying
+    ((position, leader),) = unreduced
     return leader if (position,) in rule.linear and leader.type not in SOURCES else None
 
 
@@ -87,23 +87,23 @@ class _Groups:
     apart: frozenset[str]
     of: dict[str, int] = field(default_factory=dict)
     before: list[set[int]] = field(default_factory=list)
-    light: list[bool] = field(default_factory=list)
+    elementwise: list[bool] = field(default_factory=list)
 
     def place(self, op: Operator) -> None:
         leader = passes_on(self.graph, self.rules[op.name], op)
         if leader is not None and not {leader.name, op.name} & self.apart:
             self.of[op.name] = self.of[leader.name]
             return
-        heavy = is_heavy(op, self.rules[op.name]) or op.name in self.apart
+        contraction = is_contraction(op, self.rules[op.name]) or op.name in self.apart
         producers = [self.graph.producers[tensor.name] for _, tensor in op.operands]
         made_by = {self.of[producer.name] for producer in producers if producer.name in self.of}
-        for group in sorted(made_by, reverse=True) if not heavy else ():
+        for group in sorted(made_by, reverse=True) if not contraction else ():
             others = made_by - {group}
-            if self.light[group] and not any(group in self.before[other] for other in others):
+            if self.elementwise[group] and not any(group in self.before[other] for other in others):
                 self.before[group] |= others.union(*(self.before[other] for other in others))
                 self.of[op.name] = group
                 return
-        self.of[op.name] = self._new(made_by.union(*(self.before[group] for group in made_by)), not heavy)
+        self.of[op.name] = self._new(made_by.union(*(self.before[group] for group in made_by)), not contraction)
 
     def place_source(self, op: Operator, consumers: list[Consumer]) -> None:
         others = {self.of[consumer.name] for consumer in consumers if consumer.name in self.of and consumer.name != op.name}
@@ -111,18 +111,18 @@ class _Groups:
         follows = follows and not self.rules[op.name].spread
         if follows:
             (group,) = others
-            if op.type != VARIABLE or self.light[group]:
+            if op.type != VARIABLE or self.elementwise[group]:
                 self.of[op.name] = group
                 return
         self.of[op.name] = self._new(set(), False)
 
-    def _new(self, before: set[int], is_light: bool) -> int:
+    def _new(self, before: set[int], is_elementwise: bool) -> int:
         self.before.append(before)
-        self.light.append(is_light)
+        self.elementwise.append(is_elementwise)
         return len(self.before) - 1
 
 
-def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> Followers:
+def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> FusionGroup:
     """Return the operators as one node, with the factors joined that share a dimension of a tensor within it.
 
     Where a dimension merges several factors, the major ones are joined.
@@ -153,9 +153,9 @@ def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
     joined: dict[Member, list[Member]] = {}
     for member in parent:
         joined.setdefault(root(member), []).append(member)
-    heavy = next((i for i, op in enumerate(operators) if is_heavy(op, rules[op.name])), None)
-    kept = (each for each in joined.values() if heavy is None or any(i == heavy for i, _ in each))
-    return Followers(operators, tuple(tuple(members) for members in kept))
+    contraction = next((i for i, op in enumerate(operators) if is_contraction(op, rules[op.name])), None)
+    kept = (each for each in joined.values() if contraction is None or any(i == contraction for i, _ in each))
+    return FusionGroup(operators, tuple(tuple(members) for members in kept))
 
 
 def _names(rule: Rule) -> list[str]:

@@ -20,20 +20,21 @@ from ...ir.body import BODY, FORM
 from ...ir.graph import Operator, Tensor
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
-from ...rules.rule import Config, Demand, Interface, Rule, interface
-from ...sharding.consumers import Consumer, consumer_demand
-from ...sharding.rematerializable import is_recomputable
+from ...rules.rule import Config, Interface, OperandSharding, Rule, interface
+from ...sharding.consumers import Consumer, consumer_sharding
+from ...sharding.rematerializable import is_rematerializable
 from .config_space import Assignments
-from .fusion_groups import Followers
+from .fusion_groups import FusionGroup
 
 Ints = np.ndarray
-Value = TypeVar("Value", Layout, Demand)
+Value = TypeVar("Value", Layout, OperandSharding)
 _Costed = tuple[Interface, int, int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice(Generic[Value]):
-    """A layout or an operand sharding (Demand) for each state: the distinct ones, and each state's index among them."""
+    """A layout or an operand sharding (OperandSharding) for each state: the distinct ones, and each state's index among
+    them."""
 
     values: tuple[Value, ...]
     place: Ints
@@ -55,9 +56,9 @@ class States:
         seen: the interface of each distinct config of each operator.
         mem_bytes, compute_ns, network_ns: int64[K].
         backward_ns: int64[K], the part of the compute time that is in the backward pass.
-        trailing_ns: int64[K], the part of the network time that only updates of variables wait for.
-        recomputes: bool[K], whether operators of the node are rematerialized in this state: those at the indices
-            ``recomputed`` in the node.
+        overlappable_ns: int64[K], the part of the network time that only updates of variables wait for.
+        rematerializes: bool[K], whether operators of the node are rematerialized in this state: those at the indices
+            ``rematerialized`` in the node.
         transient_bytes: int64[K], the bytes of the operators' results that are not saved because they are rematerialized.
     """
 
@@ -68,10 +69,10 @@ class States:
     compute_ns: Ints
     network_ns: Ints
     backward_ns: Ints
-    trailing_ns: Ints
-    recomputes: Ints
+    overlappable_ns: Ints
+    rematerializes: Ints
     transient_bytes: Ints
-    recomputed: tuple[int, ...] = ()
+    rematerialized: tuple[int, ...] = ()
     _choices: dict[tuple[int, str, int], Choice[Any]] = field(default_factory=dict)
 
     @property
@@ -93,10 +94,10 @@ class States:
         """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node."""
         return self._choice(operator, "result", result, lambda seen: seen.results[result])
 
-    def demands(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[Demand]:
+    def shardings(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice[OperandSharding]:
         """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there."""
         kind = "update" if consumer.is_update else "operand"
-        return self._choice(operator, kind, consumer.position, lambda seen: consumer_demand(seen, consumer, gradients))
+        return self._choice(operator, kind, consumer.position, lambda seen: consumer_sharding(seen, consumer, gradients))
 
     def _choice(self, operator: int, kind: str, position: int, value: Callable[[Interface], Value]) -> Choice[Value]:
         key = operator, kind, position
@@ -115,21 +116,21 @@ class Evaluation:
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], _Costed] = field(default_factory=dict)
-    _recomputing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
+    _rematerializing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
-    def states(self, node: Followers, assignments: Callable[[], Assignments], told_apart: object) -> States:
+    def states(self, node: FusionGroup, assignments: Callable[[], Assignments], distinguishing: object) -> States:
         """Return the states of a node.
 
         Args:
             assignments: called for the node's configs only where no node of the same signature came before.
-            told_apart: what else nodes must be equal in to share their states.
+            distinguishing: what else nodes must be equal in to share their states.
         """
-        signature = (*self._signature(node), told_apart)
+        signature = (*self._signature(node), distinguishing)
         if signature not in self._states:
             self._states[signature] = self._evaluated(node, assignments())
         return self._states[signature]
 
-    def _signature(self, node: Followers) -> tuple[object, ...]:
+    def _signature(self, node: FusionGroup) -> tuple[object, ...]:
         made = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
         wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
         return tuple(self._of_operator(op) for op in node.operators), wiring
@@ -149,14 +150,14 @@ class Evaluation:
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.costing.charged) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
-            tuple((op.name, i) in backward.kept_operands for i, _ in op.operands),
+            tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
             self.costing.graph.updates.get(op.name),
             op.name in self.costing.graph.lookup_operators,
             self.costing.found_bytes(op),
             self.costing.graph.n_runs(op.result.name),
         )
 
-    def _evaluated(self, node: Followers, assignments: Assignments) -> States:
+    def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
         distinct, places, seen = [], [], []
         totals = np.zeros((5, len(assignments)), np.int64)
         for i, op in enumerate(node.operators):
@@ -169,36 +170,38 @@ class Evaluation:
             seen.append(tuple(each[0] for each in of_config))
             totals += np.array([each[1:] for each in of_config], np.int64)[place].T
         keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
-        mem, compute, network, backward, trailing = totals
+        mem, compute, network, backward, overlappable = totals
         of = tuple(distinct), tuple(places), tuple(seen)
-        return States(*of, mem, compute, network, backward, trailing, keeps, nothing)
+        return States(*of, mem, compute, network, backward, overlappable, keeps, nothing)
 
-    def recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+    def rematerializing(self, node: FusionGroup, states: States, places: tuple[int, ...]) -> States:
         """Return the states, and each a second time with the operators at the indices ``places`` rematerialized.
 
         A state in which one of these operators can't be rematerialized, because it communicates while it computes, has no
         second one.
         """
         key = id(states), tuple(self._of_operator(node.operators[i]) for i in places), places
-        if key not in self._recomputing:
-            self._recomputing[key] = states, self._with_recomputing(node, states, places)
-        return self._recomputing[key][1]
+        if key not in self._rematerializing:
+            self._rematerializing[key] = states, self._with_rematerialization(node, states, places)
+        return self._rematerializing[key][1]
 
-    def _with_recomputing(self, node: Followers, states: States, places: tuple[int, ...]) -> States:
+    def _with_rematerialization(self, node: FusionGroup, states: States, places: tuple[int, ...]) -> States:
         can_be = np.ones(states.n_states, bool)
-        freed, again_ns = np.zeros((2, states.n_states), np.int64)
+        freed, rematerialization_ns = np.zeros((2, states.n_states), np.int64)
         costing, gradients = self.costing, self.costing.backward.gradients
         for i in places:
             op, rule, place = node.operators[i], self.rules[node.operators[i].name], states.place[i]
             configs = states.configs[i]
-            can_be &= np.array([is_recomputable(costing.graph, op, rule, each, gradients) for each in configs], bool)[place]
-            freed += np.array([costing.left_bytes(op, seen) for seen in states.seen[i]], np.int64)[place]
-            times = [costing.again_ns(op, rule, *each) for each in zip(configs, states.seen[i], strict=True)]
-            again_ns += np.array(times, np.int64)[place]
+            can_be &= np.array([is_rematerializable(costing.graph, op, rule, each, gradients) for each in configs], bool)[
+                place
+            ]
+            freed += np.array([costing.saved_result_bytes(op, seen) for seen in states.seen[i]], np.int64)[place]
+            times = [costing.rematerialization_ns(op, rule, *each) for each in zip(configs, states.seen[i], strict=True)]
+            rematerialization_ns += np.array(times, np.int64)[place]
         (twins,) = np.nonzero(can_be)
         both = np.concatenate([np.arange(states.n_states), twins])
-        recomputes = np.arange(len(both)) >= states.n_states
-        more_ns, transient_bytes = again_ns[both] * recomputes, freed[both] * recomputes
+        rematerializes = np.arange(len(both)) >= states.n_states
+        more_ns, transient_bytes = rematerialization_ns[both] * rematerializes, freed[both] * rematerializes
         return replace(
             states,
             place=tuple(place[both] for place in states.place),
@@ -206,10 +209,10 @@ class Evaluation:
             compute_ns=states.compute_ns[both] + more_ns,
             network_ns=states.network_ns[both],
             backward_ns=states.backward_ns[both] + (more_ns if costing.reshardings.overlaps else 0),
-            trailing_ns=states.trailing_ns[both],
-            recomputes=recomputes,
+            overlappable_ns=states.overlappable_ns[both],
+            rematerializes=rematerializes,
             transient_bytes=transient_bytes,
-            recomputed=places,
+            rematerialized=places,
             _choices={},
         )
 

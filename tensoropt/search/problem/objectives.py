@@ -33,7 +33,7 @@ PAIRS: tuple[Objectives, ...] = (MEMORY_TIME, ("memory", "network"), ("time", "n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Costs:
+class StrategyCosts:
     """All costs of P strategies, int64[P] each, whatever pair of costs was searched.
 
     Attributes:
@@ -92,19 +92,19 @@ def problem_for(built: StrategyProblem, objectives: Objectives) -> Problem:
     return Problem(tuple(nodes), edges)
 
 
-def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) -> Costs:
+def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) -> StrategyCosts:
     """Return all costs of the points of a frontier that was searched for these objectives."""
     chosen = found.strategies
     compute_ns = built.compute_ns(chosen)
     hidden_ns = built.hidden_ns(chosen)
     if objectives == MEMORY_TIME:
-        return Costs(found.mem_bytes, found.time_ns, compute_ns, hidden_ns)
+        return StrategyCosts(found.mem_bytes, found.time_ns, compute_ns, hidden_ns)
     if objectives == ("memory", "network"):
-        return Costs(found.mem_bytes, found.time_ns + compute_ns - hidden_ns, compute_ns, hidden_ns)
+        return StrategyCosts(found.mem_bytes, found.time_ns + compute_ns - hidden_ns, compute_ns, hidden_ns)
     mem_bytes = np.zeros(len(found), np.int64)
     for i, node in enumerate(built.problem.nodes):
         mem_bytes += node.mem_bytes[chosen[:, i]]
     for edge in built.problem.edges:
         mem_bytes += edge.mem_bytes[chosen[:, edge.source], chosen[:, edge.target]]
     mem_bytes += built.missing_bytes(chosen)
-    return Costs(mem_bytes, found.mem_bytes, compute_ns, np.zeros_like(compute_ns))
+    return StrategyCosts(mem_bytes, found.mem_bytes, compute_ns, np.zeros_like(compute_ns))

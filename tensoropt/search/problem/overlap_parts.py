@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...costs.resharding_costs import ReshardingCosting
-from ...ft.nonadditive.overlap import Overlap, Part
+from ...ft.nonadditive.overlap import Overlap, OverlapPart
 from .node_states import States
 
 Ints = np.ndarray
 
 
-class Beside:
+class OverlapTimes:
     """The times that may overlap, by node and edge.
 
     They are network time that only updates of variables wait for, and compute time of the backward pass.
@@ -29,33 +29,33 @@ class Beside:
         self.places = places
         self._reshardings = reshardings
         self._backward_ns = [each.backward_ns for each in states]
-        self._trailing_ns: dict[int, Ints] = {i: each.trailing_ns for i, each in enumerate(states)}
+        self._overlappable_ns: dict[int, Ints] = {i: each.overlappable_ns for i, each in enumerate(states)}
         self._edges: dict[int, tuple[int, Ints]] = {}
         self._hideable: dict[int, Ints] = {}
 
-    def add(self, node: int, trailing_ns: Ints) -> None:
+    def add(self, node: int, overlappable_ns: Ints) -> None:
         """Add network time that only updates wait for to a node, int64[K], beside that of its own states."""
-        self._trailing_ns[node] = self._trailing_ns.get(node, 0) + trailing_ns
+        self._overlappable_ns[node] = self._overlappable_ns.get(node, 0) + overlappable_ns
 
-    def add_edge(self, edge: int, target: int, trailing_ns: Ints) -> None:
+    def add_edge(self, edge: int, target: int, overlappable_ns: Ints) -> None:
         """Set the network time of an edge that only updates wait for; its gradient comes back from the node ``target``."""
-        self._edges[edge] = self.places[target], trailing_ns
+        self._edges[edge] = self.places[target], overlappable_ns
 
     def overlap(self) -> Overlap | None:
         """Return all parts that may overlap; None where the cost model has no overlap."""
         if not self._reshardings.overlaps:
             return None
-        hideable = {i: Part(self.places[i], self._hidden(ns)) for i, ns in self._trailing_ns.items() if ns.any()}
-        edges = {i: Part(place, self._hidden(ns)) for i, (place, ns) in self._edges.items() if ns.any()}
-        hiding = {i: Part(self.places[i], ns) for i, ns in enumerate(self._backward_ns) if ns.any()}
+        hideable = {i: OverlapPart(self.places[i], self._hidden(ns)) for i, ns in self._overlappable_ns.items() if ns.any()}
+        edges = {i: OverlapPart(place, self._hidden(ns)) for i, (place, ns) in self._edges.items() if ns.any()}
+        hiding = {i: OverlapPart(self.places[i], ns) for i, ns in enumerate(self._backward_ns) if ns.any()}
         return Overlap(hideable, edges, hiding)
 
-    def _hidden(self, trailing_ns: Ints) -> Ints:
+    def _hidden(self, overlappable_ns: Ints) -> Ints:
         """Return the overlappable part of a time, the same object for the same array.
 
         A search recognises equal layers by the identity of their arrays.
         """
-        key = id(trailing_ns)
+        key = id(overlappable_ns)
         if key not in self._hideable:
-            self._hideable[key] = self._reshardings.hideable_ns(trailing_ns)
+            self._hideable[key] = self._reshardings.hideable_ns(overlappable_ns)
         return self._hideable[key]

@@ -2,7 +2,7 @@
 
 All that is rematerialized between two saved tensors is in memory at once when the backward pass comes to it. If everything
 were rematerialized as one, all of it would be in memory at once, and nothing won. So the program is cut into *segments*
-(``blocks`` in the code), at tensors through which every dependency passes that gradients come back along: the residual
+(``segments`` in the code), at tensors through which every dependency passes that gradients come back along: the residual
 stream of a Transformer between its layers, the activations of a chain. The tensors at the cuts are saved, and so are those
 still used many operators later (an encoder's result, which all layers of a decoder use); within segments a search chooses.
 The rematerialized tensors of one segment are in memory at a time, and the parameters that its operators read: those that are
@@ -30,8 +30,8 @@ from ...costs.operator_costs import OperatorCosting
 from ...ir.graph import Graph, Operator
 from ...ir.views import viewed_operand
 from ...rules.registry import rule_of
-from ...sharding.rematerializable import may_be_recomputed
-from .fusion_groups import Followers
+from ...sharding.rematerializable import may_be_rematerialized_at_all
+from .fusion_groups import FusionGroup
 
 LIMITS = 24
 """The number of sizes of the largest segment that are tried, and of sizes of a segment's parameters."""
@@ -46,21 +46,21 @@ LARGE = 0.5
 
 
 @dataclass(frozen=True)
-class Recomputable:
+class Rematerializable:
     """The operators of a node that may be rematerialized.
 
     Attributes:
         places: the operators' indices in the node.
-        block: the number of their segment. The search charges the transient bytes of segments that are ``large``
+        segment: the number of their segment. The search charges the transient bytes of segments that are ``large``
             (:mod:`...ft.nonadditive.segment_memory`).
     """
 
     places: tuple[int, ...]
-    block: int
+    segment: int
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Segments:
     """The rematerialization segments of a program.
 
     Attributes:
@@ -68,11 +68,11 @@ class Blocks:
         large: the numbers of the segments whose results have at least LARGE of the largest segment's bytes.
     """
 
-    nodes: dict[int, Recomputable]
+    nodes: dict[int, Rematerializable]
     large: frozenset[int]
 
 
-NO_BLOCKS = Blocks({}, frozenset())
+NO_SEGMENTS = Segments({}, frozenset())
 
 
 @dataclass(frozen=True)
@@ -84,47 +84,47 @@ class _Cut:
     n_bytes: int
 
 
-def blocks_of(nodes: Sequence[Followers], costing: OperatorCosting, n_devices: int) -> Blocks:
+def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_devices: int) -> Segments:
     """Return the rematerialization segments of a program, for a number of devices; without nodes if no cut pays."""
     graph, program = costing.graph, [op for op in costing.graph.step_operators if op.updates is None]
     path = _path(graph, program, costing)
-    kept = {op.name: _kept_bytes(op, costing) if op.name in path else 0 for op in program}
+    saved_bytes = {op.name: _saved_bytes(op, costing) if op.name in path else 0 for op in program}
     gathered = {op.name: n_devices * _gathered_bytes(op, costing) if op.name in path else 0 for op in program}
     last = _last_consumers(program)
     far = LONG * len(program)
     lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > far for t in op.outputs)}
     cuts = _cuts(program, path - lasting, last)
-    chosen = _chosen(cuts, [kept[op.name] for op in program], [gathered[op.name] for op in program])
+    chosen = _chosen(cuts, [saved_bytes[op.name] for op in program], [gathered[op.name] for op in program])
     if not chosen:
-        return NO_BLOCKS
+        return NO_SEGMENTS
     bounds = np.array([cut.after for cut in chosen])
-    block_of = {op.name: int(np.searchsorted(bounds, i)) for i, op in enumerate(program)}
+    segment_of = {op.name: int(np.searchsorted(bounds, i)) for i, op in enumerate(program)}
     cut_through = _with_viewed(graph, lasting.union(cut.producer for cut in chosen))
     sizes = Counter[int]()
     for op in program:
-        sizes[block_of[op.name]] += kept[op.name]
-    possible: dict[int, Recomputable] = {}
+        sizes[segment_of[op.name]] += saved_bytes[op.name]
+    possible: dict[int, Rematerializable] = {}
     for number, node in enumerate(nodes):
-        by_block = Counter[int]()
+        by_segment = Counter[int]()
         for op in node.operators:
-            by_block[block_of[op.name]] += max(kept[op.name], op.name in path)
-        (block, _), = by_block.most_common(1)
+            by_segment[segment_of[op.name]] += max(saved_bytes[op.name], op.name in path)
+        (segment, _), = by_segment.most_common(1)
         places = tuple(
             i
             for i, op in enumerate(node.operators)
-            if block_of[op.name] == block and op.name in path and op.name not in cut_through
-            and may_be_recomputed(graph, op, rule_of(op), costing.backward.gradients)
+            if segment_of[op.name] == segment and op.name in path and op.name not in cut_through
+            and may_be_rematerialized_at_all(graph, op, rule_of(op), costing.backward.gradients)
         )
         if places:
-            possible[number] = Recomputable(places, block)
+            possible[number] = Rematerializable(places, segment)
     found = _worth_it(nodes, possible, costing)
     largest = max(sizes.values())
-    return Blocks(found, frozenset(block for block, size in sizes.items() if size >= LARGE * largest))
+    return Segments(found, frozenset(segment for segment, size in sizes.items() if size >= LARGE * largest))
 
 
 def _worth_it(
-    nodes: Sequence[Followers], possible: Mapping[int, Recomputable], costing: OperatorCosting
-) -> dict[int, Recomputable]:
+    nodes: Sequence[FusionGroup], possible: Mapping[int, Rematerializable], costing: OperatorCosting
+) -> dict[int, Rematerializable]:
     """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
 
     The operands would have to be saved instead if their producers couldn't be rematerialized too.
@@ -133,9 +133,9 @@ def _worth_it(
     made_by = {
         number: [op for i, op in enumerate(nodes[number].operators) if i in each.places] for number, each in possible.items()
     }
-    kept = {number: sum(_kept_bytes(op, costing) for op in made) for number, made in made_by.items()}
-    least = max(1.0, LEAST_SHARE * sum(kept.values()))
-    pending = [number for number, n_bytes in kept.items() if n_bytes >= least]
+    saved_bytes = {number: sum(_saved_bytes(op, costing) for op in made) for number, made in made_by.items()}
+    least = max(1.0, LEAST_SHARE * sum(saved_bytes.values()))
+    pending = [number for number, n_bytes in saved_bytes.items() if n_bytes >= least]
     found = set(pending)
     while pending:
         for op in made_by[pending.pop()]:
@@ -160,14 +160,14 @@ def _path(graph: Graph, program: Sequence[Operator], costing: OperatorCosting) -
     }
 
 
-def _kept_bytes(op: Operator, costing: OperatorCosting) -> int:
+def _saved_bytes(op: Operator, costing: OperatorCosting) -> int:
     """Return the bytes of the operator's global results that the backward pass reads."""
-    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.kept)
+    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.saved)
 
 
 def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
     """Return the global bytes of the parameters that the operator's gradient reads."""
-    graph, read = costing.graph, costing.backward.kept_operands
+    graph, read = costing.graph, costing.backward.residual_operands
     return sum(
         tensor.mem_bytes for i, tensor in op.operands if tensor.name in graph.made_of_variables and (op.name, i) in read
     )
@@ -207,15 +207,15 @@ def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
     return found
 
 
-def _chosen(cuts: Sequence[_Cut], kept: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
+def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
     """Return the cuts of the finest division whose cost (see :func:`_cost`) is about the least.
 
     No cuts where every division holds as many bytes of results at once as no division does.
 
     Args:
-        kept, gathered: the bytes of each operator's saved results, and of the parameters that it gathers.
+        saved, gathered: the bytes of each operator's saved results, and of the parameters that it gathers.
     """
-    sums = np.cumsum([kept, gathered], axis=1)
+    sums = np.cumsum([saved_bytes, gathered], axis=1)
     ends = np.concatenate([sums[:, [cut.after for cut in cuts]], sums[:, -1:]], axis=1)
     if ends.shape[1] < 2 or not ends[0, -1]:
         return []

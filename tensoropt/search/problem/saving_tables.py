@@ -2,54 +2,77 @@
 
 from __future__ import annotations
 
-from ...costs.resharding_costs import Keeping
+from ...costs.resharding_costs import ResidualCharge
 from .edge_costs import Table
 
-_NOTHING = Keeping.NOTHING
+_NOTHING = ResidualCharge.NOTHING
 
 
-def direct(keeping: Keeping) -> Table:
+def direct(charge: ResidualCharge) -> Table:
     """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REMATERIALIZED, PAID."""
     return (
-        (_NOTHING, keeping, keeping, keeping, keeping),
-        (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN),
-        (_NOTHING, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT, Keeping.COPY_OF_KEPT),
-    )
-
-
-def direct_again(keeping: Keeping) -> Table:
-    """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
-    kept = direct(keeping)
-    ways = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT, Keeping.AGAIN_OF_KEPT
-    return tuple(
-        (unread, again, fixed, again, again) for (unread, _, fixed, *_), again in zip(kept, ways, strict=True)
-    )
-
-
-def to_shared(of_copy: Keeping, keeping: Keeping, may_be_remade: bool) -> Table:
-    """Return the Table of a shared copy of a produced tensor.
-
-    Rows are the tensor's policies LEFT and REMATERIALIZED; columns the shared copy's policies LEFT, REMATERIALIZED, PAID
-    (unread) and REGATHERED.
-    """
-    again = Keeping.AGAIN if keeping == Keeping.COPY else Keeping.AGAIN_OF_KEPT
-    return (
-        (of_copy, Keeping.FORBIDDEN, _NOTHING, again),
+        (_NOTHING, charge, charge, charge, charge),
         (
-            _NOTHING if of_copy == _NOTHING else Keeping.KEPT_OF_AGAIN,
-            Keeping.AGAIN_OF_KEPT if may_be_remade else Keeping.LOCAL_OF_AGAIN,
-            _NOTHING if of_copy == _NOTHING else Keeping.UNREAD_OF_AGAIN,
-            Keeping.FORBIDDEN,
+            _NOTHING,
+            ResidualCharge.FROM_REMATERIALIZED,
+            ResidualCharge.VIEW_OF_REMATERIALIZED,
+            ResidualCharge.FROM_REMATERIALIZED,
+            ResidualCharge.FROM_REMATERIALIZED,
+        ),
+        (
+            _NOTHING,
+            ResidualCharge.COPY_OF_SAVED,
+            ResidualCharge.COPY_OF_SAVED,
+            ResidualCharge.COPY_OF_SAVED,
+            ResidualCharge.COPY_OF_SAVED,
         ),
     )
 
 
-def of_shared(of_consumer: Keeping) -> Table:
+def direct_regathered(charge: ResidualCharge) -> Table:
+    """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
+    saved = direct(charge)
+    policies = (
+        ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED,
+        ResidualCharge.REGATHERED_OF_SAVED,
+        ResidualCharge.REGATHERED_OF_SAVED,
+    )
+    return tuple(
+        (unread, regathered, fixed, regathered, regathered)
+        for (unread, _, fixed, *_), regathered in zip(saved, policies, strict=True)
+    )
+
+
+def to_shared(of_copy: ResidualCharge, charge: ResidualCharge, can_be_regathered: bool) -> Table:
+    """Return the Table of a shared copy of a produced tensor.
+
+    Rows are the tensor's policies SAVED and REMATERIALIZED; columns the shared copy's policies LEFT, REMATERIALIZED,
+    UNCHARGED (unread) and REGATHERED.
+    """
+    regathered = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED
+    return (
+        (of_copy, ResidualCharge.FORBIDDEN, _NOTHING, regathered),
+        (
+            _NOTHING if of_copy == _NOTHING else ResidualCharge.COPY_OF_REMATERIALIZED,
+            ResidualCharge.REGATHERED_OF_SAVED if can_be_regathered else ResidualCharge.LOCAL_OF_REMATERIALIZED,
+            _NOTHING if of_copy == _NOTHING else ResidualCharge.UNREAD_OF_REMATERIALIZED,
+            ResidualCharge.FORBIDDEN,
+        ),
+    )
+
+
+def of_shared(of_consumer: ResidualCharge) -> Table:
     """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
-    of_again = (_NOTHING, Keeping.FROM_AGAIN, Keeping.VIEW_OF_AGAIN, Keeping.FROM_AGAIN, Keeping.FROM_AGAIN)
+    of_rematerialized = (
+        _NOTHING,
+        ResidualCharge.FROM_REMATERIALIZED,
+        ResidualCharge.VIEW_OF_REMATERIALIZED,
+        ResidualCharge.FROM_REMATERIALIZED,
+        ResidualCharge.FROM_REMATERIALIZED,
+    )
     return (
         (_NOTHING, *(of_consumer,) * 4),
-        of_again,
-        (_NOTHING, *(Keeping.FROM_SHARED_UNREAD,) * 4),
-        of_again,
+        of_rematerialized,
+        (_NOTHING, *(ResidualCharge.FROM_SHARED_UNREAD,) * 4),
+        of_rematerialized,
     )

@@ -12,15 +12,15 @@ from ...ft.nonadditive.segment_memory import Transient
 from ...ft.problem import INFEASIBLE, Node, Problem
 from ...ir.graph import Operator, Tensor
 from ...reschedule.mesh import Mesh
-from ...rules.rule import Config, Demand
+from ...rules.rule import Config, OperandSharding
 from ...sharding.strategy import Copy, Strategy
-from .fusion_groups import Followers
+from .fusion_groups import FusionGroup
 from .node_states import States
 
 
 @dataclass(frozen=True)
 class SharedCopy:
-    """The copy of a tensor that its consumers share: its operand sharding (Demand) in each state of a node.
+    """The copy of a tensor that its consumers share: its operand sharding (OperandSharding) in each state of a node.
 
     Attributes:
         is_unread: whether every consumer whose copy the backward pass reads has a copy of its own, bool[K].
@@ -28,7 +28,7 @@ class SharedCopy:
 
     tensor: Tensor
     node: int
-    demands: tuple[Demand, ...]
+    shardings: tuple[OperandSharding, ...]
     is_unread: np.ndarray
 
 
@@ -38,7 +38,7 @@ class CopyChoice:
 
     copy: Copy
     node: int
-    is_remade: np.ndarray
+    is_regathered: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StrategyProblem:
     problem: Problem
     mesh: Mesh
     space: str
-    nodes: tuple[tuple[Followers, States], ...]
+    nodes: tuple[tuple[FusionGroup, States], ...]
     shared: tuple[SharedCopy, ...]
     overlap: Overlap | None = None
     choices: tuple[CopyChoice, ...] = ()
@@ -80,15 +80,15 @@ class StrategyProblem:
             for (node, states), state in zip(self.nodes, chosen, strict=False)
             for op, of_op, place in zip(node.operators, states.configs, states.place, strict=True)
         }
-        shared = {copy.tensor.name: copy.demands[int(chosen[copy.node])] for copy in self.shared}
-        remade = frozenset(choice.copy for choice in self.choices if choice.is_remade[int(chosen[choice.node])])
-        recomputed = frozenset(
+        shared = {copy.tensor.name: copy.shardings[int(chosen[copy.node])] for copy in self.shared}
+        regathered = frozenset(choice.copy for choice in self.choices if choice.is_regathered[int(chosen[choice.node])])
+        rematerialized = frozenset(
             node.operators[i].name
             for (node, states), state in zip(self.nodes, chosen, strict=False)
-            for i in states.recomputed
-            if states.recomputes[int(state)]
+            for i in states.rematerialized
+            if states.rematerializes[int(state)]
         )
-        return Strategy(self.mesh, configs, shared, remade, recomputed)
+        return Strategy(self.mesh, configs, shared, regathered, rematerialized)
 
     def states_of(self, strategy: Strategy) -> np.ndarray:
         """Return the state of each node that together mean the strategy, int32[nodes]: the inverse of :meth:`strategy`.
@@ -104,8 +104,8 @@ class StrategyProblem:
             are_equal = np.ones(possible.n_states, bool)
             for op, of_op, place in zip(node.operators, possible.configs, possible.place, strict=True):
                 are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[place]
-            names = {node.operators[k].name for k in possible.recomputed}
-            are_equal &= possible.recomputes == bool(names & strategy.recomputed)
+            names = {node.operators[k].name for k in possible.rematerialized}
+            are_equal &= possible.rematerializes == bool(names & strategy.rematerialized)
             if not are_equal.any():
                 raise ValueError(f"no state of the node of {node.operators[0].where()} is the strategy's")
             states[i] = np.argmax(are_equal)
@@ -117,18 +117,18 @@ class StrategyProblem:
             if choice.node not in shared:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
                 fits = edge.time_ns[states[edge.source]] < INFEASIBLE
-                is_it = fits & (choice.is_remade == (choice.copy in strategy.remade))
+                is_it = fits & (choice.is_regathered == (choice.copy in strategy.regathered))
                 # Where nothing is resharded, saving and regathering are the same, and one of them may be missing.
                 states[choice.node] = np.argmax(is_it if is_it.any() else fits)
         choices = {choice.node: choice for choice in self.choices}
         for copy in self.shared:
             if copy.node in shared:
-                wanted = copy.demands[states[copy.node]]
-                fits = np.array([demand == wanted for demand in copy.demands], bool)
+                wanted = copy.shardings[states[copy.node]]
+                fits = np.array([sharding == wanted for sharding in copy.shardings], bool)
                 is_it = fits.copy()
                 if copy.node in choices:
                     choice = choices[copy.node]
-                    is_it &= choice.is_remade == (choice.copy in strategy.remade)
+                    is_it &= choice.is_regathered == (choice.copy in strategy.regathered)
                 states[copy.node] = self._cheapest(copy.node, is_it, fits, states)
         return states
 
@@ -149,12 +149,12 @@ class StrategyProblem:
 
     def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
         if copy.tensor.name in strategy.shared:
-            return copy.demands.index(strategy.shared[copy.tensor.name])
+            return copy.shardings.index(strategy.shared[copy.tensor.name])
         for (node, possible), state in zip(self.nodes, states, strict=False):
             for op, seen, place in zip(node.operators, possible.seen, possible.place, strict=True):
                 if copy.tensor in op.outputs:
-                    left = seen[place[state]].results[op.outputs.index(copy.tensor)]
-                    return next(i for i, demand in enumerate(copy.demands) if demand.layout == left)
+                    produced = seen[place[state]].results[op.outputs.index(copy.tensor)]
+                    return next(i for i, sharding in enumerate(copy.shardings) if sharding.layout == produced)
         raise ValueError(f"no node makes {copy.tensor.name}")
 
     def missing_bytes(self, chosen: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...ft.nonadditive.segment_memory import Block, Transient
-from .edge_costs import Costs
-from .remat_segments import Blocks
+from ...ft.nonadditive.segment_memory import SegmentMemory, Transient
+from .edge_costs import EdgeCosts
+from .remat_segments import Segments
 
 Ints = np.ndarray
 
@@ -22,9 +22,9 @@ class Transients:
     They belong to nodes of the segment and to edges from them: what isn't saved because it is rematerialized.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._block = {node: each.block for node, each in blocks.nodes.items()}
-        self._large = blocks.large
+    def __init__(self, segments: Segments) -> None:
+        self._block = {node: each.segment for node, each in segments.nodes.items()}
+        self._large = segments.large
         self._nodes: dict[int, Ints] = {}
         self._edges: dict[int, dict[int, Ints]] = {}
 
@@ -33,12 +33,12 @@ class Transients:
         if node in self._block:
             self._nodes[node] = transient
 
-    def add(self, node: int, costs: Costs, where: Ints | bool) -> None:
+    def add(self, node: int, costs: EdgeCosts, where: Ints | bool) -> None:
         """Add the transient bytes of a resharding within the node, in the states given by ``where``."""
         if costs.transient is not None and node in self._block:
             self._nodes[node] = self._nodes[node] + np.where(where, costs.transient, 0)
 
-    def add_edge(self, edge: int, producer: int, consumer: int, costs: Costs) -> None:
+    def add_edge(self, edge: int, producer: int, consumer: int, costs: EdgeCosts) -> None:
         """Add an edge's transient bytes to the producer's segment, and its held bytes to the consumer's.
 
         Transient is what isn't saved because the producer is rematerialized; held are the regathered copies that stay in
@@ -50,20 +50,20 @@ class Transients:
                 before = of_edge.get(self._block[node])
                 of_edge[self._block[node]] = n_bytes if before is None else before + n_bytes
 
-    def transient(self, recomputes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
+    def transient(self, rematerializes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
         """Return the transient memory of all segments; None where nothing can be rematerialized.
 
         Args:
-            recomputes: for each node, whether each of its states rematerializes operators, bool[K].
+            rematerializes: for each node, whether each of its states rematerializes operators, bool[K].
             others: as in :class:`...ft.nonadditive.segment_memory.Transient`.
         """
         if not self._block:
             return None
         numbers = sorted(set(self._block.values()))
-        blocks = []
+        segments = []
         for number in numbers:
             nodes = {node: n_bytes for node, n_bytes in self._nodes.items() if self._block[node] == number}
-            blocks.append(Block(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
+            segments.append(SegmentMemory(nodes, {edge: of[number] for edge, of in self._edges.items() if number in of}))
         large = frozenset(place for place, number in enumerate(numbers) if number in self._large)
-        plain = {node: np.flatnonzero(~each) for node, each in recomputes.items()}
-        return Transient(tuple(blocks), plain, others, large or frozenset(range(len(blocks))))
+        plain = {node: np.flatnonzero(~each) for node, each in rematerializes.items()}
+        return Transient(tuple(segments), plain, others, large or frozenset(range(len(segments))))

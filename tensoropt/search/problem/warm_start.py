@@ -32,15 +32,15 @@ class _Meaning:
 
 
 @dataclass(frozen=True, eq=False)
-class _Beside:
+class _AdjacentEdge:
     """An edge at a node.
 
     Attributes:
-        of_a_moment: the edge's transient bytes, in the shape of its costs; None where there are none.
+        transient: the edge's transient bytes, in the shape of its costs; None where there are none.
     """
 
     edge: Edge
-    of_a_moment: np.ndarray | None
+    transient: np.ndarray | None
 
 
 def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
@@ -52,11 +52,11 @@ def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarr
     problem = built.problem
     found = np.zeros((len(strategies), len(problem.nodes)), np.int32)
     found[:, : len(built.nodes)] = strategies[:, : len(built.nodes)]
-    edges: dict[int, list[_Beside]] = defaultdict(list)
+    edges: dict[int, list[_AdjacentEdge]] = defaultdict(list)
     for number, edge in enumerate(problem.edges):
-        beside = _Beside(edge, _of_a_moment(built, number))
-        edges[edge.source].append(beside)
-        edges[edge.target].append(beside)
+        adjacent = _AdjacentEdge(edge, _transient_bytes(built, number))
+        edges[edge.source].append(adjacent)
+        edges[edge.target].append(adjacent)
     for meaning in _meanings(built, other, strategies):
         node = meaning.node
         others = [each.edge.target if each.edge.source == node else each.edge.source for each in edges[node]]
@@ -78,31 +78,33 @@ def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.nda
     """
     shared_before = {copy.tensor.name: copy for copy in other.shared}
     before = {choice.copy: choice for choice in other.choices}
-    remade, remade_before = ({choice.node: choice.is_remade for choice in each.choices} for each in (built, other))
+    regathered, regathered_before = (
+        {choice.node: choice.is_regathered for choice in each.choices} for each in (built, other)
+    )
     shared = [copy for copy in built.shared if copy.node >= len(built.nodes)]
     for copy in shared:
         was = shared_before[copy.tensor.name]
-        is_asked = np.array([[demand == each for each in copy.demands] for demand in was.demands], bool)
-        is_remade = remade.get(copy.node, np.zeros(len(copy.demands), bool))
-        was_remade = remade_before.get(was.node, np.zeros(len(was.demands), bool))
-        yield _Meaning(copy.node, strategies[:, was.node], is_asked & (is_remade == was_remade[:, None]))
+        is_requested = np.array([[sharding == each for each in copy.shardings] for sharding in was.shardings], bool)
+        is_regathered = regathered.get(copy.node, np.zeros(len(copy.shardings), bool))
+        was_regathered = regathered_before.get(was.node, np.zeros(len(was.shardings), bool))
+        yield _Meaning(copy.node, strategies[:, was.node], is_requested & (is_regathered == was_regathered[:, None]))
     for choice in built.choices:
         if all(choice.node != copy.node for copy in shared):
             of_strategy = np.zeros(len(strategies), np.intp)
             if choice.copy in before:
                 chosen = strategies[:, before[choice.copy].node]
-                of_strategy = before[choice.copy].is_remade[chosen].astype(np.intp)
-            yield _Meaning(choice.node, of_strategy, np.stack([~choice.is_remade, choice.is_remade]))
+                of_strategy = before[choice.copy].is_regathered[chosen].astype(np.intp)
+            yield _Meaning(choice.node, of_strategy, np.stack([~choice.is_regathered, choice.is_regathered]))
 
 
-def _of_a_moment(built: StrategyProblem, edge: int) -> np.ndarray | None:
+def _transient_bytes(built: StrategyProblem, edge: int) -> np.ndarray | None:
     """Return an edge's transient bytes, summed over all rematerialization segments; None where there are none."""
-    blocks = built.transient.blocks if built.transient is not None else ()
-    parts = [block.edges[edge] for block in blocks if edge in block.edges]
+    segments = built.transient.segments if built.transient is not None else ()
+    parts = [segment.edges[edge] for segment in segments if edge in segment.edges]
     return np.sum(parts, axis=0) if parts else None
 
 
-def _cheapest(own: Node, node: int, edges: Sequence[_Beside], meant: np.ndarray, states: np.ndarray) -> int:
+def _cheapest(own: Node, node: int, edges: Sequence[_AdjacentEdge], meant: np.ndarray, states: np.ndarray) -> int:
     """Return the cheapest state of the node among those ``meant`` that are compatible with its neighbours.
 
     The cheapest has the least memory, then the least time, then the least transient memory. If none is compatible, the
@@ -110,12 +112,12 @@ def _cheapest(own: Node, node: int, edges: Sequence[_Beside], meant: np.ndarray,
     and one of them may be missing.
     """
     mem, time_ns, for_a_while = own.mem_bytes.copy(), own.time_ns.copy(), np.zeros_like(own.mem_bytes)
-    for edge, of_a_moment in ((each.edge, each.of_a_moment) for each in edges):
+    for edge, transient in ((each.edge, each.transient) for each in edges):
         here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
         mem += edge.mem_bytes[here]
         time_ns += edge.time_ns[here]
-        if of_a_moment is not None:
-            for_a_while += of_a_moment[here]
+        if transient is not None:
+            for_a_while += transient[here]
     allowed = np.maximum(mem, time_ns) < INFEASIBLE
     among = np.flatnonzero(allowed & meant if (allowed & meant).any() else allowed)
     return int(among[np.lexsort((for_a_while[among], time_ns[among], mem[among]))[0]])

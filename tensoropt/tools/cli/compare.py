@@ -56,14 +56,14 @@ def _compare(arguments: argparse.Namespace) -> None:
     from ...plan.find_frontier import find_frontier
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import Asked, draw, introduction
+    from .search_report import SearchSetup, draw, introduction
 
     display = display_here()
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     check_usable(recorded.model.graph, hardware, count)
-    asked = Asked(recorded, hardware, "compare", "ft-ldp")
-    print(introduction(asked), flush=True)
+    setup = SearchSetup(recorded, hardware, "compare", "ft-ldp")
+    print(introduction(setup), flush=True)
     with display.phase("search"):
         frontier = find_frontier(
             recorded.model, hardware, count, progress=display.update, space=arguments.space, budget=budget
@@ -73,7 +73,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     for note in compared.notes():
         print(f"note      {note}")
     if arguments.json is not None:
-        named = {"model": recorded.name, "optimizer": asked.optimizer}
+        named = {"model": recorded.name, "optimizer": setup.optimizer}
         write_json(arguments.json, {**compared.to_json(), **named}, "result")
     if arguments.plot is not None:
         draw(compared.plot, arguments.plot)

@@ -160,9 +160,9 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
     """
     from ...runtime.local_hardware import warning_of
 
-    told = warning_of(hardware, is_strict, is_run_here)
-    if told:
-        print(f"tensoropt: {told}", file=sys.stderr, flush=True)
+    warning = warning_of(hardware, is_strict, is_run_here)
+    if warning:
+        print(f"tensoropt: {warning}", file=sys.stderr, flush=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,24 +182,24 @@ def _search(arguments: argparse.Namespace) -> None:
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     objectives, budget = parse_objectives(arguments.objectives), budget_of(arguments)
     without = checked_choices(name.strip() for name in (arguments.without or "").split(",") if name.strip())
-    slices = None if arguments.micro_batches is None else _count(arguments.micro_batches)
+    requested = None if arguments.micro_batches is None else _count(arguments.micro_batches)
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.options import Request, assumptions, checked_slices
+    from ...plan.options import Request, assumptions, checked_micro_batches
     from ...plan.plan import Plan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
-    from .search_report import Asked, introduction, plot, result_json, result_text
+    from .search_report import SearchSetup, introduction, plot, result_json, result_text
 
     with display.phase("recording of the model"):
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     for count in counts:
         check_usable(recorded.model.graph, hardware, count)
-    micro_batches = checked_slices(recorded.model, slices, without)
-    asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
-    print(introduction(asked), flush=True)
+    micro_batches = checked_micro_batches(recorded.model, requested, without)
+    setup = SearchSetup(recorded, hardware, arguments.option, arguments.algorithm)
+    print(introduction(setup), flush=True)
     with display.phase("search for a plan"):
         request = Request(
             recorded.model,
@@ -216,14 +216,14 @@ def _search(arguments: argparse.Namespace) -> None:
             micro_batches=micro_batches,
         )
         found = _find(arguments.option, request, counts, arguments.profile_budget)
-    print(result_text(asked, found))
+    print(result_text(setup, found))
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
     if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
         with display.phase("writing of the frontier"):
             found.frontier.save(arguments.frontier, display.update)
     if arguments.json is not None:
-        write_json(arguments.json, result_json(asked, found), "result")
+        write_json(arguments.json, result_json(setup, found), "result")
     if arguments.plot is not None:
         plot(found, arguments.plot)
     for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot):

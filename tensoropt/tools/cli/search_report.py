@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from ..offline import Recorded
 
-FORMAT, VERSION = "tensoropt/search", 1
+FORMAT, VERSION = "tensoropt/search", 2
 PICTURE_DPI = 150
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchSetup:
     """The model and hardware of a search, and its option and algorithm."""
 
     recorded: Recorded
@@ -40,13 +40,13 @@ class Asked:
         return ", ".join(self.recorded.optimizers)
 
 
-def introduction(asked: Asked) -> str:
+def introduction(setup: SearchSetup) -> str:
     """Return lines that describe the model and the hardware."""
-    graph, hardware, seconds = asked.recorded.model.graph, asked.hardware, asked.recorded.seconds_by_stage
+    graph, hardware, seconds = setup.recorded.model.graph, setup.hardware, setup.recorded.seconds_by_phase
     replicated = {op.type: rule_of(op).without for op in graph.step_operators if op.updates is None}
     lines = [
-        f"model     {asked.recorded.name}: {len(graph.step_operators)} operators, "
-        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {asked.optimizer}; recorded in "
+        f"model     {setup.recorded.name}: {len(graph.step_operators)} operators, "
+        f"{memory_text(graph.parameter_bytes)} of parameters, trained by {setup.optimizer}; recorded in "
         f"{sum(seconds.values()):.1f} s",
         f"hardware  {hardware.name}: {hardware.n_devices} x {hardware.device.name} with "
         f"{memory_text(hardware.device.memory_bytes)}, in machines of {hardware.levels[-1].count}; costs from its "
@@ -56,17 +56,17 @@ def introduction(asked: Asked) -> str:
     return "\n".join(lines)
 
 
-def result_text(asked: Asked, found: Plan | Curve) -> str:
+def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
     """Return the frontier, how it was found, and the chosen plan, as text; or the curve as a table."""
     if isinstance(found, Curve):
         exact = "exact" if all(point.exact for point in found.points) else "not exact"
-        return f"\n{found.table()}\n\n{asked.algorithm}, {exact}"
+        return f"\n{found.table()}\n\n{setup.algorithm}, {exact}"
     frontier = _frontier_of(found)
-    seconds = ", ".join(f"{stage} {value:.2f}" for stage, value in _seconds_by_stage(asked, frontier).items())
+    seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in _seconds_by_phase(setup, frontier).items())
     return "\n".join(
         [
             f"\n{frontier.table(found.point)}\n",
-            f"search    {asked.algorithm}: {frontier.summary()}",
+            f"search    {setup.algorithm}: {frontier.summary()}",
             f"space     {space(frontier)}",
             f"seconds   {seconds}",
             *_operators_told(found),
@@ -87,12 +87,12 @@ def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
 
 def _operators_told(plan: Plan) -> list[str]:
     """Return a line that says how many operators' times were measured; none if no operator was measured by itself."""
-    told = plan.assumed.get("operators")
-    if not isinstance(told, Mapping):
+    stats = plan.assumed.get("operators")
+    if not isinstance(stats, Mapping):
         return []
-    n_operators = told["measured"] + told["predicted"]
-    share = f"{told['measured_time_percent']} % of their time"
-    return [f"operators {told['measured']} of the plan's {n_operators} measured, {share}; the others predicted"]
+    n_operators = stats["measured"] + stats["predicted"]
+    share = f"{stats['measured_time_percent']} % of their time"
+    return [f"operators {stats['measured']} of the plan's {n_operators} measured, {share}; the others predicted"]
 
 
 def space(frontier: ModelFrontier) -> str:
@@ -101,15 +101,15 @@ def space(frontier: ModelFrontier) -> str:
     return BASELINE_SPACES.get(searched) or described(searched)
 
 
-def result_json(asked: Asked, found: Plan | Curve) -> dict[str, Any]:
+def result_json(setup: SearchSetup, found: Plan | Curve) -> dict[str, Any]:
     """Return the JSON value of a search result, or for ``profiling`` of a curve with what was searched; see FORMATS."""
     if isinstance(found, Plan):
-        return _frontier_json(asked, found)
-    searched = {"model": asked.recorded.name, "algorithm": asked.algorithm, "optimizer": asked.optimizer}
+        return _frontier_json(setup, found)
+    searched = {"model": setup.recorded.name, "algorithm": setup.algorithm, "optimizer": setup.optimizer}
     return {**found.to_json(), **searched}
 
 
-def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
+def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     """Return the JSON value of a frontier.
 
     ``seconds`` count from the recorded graph; recording is a phase of its own beside them. A point's bound is the least of
@@ -117,7 +117,7 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
     search computed it or the table shows it.
     """
     frontier = _frontier_of(plan)
-    found, stages = frontier.found, _seconds_by_stage(asked, frontier)
+    found, phases = frontier.found, _seconds_by_phase(setup, frontier)
     costs, lower = frontier.costs, found.time_ns if found.bound is None else found.bound.least_time(found.mem_bytes)
     times = (costs.time_ns, costs.compute_ns, costs.network_ns, costs.hidden_ns)
     columns = (costs.mem_bytes, *times, lower, found.exact_points)
@@ -140,16 +140,16 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": asked.recorded.name,
-        "cluster": asked.hardware.name,
+        "model": setup.recorded.name,
+        "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,
-        "algorithm": asked.algorithm,
+        "algorithm": setup.algorithm,
         "objectives": list(frontier.objectives),
         "space": space(frontier),
-        "optimizer": asked.optimizer,
-        "option": asked.option,
-        "seconds": sum(stages.values()) - stages["record"],
-        "seconds_by_stage": stages,
+        "optimizer": setup.optimizer,
+        "option": setup.option,
+        "seconds": sum(phases.values()) - phases["record"],
+        "seconds_by_phase": phases,
         "exact": found.exact,
         "gap": {"median": found.median_gap, "worst": found.worst_gap},
         "eliminations": dict(found.eliminations),
@@ -182,5 +182,5 @@ def _frontier_of(plan: Plan) -> ModelFrontier:
     return plan.frontier
 
 
-def _seconds_by_stage(asked: Asked, frontier: ModelFrontier) -> dict[str, float]:
-    return {**asked.recorded.seconds_by_stage, **frontier.seconds_by_stage}
+def _seconds_by_phase(setup: SearchSetup, frontier: ModelFrontier) -> dict[str, float]:
+    return {**setup.recorded.seconds_by_phase, **frontier.seconds_by_phase}

@@ -200,7 +200,7 @@ def test_every_rank_loads_its_share_of_the_batch() -> None:
     assert str(loaded.config) == "d0:ab"
 
 
-def test_a_batch_smaller_than_the_ranks_is_loaded_whole() -> None:
+def test_a_batch_smaller_than_the_ranks_is_loaded_by_every_rank() -> None:
     w = variable("w", 6, 5)
     hold(lambda x: tf.reduce_mean(tf.square(tf.matmul(x, w))), [w], reals(3, 6))
 

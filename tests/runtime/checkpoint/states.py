@@ -37,11 +37,11 @@ class Logical:
 
 def entry(logical: Logical, layout: Layout, ranks: Sequence[int], value: np.ndarray) -> StateEntry:
     """The pieces that these ranks hold of a whole value."""
-    pieces = []
+    shards = []
     for rank in ranks:
         cut = tuple(slice(start, end) for start, end in layout.bounds(logical.shape, rank))
-        pieces.append(tf.Variable(value[cut], dtype=logical.dtype, shape=tf.TensorShape(None)))
-    return StateEntry(logical.key, logical.shape, logical.dtype, layout, tuple(pieces), None, logical.step)
+        shards.append(tf.Variable(value[cut], dtype=logical.dtype, shape=tf.TensorShape(None)))
+    return StateEntry(logical.key, logical.shape, logical.dtype, layout, tuple(shards), None, logical.step)
 
 
 def entries(

@@ -13,7 +13,7 @@ from helpers.strategies import (
     assert_variables,
     engine_of,
     feeds_of,
-    pieces_here,
+    local_shards,
     random_router,
     random_strategy,
     training_fetch,
@@ -52,4 +52,4 @@ def test_training_goes_on_under_another_plan(
             assert restore(tmp_path, made.state(), ranks, ALONE).content == {"step": step}
         train(made, model, range(step, step + 1))
         save(tmp_path / "ckpt", made.state(), ranks, ALONE, {"step": step + 1}, number=step)
-    assert_variables(model, made.view, pieces_here(made))
+    assert_variables(model, made.view, local_shards(made))

@@ -14,7 +14,7 @@ from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, re
 
 from tensoropt.common.errors import InputError, TensorOptError
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.runtime.checkpoint import place, read_metadata, restore, save, saving
+from tensoropt.runtime.checkpoint import location, read_metadata, restore, save, saving
 
 MESH = Mesh.of(2)
 RANKS = range(2)
@@ -24,9 +24,9 @@ VARIABLES = [Logical("w", (50, 3)), Logical("b", (3,)), Logical("half", (4,), "f
 def state_of(value: float | None = None, variables: list[Logical] = VARIABLES):
     made = entries(variables, replicated(variables, MESH), RANKS)
     for held in made:
-        for piece in held.variables:
+        for shard in held.variables:
             if value is not None:
-                piece.assign(tf.fill(held.shape, tf.cast(value, held.dtype)))
+                shard.assign(tf.fill(held.shape, tf.cast(value, held.dtype)))
     return made
 
 
@@ -34,7 +34,7 @@ def saved_value(prefix: str) -> float:
     """The value that all elements of all variables have; AssertionError if they differ."""
     state = state_of(0)
     restore(prefix, state, RANKS, ALONE)
-    values = {value for held in state for piece in held.variables for value in np.ravel(piece.numpy()).tolist()}
+    values = {value for held in state for shard in held.variables for value in np.ravel(shard.numpy()).tolist()}
     (value,) = values
     return value
 
@@ -68,11 +68,11 @@ def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: P
         wrap = cut_at(count)
         try:
             with (
-                patch.object(place, "make_safe", wrap(place.make_safe)),
+                patch.object(location, "make_safe", wrap(location.make_safe)),
                 patch.object(saving, "make_safe", wrap(saving.make_safe)),
                 patch.object(Path, "replace", wrap(Path.replace)),
-                patch.object(place, "_unlink", wrap(place._unlink)),
-                patch.object(place.Place, "discard", lambda self: None),
+                patch.object(location, "_unlink", wrap(location._unlink)),
+                patch.object(location.CheckpointLocation, "discard", lambda self: None),
             ):
                 save(
                     tmp_path / "ckpt", state_of(value + 1), RANKS, ALONE, number=count + 1 if ending else None, max_to_keep=1
@@ -185,7 +185,7 @@ def test_a_missing_file_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
         state = state_of(2.0)
         with pytest.raises(InputError, match=f"ckpt.* (isn't whole|is damaged).*({file.name}|No such file)"):
             restore(prefix, state, RANKS, ALONE)
-        assert all((piece.numpy() == 2.0).all() for held in state for piece in held.variables)
+        assert all((shard.numpy() == 2.0).all() for held in state for shard in held.variables)
         file.write_bytes(whole)
     assert saved_value(prefix) == 1.0
 
@@ -220,7 +220,7 @@ def test_another_model_is_refused_before_anything_is_changed(tmp_path: Path, var
     state = state_of(2.0, variables)
     with pytest.raises(InputError, match=sentence):
         restore(prefix, state, RANKS, ALONE)
-    assert all((piece.numpy() == 2.0).all() for held in state for piece in held.variables)
+    assert all((shard.numpy() == 2.0).all() for held in state for shard in held.variables)
 
 
 def test_weights_load_without_the_optimizer(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_a_model_that_is_built_again_restores_by_position(saved) -> None:
     state, objects = sharded(other, other_optimizer)
     restore(prefix, state, RANKS, ALONE, objects)
     for held, expected in zip(state, model.variables, strict=False):
-        for rank, piece in zip(RANKS, held.variables, strict=True):
+        for rank, shard in zip(RANKS, held.variables, strict=True):
             cut = tuple(slice(start, end) for start, end in held.layout.bounds(held.shape, rank))
-            assert np.array_equal(piece.numpy(), expected.numpy()[cut]), held.key
+            assert np.array_equal(shard.numpy(), expected.numpy()[cut]), held.key
 
 
 def test_another_model_is_refused_with_both_shapes(saved) -> None:

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from tensoropt.common.watchdog import Waiting
+from tensoropt.common.watchdog import ChainState
 from tensoropt.costs import collective_workspace as workspace
 from tensoropt.costs.collective_workspace import workspace_bytes
 from tensoropt.reschedule import execute
@@ -60,12 +60,12 @@ def check_every_step(mesh, communicator, shape):
     seen = set()
     for layout in all_layouts(mesh, shape):
         values = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-        pieces = scatter(values, layout, np.random.default_rng(2))
+        shards = scatter(values, layout, np.random.default_rng(2))
         for step in legal_steps(layout, shape):
             seen.add(step.kind)
-            got = rank_step(step, shape, RANK).run(pieces[RANK], communicator)
-            assert not np.shares_memory(got, pieces[RANK]), step
-            assert_same(got, simulate_step(step, shape, pieces)[RANK], f"{layout} {step} {shape}")
+            got = rank_step(step, shape, RANK).run(shards[RANK], communicator)
+            assert not np.shares_memory(got, shards[RANK]), step
+            assert_same(got, simulate_step(step, shape, shards)[RANK], f"{layout} {step} {shape}")
     expected = set(KINDS) - (set() if len(shape) > 1 or len(mesh.sizes) > 1 else {"all_to_all"})
     assert seen == expected, seen
 
@@ -75,10 +75,10 @@ def check_workspace(mesh, shape):
     communicator, foretold, item_bytes = MpiCommunicator(COMM, mesh), Counter(), 4
     communicator.prepare(all_subsets(mesh))
     for layout in all_layouts(mesh, shape):
-        pieces = scatter(np.ones(shape, np.float32), layout)
+        shards = scatter(np.ones(shape, np.float32), layout)
         for step in legal_steps(layout, shape):
             seen = rank_step(step, shape, RANK)
-            seen.run(pieces[RANK], communicator)
+            seen.run(shards[RANK], communicator)
             if step.communicates:
                 for name, n_bytes in workspace_bytes(seen, item_bytes).items():
                     foretold[name] = max(foretold[name], n_bytes)
@@ -100,9 +100,9 @@ def check_random_paths(mesh, communicator, shape, count):
         path = pairs.path(i, j)
         dtype = DTYPES[number % len(DTYPES)]
         values = np.random.default_rng(number).integers(0, 9, shape).astype(dtype)
-        pieces = scatter(values, path.source)
-        got = run_path(path, RANK, pieces[RANK], communicator)
-        assert_same(got, simulate(path, pieces)[RANK], f"{path} {shape} {np.dtype(dtype)}")
+        shards = scatter(values, path.source)
+        got = run_path(path, RANK, shards[RANK], communicator)
+        assert_same(got, simulate(path, shards)[RANK], f"{path} {shape} {np.dtype(dtype)}")
 
 
 def check_booleans(mesh, communicator):
@@ -121,21 +121,21 @@ def check_all_reduce(mesh, communicator):
     for shape in [(), (0,), (1,), (3, 5), (70001,)]:
         for dtype in DTYPES:
             rng = np.random.default_rng(5)
-            pieces = [np.array(abs(rng.normal(size=shape)) * 20, dtype) for _ in range(mesh.n_devices)]
+            shards = [np.array(abs(rng.normal(size=shape)) * 20, dtype) for _ in range(mesh.n_devices)]
             for axes in all_subsets(mesh):
                 for op in ("sum", "max", "min"):
-                    got = communicator.all_reduce(axes, pieces[RANK], op)
-                    assert_same(got, simulate_all_reduce(pieces, mesh, axes, op)[RANK], (shape, dtype, axes, op))
+                    got = communicator.all_reduce(axes, shards[RANK], op)
+                    assert_same(got, simulate_all_reduce(shards, mesh, axes, op)[RANK], (shape, dtype, axes, op))
 
 
 def check_direct_calls(mesh, communicator):
     """Pieces that do not follow each other in memory, without a buffer to receive into."""
     sends = [np.full(RANK + 1, 10 * RANK + member) for member in range(COMM.size)]
     shapes = [(member + 1,) for member in range(COMM.size)]
-    for member, piece in enumerate(communicator.all_to_all(mesh.axes, sends, shapes)):
-        assert piece.tolist() == [10 * member + RANK] * (member + 1)
-    for member, piece in enumerate(communicator.all_gather(mesh.axes, sends[0], shapes)):
-        assert piece.tolist() == [10 * member] * (member + 1)
+    for member, shard in enumerate(communicator.all_to_all(mesh.axes, sends, shapes)):
+        assert shard.tolist() == [10 * member + RANK] * (member + 1)
+    for member, shard in enumerate(communicator.all_gather(mesh.axes, sends[0], shapes)):
+        assert shard.tolist() == [10 * member] * (member + 1)
     summed = communicator.reduce_scatter(
         mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,)
     )
@@ -216,20 +216,20 @@ def check_two_chains(mesh: Mesh, n_rounds: int) -> None:
     chains = [MpiCommunicator(COMM, mesh, naps=True), MpiCommunicator(COMM, mesh, gives_way=True)]
     for communicator in chains:
         communicator.prepare(all_subsets(mesh))
-    waiting = [Waiting(), Waiting()]
+    waiting = [ChainState(), ChainState()]
     at_once = []
 
     def run(chain: int) -> None:
         drawn, own = random.Random(chain), random.Random(f"{chain} {RANK}")
         for number in range(n_rounds):
             axes, size = drawn.choice(all_subsets(mesh)), drawn.choice([1, 100, 3001, 40_001])
-            pieces = [np.random.default_rng([chain, number, rank]).normal(size=size) for rank in range(COMM.size)]
+            shards = [np.random.default_rng([chain, number, rank]).normal(size=size) for rank in range(COMM.size)]
             time.sleep(own.choice([0, 0, 1e-4, 1e-3, 1e-2]))
             waiting[chain].begin("all_reduce")
             at_once.append(all(each.is_under_way for each in waiting))
-            got = chains[chain].all_reduce(axes, pieces[RANK])
+            got = chains[chain].all_reduce(axes, shards[RANK])
             waiting[chain].end()
-            assert_same(got, simulate_all_reduce(pieces, mesh, axes)[RANK], f"chain {chain}, round {number}")
+            assert_same(got, simulate_all_reduce(shards, mesh, axes)[RANK], f"chain {chain}, round {number}")
 
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(run, chain) for chain in range(2)]:

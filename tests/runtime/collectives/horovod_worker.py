@@ -42,25 +42,25 @@ def check_paths(backend: GraphBackend, cases: list[tuple[Path, list[np.ndarray]]
     """All in one graph; ``cases`` are paths with the pieces of all ranks."""
     carrier = backend.carrier()
 
-    def body(*pieces: tf.Tensor) -> list[tf.Tensor]:
-        given = zip(cases, pieces, strict=True)
-        return [carrier.carry(path, [piece], CollectiveRequest("a/test", "", reduction))[0] for (path, _), piece in given]
+    def body(*shards: tf.Tensor) -> list[tf.Tensor]:
+        given = zip(cases, shards, strict=True)
+        return [carrier.carry(path, [shard], CollectiveRequest("a/test", "", reduction))[0] for (path, _), shard in given]
 
     # Extents are unknown, as those of uneven blocks are.
-    signature = [tf.TensorSpec([None] * pieces[0].ndim, pieces[0].dtype) for _, pieces in cases]
+    signature = [tf.TensorSpec([None] * shards[0].ndim, shards[0].dtype) for _, shards in cases]
     function = tf.function(body, input_signature=signature, autograph=False)
-    results = function(*(tf.constant(pieces[RANK], pieces[RANK].dtype) for _, pieces in cases))
-    for (path, pieces), result in zip(cases, results, strict=True):
+    results = function(*(tf.constant(shards[RANK], shards[RANK].dtype) for _, shards in cases))
+    for (path, shards), result in zip(cases, results, strict=True):
         if reduction == "max":
-            expected = simulate_all_reduce(pieces, backend.mesh, path.steps[0].axes, "max")[RANK]
+            expected = simulate_all_reduce(shards, backend.mesh, path.steps[0].axes, "max")[RANK]
         else:
-            expected = simulate(path, pieces)[RANK]
+            expected = simulate(path, shards)[RANK]
         got = result.numpy()
         assert got.dtype == expected.dtype and got.shape == expected.shape, f"{path} {got.dtype}"
         assert got.tobytes() == expected.tobytes(), f"{path}: rank {RANK} got {got}, expected {expected}"
 
 
-def pieces_of(path: Path, seed: int, dtype: type) -> list[np.ndarray]:
+def shards_of(path: Path, seed: int, dtype: type) -> list[np.ndarray]:
     """Small whole numbers, whose sums are exact in any order."""
     values = np.random.default_rng(seed).integers(0, 4, path.shape).astype(dtype)
     return scatter(values, path.source)
@@ -72,7 +72,7 @@ def check_every_step(backend: GraphBackend, shape: Shape) -> set[str]:
         for step in legal_steps(layout, shape):
             if step.communicates:
                 path = Path(layout, step.target, (step,), shape)
-                cases.append((path, pieces_of(path, len(cases), np.float32)))
+                cases.append((path, shards_of(path, len(cases), np.float32)))
     check_paths(backend, cases)
     return {path.steps[0].kind for path, _ in cases}
 
@@ -85,7 +85,7 @@ def check_random_paths(backend: GraphBackend, shape: Shape, count: int) -> None:
         if path.communicates:
             sums = path.source.partial or path.target.partial
             dtype = (SUMMED if sums else MOVED)[len(cases) % len(SUMMED if sums else MOVED)]
-            cases.append((path, pieces_of(path, len(cases), dtype)))
+            cases.append((path, shards_of(path, len(cases), dtype)))
     check_paths(backend, cases)
 
 
@@ -105,9 +105,9 @@ def check_halos(backend: GraphBackend) -> None:
                         continue
                     path = Path(layout, layout, (each,), shape)
                     rng = np.random.default_rng(len(cases))
-                    pieces = [rng.integers(0, 9, extents_before(each, shape, rank)).astype(np.float64)
+                    shards = [rng.integers(0, 9, extents_before(each, shape, rank)).astype(np.float64)
                               for rank in range(mesh.n_devices)]
-                    cases.append((path, pieces))
+                    cases.append((path, shards))
     assert len(cases) > 3
     check_paths(backend, cases)
 
@@ -135,8 +135,8 @@ def check_maxima(backend: GraphBackend) -> None:
     for axes in subsets(backend.mesh):
         layout = Layout(backend.mesh, ((), ()), axes)
         (step,) = [each for each in legal_steps(layout, (3, 5)) if each.kind == "all_reduce" and each.axes == axes]
-        pieces = [np.random.default_rng(rank).normal(size=(3, 5)) for rank in range(backend.mesh.n_devices)]
-        cases.append((Path(layout, step.target, (step,), (3, 5)), pieces))
+        shards = [np.random.default_rng(rank).normal(size=(3, 5)) for rank in range(backend.mesh.n_devices)]
+        cases.append((Path(layout, step.target, (step,), (3, 5)), shards))
     check_paths(backend, cases, "max")
 
 

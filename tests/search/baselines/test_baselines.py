@@ -7,19 +7,19 @@ from helpers import zoo
 from helpers.strategies import engine_of, train_and_check
 
 from tensoropt.common.errors import InputError
-from tensoropt.costs.resharding_costs import piece_bytes
+from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
 from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.ir.views import viewed_operand
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.plan.compare import Comparison
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
-from tensoropt.sharding.consumers import Consumer, consumers_of, demand_of
+from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PlainCosts, Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
@@ -42,7 +42,7 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
             mem += costing.mem_bytes(op, rule, config, seen)
             time_ns += costing.compute_time_ns(op, rule, config, seen)
             mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
-    return mem, time_ns + sum(charge.time_ns(router) for charge in charges(view))
+    return mem, time_ns + sum(charge.time_ns(router) for charge in cost_entries(view))
 
 
 def kept_for_consumers(
@@ -50,35 +50,41 @@ def kept_for_consumers(
 ) -> int:
     """The bytes that are kept of a tensor since gradients of those who take it read it."""
     costing = found.costing
-    is_paid = tensor.name in costing.left or op.type in ("Variable", "Const") or viewed_operand(op, tensor.name) is not None
+    is_paid = (
+        tensor.name in costing.saved_as_produced
+        or op.type in ("Variable", "Const")
+        or viewed_operand(op, tensor.name) is not None
+    )
     left, shared = view.layout(tensor), view.strategy.shared.get(tensor.name)
     readers = [consumer for consumer in consumers if costing.reads(consumer)]
     node_of = {each.name: i for i, (node, _) in enumerate(found.built.nodes) for each in node.operators}
     together = len({node_of.get(consumer.name, consumer.name) for consumer in consumers}) == 1
 
     def of_copy(source: Layout, target: Layout, of_source: int) -> int:
-        return of_source if source == target or is_view(source, target) else piece_bytes(tensor, target)
+        return of_source if source == target or is_view(source, target) else shard_bytes(tensor, target)
 
-    def is_remade(consumer: Consumer) -> bool:
-        return view.is_remade(view.graph.operators[consumer.name], consumer.position)
+    def is_regathered(consumer: Consumer) -> bool:
+        return view.is_regathered(view.graph.operators[consumer.name], consumer.position)
 
-    piece = 0 if is_paid else piece_bytes(tensor, left)
-    wanted = {consumer: demand_of(view, tensor, consumer).layout for consumer in readers}
+    shard = 0 if is_paid else shard_bytes(tensor, left)
+    wanted = {consumer: sharding_of(view, tensor, consumer).layout for consumer in readers}
     if not readers:
         return 0
     if shared is None:
         if len(consumers) > 1:
-            return piece + sum(of_copy(left, wanted[consumer], 0) for consumer in readers)
-        return piece if is_remade(readers[0]) else of_copy(left, wanted[readers[0]], piece)
-    if Copy(tensor.name) in view.strategy.remade:
-        return piece + sum(0 if is_remade(consumer) else of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
+            return shard + sum(of_copy(left, wanted[consumer], 0) for consumer in readers)
+        return shard if is_regathered(readers[0]) else of_copy(left, wanted[readers[0]], shard)
+    if Copy(tensor.name) in view.strategy.regathered:
+        return shard + sum(
+            0 if is_regathered(consumer) else of_copy(shared.layout, wanted[consumer], 0) for consumer in readers
+        )
     lies_there = [shared.layout == wanted[consumer] or is_view(shared.layout, wanted[consumer]) for consumer in readers]
     if not together and not any(lies_there):
         return sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
     if len(readers) == 1 and not is_paid and not together:
-        return of_copy(shared.layout, wanted[readers[0]], piece_bytes(tensor, shared.layout))
+        return of_copy(shared.layout, wanted[readers[0]], shard_bytes(tensor, shared.layout))
     of_consumers = sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
-    return of_copy(left, shared.layout, piece) + of_consumers
+    return of_copy(left, shared.layout, shard) + of_consumers
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -97,16 +103,16 @@ def test_points_cost_what_their_strategies_are_charged(algorithm, name, space):
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("name", (*MODELS, "transformer"))
-def test_points_with_copies_made_again_cost_what_their_strategies_are_charged(name, space):
+def test_points_with_regathered_copies_cost_what_their_strategies_are_charged(name, space):
     found = find_frontier(model_of(name), named("v100-1x4"), 4, space=space, without=["remat"])
-    n_remade = 0
+    n_regathered = 0
     for point in range(0, len(found), max(1, len(found) // 5)):
         states = found.found.strategies[point]
         strategy = found.built.strategy(states)
-        n_remade += len(strategy.remade)
+        n_regathered += len(strategy.regathered)
         cost = int(found.found.mem_bytes[point]), int(found.found.time_ns[point])
         assert cost_from_scratch(found, strategy) == cost
-    assert n_remade
+    assert n_regathered
 
 
 @pytest.mark.parametrize("space", SPACES)

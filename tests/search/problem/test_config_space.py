@@ -23,7 +23,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, space_for, states_of, unit_orders
-from tensoropt.search.problem.fusion_groups import Followers, followers, is_heavy
+from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.consumers import consumers_of
 from tensoropt.sharding.model import Model
@@ -36,9 +36,9 @@ def model_of(name: str) -> Model:
     return record(lambda: zoo.find(name)(**sizes), name, "sgd").model
 
 
-def nodes_in(graph: Graph) -> tuple[Followers, ...]:
+def nodes_in(graph: Graph) -> tuple[FusionGroup, ...]:
     rules = {op.name: rule_of(op) for op in graph.step_operators}
-    return followers(graph, rules, consumers_of(graph), frozenset())
+    return fusion_groups(graph, rules, consumers_of(graph), frozenset())
 
 
 def problem_of(name: str, cluster: str, space: str) -> StrategyProblem:
@@ -57,12 +57,12 @@ def test_every_operator_is_in_one_node(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_node_has_one_heavy_operator_at_most(name: str) -> None:
+def test_a_node_has_one_contraction_at_most(name: str) -> None:
     for node in nodes_in(model_of(name).graph):
-        assert sum(is_heavy(op, rule_of(op)) for op in node.operators) <= 1
+        assert sum(is_contraction(op, rule_of(op)) for op in node.operators) <= 1
 
 
-def test_operators_that_differ_in_what_is_kept_of_their_results_share_no_states() -> None:
+def test_operators_that_differ_in_saved_results_share_no_states() -> None:
     """One product's result is read by way of a view, and counts where it lies; the other's counts with its resharding."""
 
     def products() -> tf.Tensor:

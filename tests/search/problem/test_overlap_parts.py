@@ -17,7 +17,7 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
-from tensoropt.plan.build import charges
+from tensoropt.plan.build import cost_entries
 from tensoropt.plan.find_frontier import ModelFrontier, find_baseline, find_frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.problem.builder import ProblemBuilder
@@ -39,7 +39,7 @@ def model_of(name: str) -> Model:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_trails_is_the_way_back_to_variables(name: str) -> None:
+def test_overlappable_times_are_those_of_gradients_to_variables(name: str) -> None:
     """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their reshardings."""
     model, mesh = model_of(name), HARDWARE.mesh()
     costing = costing_of(model, HARDWARE, mesh)
@@ -70,7 +70,7 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
             rule, config = view.rules[op.name], view.strategy.configs[op.name]
             cost = costing.backward_time_ns(op, rule, config, view.interfaces[op.name])
             compute_ns[program[op.name]] = cost
-    for charge in charges(view):
+    for charge in cost_entries(view):
         if charge.tensor in graph.operators:
             # Inside of an operator: what an update takes, or an exchange that the operator waits for.
             op = graph.operators[charge.tensor]
@@ -109,7 +109,9 @@ def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> N
         if not copy.is_unread.any():
             continue
         # Whether it is read follows from what takes it; a state may hold on to a copy that nobody reads.
-        unread = copy.is_unread & np.array([demand == copy.demands[again[copy.node]] for demand in copy.demands], bool)
+        unread = copy.is_unread & np.array(
+            [sharding == copy.shardings[again[copy.node]] for sharding in copy.shardings], bool
+        )
         for state in np.flatnonzero(unread):
             other = [*again[: copy.node], state, *again[copy.node + 1 :]]
             assert built.problem.cost(again.tolist()) <= built.problem.cost(other)

@@ -21,7 +21,7 @@ from tensoropt.tools.offline import record
 def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProblem, StrategyProblem | None]:
     mesh = HARDWARE.mesh(4)
     costing = costing_of(model, HARDWARE, mesh)
-    return ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices).build_recomputing()
+    return ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices).build_with_rematerialization()
 
 
 @pytest.mark.parametrize("is_from_plain", [True, False])
@@ -40,11 +40,11 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
     assert not built.missing_bytes(strategies).any()
     for before, after in zip(found.strategies[::7], strategies[::7], strict=True):
         meant, means = other.strategy(before), built.strategy(after)
-        assert means.configs == meant.configs and means.shared == meant.shared and not means.recomputed
+        assert means.configs == meant.configs and means.shared == meant.shared and not means.rematerialized
 
 
 @pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
-def test_where_nothing_is_computed_again_nothing_is_there_for_a_while(name: str) -> None:
+def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
     """Whatever copies are made again, and whatever consumers make of these."""
     plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
     assert built is not None
@@ -62,7 +62,7 @@ def test_where_nothing_is_computed_again_nothing_is_there_for_a_while(name: str)
 
 
 @pytest.mark.parametrize("name", ["vgg16", "attention"])
-def test_no_point_is_above_one_of_a_search_in_which_nothing_is_computed_again(name: str) -> None:
+def test_no_point_is_above_one_of_a_search_without_rematerialization(name: str) -> None:
     model = record(SMALL[name], name).model
     with_all, without = (
         find_frontier(model, HARDWARE, 4, budget=Budget(seconds=2.0), without=each).found for each in ((), ("remat",))

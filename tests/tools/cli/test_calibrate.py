@@ -35,7 +35,7 @@ from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.runtime import disturbance
 from tensoropt.runtime import local_hardware as here
 from tensoropt.runtime.mpirun import mpirun_command
-from tensoropt.runtime.operator_timer import Timed, Trial
+from tensoropt.runtime.operator_timer import OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli import calibrate as calibrate_command
 from tensoropt.tools.cli.main import main
@@ -52,7 +52,7 @@ class Probe:
     def __init__(self, costing_of: dict[str, float]) -> None:
         self.slower = costing_of
 
-    def time(self, trial: Trial) -> Timed:
+    def time(self, trial: OperatorTrial) -> Timed:
         factor = self.slower.get(trial.op.type, 1.0)
         time_us = factor * (10 + trial.predicted_us)
         return Timed(time_us, len(trial.places) * time_us, 0.01)

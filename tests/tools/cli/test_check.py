@@ -90,11 +90,11 @@ def test_a_transfer_takes_what_it_took_the_last_rank_to_come():
 def test_a_timed_communicator_writes_down_kind_axes_bytes_and_seconds():
     now = iter(range(100))
     timed = TimedCommunicator(SingleCommunicator(), lambda: float(next(now)))
-    piece = np.ones((4, 2), np.float32)
-    timed.all_gather((0,), piece, [(4, 2)], timed.empty((4, 2), np.float32))
-    timed.all_to_all((1,), [piece], [(4, 2)])
-    assert timed.reduce_scatter((0, 1), [piece], (4, 2)).tolist() == piece.tolist()
-    timed.all_reduce((0,), piece)
+    shard = np.ones((4, 2), np.float32)
+    timed.all_gather((0,), shard, [(4, 2)], timed.empty((4, 2), np.float32))
+    timed.all_to_all((1,), [shard], [(4, 2)])
+    assert timed.reduce_scatter((0, 1), [shard], (4, 2)).tolist() == shard.tolist()
+    timed.all_reduce((0,), shard)
     calls = timed.take()
     assert [(call.kind, call.axes) for call in calls] == [
         ("all_gather", (0,)), ("all_to_all", (1,)), ("reduce_scatter", (0, 1)), ("all_reduce", (0,))
@@ -116,8 +116,8 @@ def test_rounds_of_one_collective_are_one_call():
 
 def test_a_timed_communicator_follows_its_results_until_nothing_refers_to_them():
     timed = TimedCommunicator(SingleCommunicator(), follows_memory=True)
-    piece = np.ones((4, 2), np.float32)
-    first = timed.all_reduce((0,), piece)
+    shard = np.ones((4, 2), np.float32)
+    first = timed.all_reduce((0,), shard)
     part = first[1:]
     second = timed.empty((8,), np.float64)
     assert [event.n_bytes for event in timed.take_memory()] == [32, 64]
@@ -132,9 +132,9 @@ def test_a_timed_backend_adds_up_what_paths_take():
     mesh, now = Mesh.of(2), iter(range(100))
     summed = cheapest_path(Layout(mesh, ((), ()), (0,)), Layout.replicated(mesh, 2), (4, 2), 4, PlainCosts())
     backend = TimedBackend(mesh, 0, SingleCommunicator(), clock=lambda: 3.0 * next(now))
-    piece = np.ones((4, 2), np.float32)
+    shard = np.ones((4, 2), np.float32)
     for run in (backend.runner(summed, "a sum"), backend.maximum(summed, "a maximum")):
-        assert run(piece)[0].tolist() == piece.tolist()
+        assert run(shard)[0].tolist() == shard.tolist()
     assert backend.take() == 6.0 and backend.take() == 0.0
 
 

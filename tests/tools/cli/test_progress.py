@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers.mpirun import forked, run_command
 
 
-def test_commands_write_them(tmp_path: Path) -> None:
+def test_commands_write_progress(tmp_path: Path) -> None:
     """Both commands in one process, which wait for no time between their lines."""
     script = tmp_path / "both.py"
     script.write_text(

@@ -60,12 +60,12 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     ):
         assert text in told
     assert found["format"] == "tensoropt/search"
-    assert found["version"] == 1
+    assert found["version"] == 2
     assert (found["model"], found["cluster"], found["devices"]) == (GOOD, "v100-1x4", 4)
     assert (found["algorithm"], found["optimizer"], found["exact"]) == ("ft-ldp", "sgd", True)
     assert found["gap"] == {"median": 0.0, "worst": 0.0}
     assert set(found["eliminations"]) == {"node", "edge", "branch", "heuristic"}
-    stages = found["seconds_by_stage"]
+    stages = found["seconds_by_phase"]
     assert set(stages) == {"record", "import", "costs", "search", "unroll"}
     assert found["seconds"] == pytest.approx(sum(stages.values()) - stages["record"])
     points = found["points"]

@@ -32,14 +32,14 @@ _REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """The place of a checkpoint: ``folder / name`` is its prefix."""
 
     folder: Path
     name: str
 
     @classmethod
-    def of(cls, prefix: str | os.PathLike[str]) -> Place:
+    def of(cls, prefix: str | os.PathLike[str]) -> CheckpointLocation:
         """Return the place of a prefix.
 
         Raises:
@@ -108,7 +108,7 @@ class Place:
 
     def commit(self) -> None:
         """Move the checkpoint that was merged in the scratch folder, under this name, to this place."""
-        made = Place(self.scratch, self.name)
+        made = CheckpointLocation(self.scratch, self.name)
         with writing(self, made.index, 0):
             files = made.data_files()
             make_safe(made.index)
@@ -144,7 +144,7 @@ def _unlink(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
+def writing(location: CheckpointLocation, file: Path, n_bytes: int) -> Iterator[None]:
     """Report in one sentence which file of a checkpoint couldn't be written, and how many bytes it needed.
 
     Raises:
@@ -154,12 +154,12 @@ def writing(place: Place, file: Path, n_bytes: int) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as error:
         size = f" of {n_bytes} bytes" if n_bytes else ""
-        free = shutil.disk_usage(place.folder).free if place.folder.is_dir() else 0
+        free = shutil.disk_usage(location.folder).free if location.folder.is_dir() else 0
         is_full = free < n_bytes or reason(error) == os.strerror(errno.ENOSPC)
         advice = "make room, or save elsewhere" if is_full else "save elsewhere, or see to that folder"
         raise TensorOptError(
             describe(
-                f"checkpoint '{place.prefix}' can't be saved",
+                f"checkpoint '{location.prefix}' can't be saved",
                 got=f"'{reason(error)}' for file '{file}'{size}, with {free} bytes free there",
                 advice=f"{advice}; the checkpoints that were there are as they were",
             )
@@ -176,21 +176,23 @@ def reason(error: Exception) -> str:
     return match[1] if match else message.split("}} ")[-1].split(" [Op:")[0]
 
 
-def keep_newest(place: Place, max_to_keep: int | None) -> None:
+def keep_newest(location: CheckpointLocation, max_to_keep: int | None) -> None:
     """Enter a new checkpoint in its folder's ``checkpoint`` file, and remove the oldest there beyond ``max_to_keep``.
 
     The file is TensorFlow's: ``tf.train.latest_checkpoint`` and ``tf.train.CheckpointManager`` read it. Paths in it are
     relative, so that the folder may be moved.
     """
-    names = [Path(path).name for path in kept(place.folder)]
-    names = [name for name in names if name != place.name and Place(place.folder, name).index.exists()] + [place.name]
+    names = [Path(path).name for path in kept(location.folder)]
+    names = [
+        name for name in names if name != location.name and CheckpointLocation(location.folder, name).index.exists()
+    ] + [location.name]
     gone = names[:-max_to_keep] if max_to_keep else []
     names = names[len(gone) :]
-    state = tf.compat.v1.train.generate_checkpoint_state_proto(str(place.folder.absolute()), place.name, names)
+    state = tf.compat.v1.train.generate_checkpoint_state_proto(str(location.folder.absolute()), location.name, names)
     text = text_format.MessageToString(state)
-    write_atomically(place.folder / "checkpoint", _writer(text), "the list of checkpoints")
+    write_atomically(location.folder / "checkpoint", _writer(text), "the list of checkpoints")
     for name in gone:
-        Place(place.folder, name).remove()
+        CheckpointLocation(location.folder, name).remove()
 
 
 def _writer(text: str) -> Callable[[Path], object]:
@@ -214,7 +216,7 @@ def latest_in(folder: Path) -> str | None:
     """
     state = _list_in(folder)
     latest = str(state.model_checkpoint_path) if state is not None else None
-    return latest if latest and Place.of(latest).index.is_file() else None
+    return latest if latest and CheckpointLocation.of(latest).index.is_file() else None
 
 
 def _list_in(folder: Path) -> Any:

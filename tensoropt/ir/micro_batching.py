@@ -11,12 +11,12 @@ from .graph import Graph, Operator, Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Slicing:
+class MicroBatching:
     """The relation between the graph of one micro-batch and the graph of the full batch.
 
     Attributes:
         n: the number of micro-batches.
-        whole: the graph of the full batch.
+        full_batch: the graph of the full batch.
         batch: the number of samples in the full batch.
         forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
             up.
@@ -25,7 +25,7 @@ class Slicing:
     """
 
     n: int
-    whole: Graph
+    full_batch: Graph
     batch: int
     forms: Mapping[str, int]
     once: frozenset[tuple[str, int]]
@@ -33,24 +33,24 @@ class Slicing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slice:
+class MicroBatch:
     """One of the micro-batches, on a number of devices.
 
     A micro-batch takes its part of each device's share of the batch, so that samples stay on the device that loaded them.
     Where the shares can't be divided into equal parts, it takes a run of consecutive samples.
     """
 
-    slicing: Slicing
+    micro_batching: MicroBatching
     index: int
     n_devices: int
 
     @property
     def n_shares(self) -> int:
-        return self.n_devices if are_shares_sliced(self.slicing.batch, self.slicing.n, self.n_devices) else 1
+        return self.n_devices if are_shares_divided(self.micro_batching.batch, self.micro_batching.n, self.n_devices) else 1
 
     def places(self, extent: int) -> np.ndarray:
         """Return the indices of the micro-batch's elements along a dimension that is split: int[extent / n]."""
-        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.slicing.n, -1)[:, self.index].reshape(-1)
+        places: np.ndarray = np.arange(extent).reshape(self.n_shares, self.micro_batching.n, -1)[:, self.index].reshape(-1)
         return places
 
     def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
@@ -60,20 +60,20 @@ class Slice:
 
     def makes(self, tensor: Tensor) -> bool:
         """Return whether each micro-batch computes its own part of a tensor, and not the step once for all of them."""
-        return tensor.name in self.slicing.forms
+        return tensor.name in self.micro_batching.forms
 
     def takes(self, operator: str, position: int) -> bool:
         """Return whether this micro-batch uses an operand."""
-        return self.index == 0 or (operator, position) not in self.slicing.once
+        return self.index == 0 or (operator, position) not in self.micro_batching.once
 
-    def whole(self, op: Operator) -> Operator:
+    def full_batch(self, op: Operator) -> Operator:
         """Return the operator in the graph of the full batch that an operator of the micro-batch comes from."""
-        return self.slicing.whole.operators[op.name]
+        return self.micro_batching.full_batch.operators[op.name]
 
 
-def are_shares_sliced(n_samples: int, n_slices: int, n_devices: int) -> bool:
+def are_shares_divided(n_samples: int, n_micro_batches: int, n_devices: int) -> bool:
     """Return whether every micro-batch takes equally many samples of each device's share of the batch.
 
     If not, each micro-batch takes a run of consecutive samples.
     """
-    return n_slices == 1 or n_samples % (n_slices * n_devices) == 0
+    return n_micro_batches == 1 or n_samples % (n_micro_batches * n_devices) == 0
