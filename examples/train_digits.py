@@ -24,7 +24,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=256, help="samples per step (default %(default)s)")
     parser.add_argument("--memory", help="limit per device, such as 500kB; default: what is free")
     parser.add_argument(
-        "--dtype", choices=["float32", "float64"], default="float32", help="of the numbers (default %(default)s)"
+        "--dtype", choices=["float32", "float64"], default="float32", help="dtype of the model (default %(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the training log")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")

@@ -25,7 +25,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=128, help="samples per step (default %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.2, help="rate (default %(default)s)")
     parser.add_argument(
-        "--dtype", choices=["float32", "float64"], default="float32", help="of the numbers (default %(default)s)"
+        "--dtype", choices=["float32", "float64"], default="float32", help="dtype of the model (default %(default)s)"
     )
     parser.add_argument("--cluster", metavar="NAME", help="plan for this hardware, such as v100-1x2, instead of measuring")
     parser.add_argument("--json", metavar="FILE", help="write the training log")

@@ -47,9 +47,9 @@ def limit_this_process(process_memory):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5, help="training steps (default %(default)s)")
-    parser.add_argument("--width", type=int, default=WIDTH, help="of the layers (default %(default)s)")
-    parser.add_argument("--memory", help="that the plan may need per device, such as 150MB; default: what is free")
-    parser.add_argument("--process-memory", help="that a process may take, such as 400MB; default: no limit")
+    parser.add_argument("--width", type=int, default=WIDTH, help="width of the layers (default %(default)s)")
+    parser.add_argument("--memory", help="the plan's limit per device, such as 150MB; default: what is free")
+    parser.add_argument("--process-memory", help="limit of each process, such as 400MB; default: no limit")
     parser.add_argument("--hardware", help="to plan for instead of measuring, such as v100-1x4")
     parser.add_argument("--plan", metavar="FILE", help="use this plan instead of searching")
     parser.add_argument("--json", metavar="FILE", help="write the training log")

@@ -64,7 +64,7 @@ class RankStep:
             ValueError: ``local`` does not have the shape of the rank's shard.
         """
         if local.shape != self.local_shape:
-            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
+            raise ValueError(f"{self.kind} got a shard of shape {local.shape}, expected {self.local_shape}")
         if not self.send_slices:
             return [np.asarray(local, order="C")] * len(self.recv_shapes)
         parts = [local[part] for part in self.send_slices]
@@ -89,7 +89,7 @@ class RankStep:
             ValueError: ``local`` does not have the shape of the rank's shard.
         """
         if local.shape != self.local_shape:
-            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {self.local_shape}")
+            raise ValueError(f"{self.kind} got a shard of shape {local.shape}, expected {self.local_shape}")
         if out is None:
             out = np.empty(self.result_shape, local.dtype)
         if self.kind == "slice":

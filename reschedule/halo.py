@@ -280,7 +280,7 @@ class RankHalo:
         parts = self.own_parts if self.kind == HALO else self.frame_parts
         expected = self.own_shape if self.kind == HALO else self.frame_shape
         if local.shape != expected:
-            raise ValueError(f"{self.kind} got a piece of shape {local.shape}, expected {expected}")
+            raise ValueError(f"{self.kind} got a shard of shape {local.shape}, expected {expected}")
         shapes = [local[part].shape for part in parts]
         count = sum(map(math.prod, shapes))
         buffer = np.empty(count, local.dtype) if communicator is None else communicator.scratch("send", count, local.dtype)

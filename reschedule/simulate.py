@@ -52,11 +52,11 @@ def gather(shards: Sequence[Array], layout: Layout, shape: Shape) -> Array:
     for rank, shard in enumerate(shards):
         if shard.shape != layout.local_shape(shape, rank):
             expected = layout.local_shape(shape, rank)
-            raise ValueError(f"rank {rank} has a piece of shape {shard.shape} in layout {layout}, expected {expected}")
+            raise ValueError(f"rank {rank} has a shard of shape {shard.shape} in layout {layout}, expected {expected}")
         place = (mesh.index_along(partial, rank), mesh.index_along(layout.split_axes, rank))
         replica = first_holder.setdefault(place, rank)
         if shards[replica].tobytes() != shard.tobytes():
-            raise ValueError(f"ranks {replica} and {rank} are replicas in layout {layout}, but their pieces differ")
+            raise ValueError(f"ranks {replica} and {rank} are replicas in layout {layout}, but their shards differ")
         summands[place[0]][_slices(layout, shape, rank)] = shard
     return reduce_in_order(summands)
 

@@ -20,9 +20,9 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 @np.errstate(over="ignore", invalid="ignore")
 def reduce_in_order(shards: Sequence[Array], op: str = "sum", out: Array | None = None) -> Array:
-    """Return ``((pieces[0] op pieces[1]) op pieces[2]) ...``, in ``out`` where given, else in new memory.
+    """Return ``((shards[0] op shards[1]) op shards[2]) ...``, in ``out`` where given, else in new memory.
 
-    ``out`` may be one of the pieces only if it is the first.
+    ``out`` may be one of the shards only if it is the first.
 
     Raises:
         ValueError: an unknown ``op``.

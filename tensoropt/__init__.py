@@ -86,7 +86,7 @@ def find_strategy(
             type that isn't the name of an operator.
         profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
             measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
-            some steps in turn (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
+            interleaved steps (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
             of operators are predicted.
         without: choices that the search must not make: ``"reuse"``, which drops resharded copies and reshards them again in
             the backward pass; ``"remat"``, which rematerializes operators there; ``"zero"``, which holds parameters split

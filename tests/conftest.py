@@ -38,7 +38,7 @@ def _interruptions_arrive() -> None:
 
 @pytest.fixture(scope="module")
 def float64() -> Iterator[None]:
-    """What Keras makes meanwhile computes in float64: what differs then is no rounding."""
+    """Keras layers made meanwhile compute in float64, so that differences are no rounding."""
     from helpers.switches import floats
 
     with floats("float64"):

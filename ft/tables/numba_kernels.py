@@ -2,10 +2,10 @@
 
 Each target's frontier is built arc by arc. An arc is the product of two runs of points. It is done a row at a time, a row
 being one point of the shorter run plus the complete longer one. A row is sorted by memory, as the frontier is, so it is
-merged into the frontier in one pass. A piece of a row (PIECE points) that is dominated is recognised by one binary search,
+merged into the frontier in one pass. A segment of a row (SEGMENT points) that is dominated is recognised by a binary search,
 and never built.
 
-Complexity: O(log F) for a piece that is dominated, O(F + R) to merge what is left of a row of R points into a frontier of F.
+Complexity: O(log F) for a dominated segment, O(F + R) to merge what is left of a row of R points into a frontier of F.
 
 Importing this module needs Numba, and compiles where there is no compiled code on disk yet (some seconds, once).
 """
@@ -132,7 +132,7 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
             hopeful_until = outer_start
             for outer in range(outer_start, outer_end):
                 if outer >= hopeful_until:
-                    # Look at a band of rows at once: in most bands all pieces are dominated.
+                    # Look at a band of rows at once: in most bands all segments are dominated.
                     hopeful_until = min(outer + SEGMENT, outer_end)
                     best_mem, best_time = outer_mem[outer], outer_time[hopeful_until - 1]
                     band_begin, band_end = count, 0
@@ -146,7 +146,7 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
                 if band_begin >= band_end:
                     continue
                 shift_mem, shift_time = outer_mem[outer], outer_time[outer]
-                # The part of the row between its first and its last piece that is not dominated.
+                # The part of the row between its first and its last segment that is not dominated.
                 begin, end = count, 0
                 for segment in range(band_begin, band_end, SEGMENT):
                     stop = min(segment + SEGMENT, count)

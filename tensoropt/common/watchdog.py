@@ -29,9 +29,9 @@ ANSWER_S = 4.0
 """The least time that a question stays open before its rank counts as silent: a few times the interval of looks."""
 
 CRITICAL, OVERLAPPABLE = CHAINS = range(2)
-"""The chains: urgent collectives, which another part of the step waits for, and trailing (overlappable) ones.
+"""The chains: critical-path collectives, which another part of the step waits for, and overlappable ones.
 
-Only updates wait for trailing collectives. Where these have no chain of their own, they count as urgent too.
+Only updates wait for overlappable collectives. Where these have no chain of their own, they count as critical, too.
 """
 
 

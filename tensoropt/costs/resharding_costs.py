@@ -29,28 +29,21 @@ from ..sharding.resharding import Resharding, bucket_share_ns, resharding_of
 class ResidualCharge(Enum):
     """The memory that a resharding is charged for residuals: what it saves for the backward pass, if that reads the copy.
 
-    A copy that is the source itself, or a view of it, saves the source. That costs nothing in the members ``..._OF_KEPT``:
-    something else is charged for the source already. In the members' texts "made again" means regathered, "computed again"
-    rematerialized, and "kept" saved.
+    A copy that is the source itself, or a view of it, saves the source. That costs nothing in the members ``..._OF_SAVED``:
+    something else is charged for the source already.
     """
 
     NOTHING = "no gradient reads the copy"
     COPY = "the copy"
-    COPY_OF_SAVED = "the copy; the source is kept anyway"
-    REGATHERED = "the source, of which the copy is made again"
-    REGATHERED_OF_SAVED = "nothing: the copy is made again of a source that is kept anyway"
-    FROM_REMATERIALIZED = "the copy, if it takes communication to make it of a source that is made again or computed again"
-    VIEW_OF_REMATERIALIZED = (
-        "the same; without communication it is part of what is computed again, and takes no time of its own"
-    )
-    COPY_OF_REMATERIALIZED = (
-        "the copy, of a source that is computed again; forbidden where it takes no communication to make it"
-    )
-    UNREAD_OF_REMATERIALIZED = "nothing, of a source that is computed again; forbidden where the copy takes no communication"
-    LOCAL_OF_REMATERIALIZED = (
-        "nothing, of a source that is computed again; forbidden where it takes communication to make the copy"
-    )
-    FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't kept; forbidden where the copy lies in that"
+    COPY_OF_SAVED = "the copy; the source is saved anyway"
+    REGATHERED = "the source, of which the copy is regathered"
+    REGATHERED_OF_SAVED = "nothing: the copy is regathered from a source that is saved anyway"
+    FROM_REMATERIALIZED = "the copy, if it takes communication to make it of a regathered or rematerialized source"
+    VIEW_OF_REMATERIALIZED = "the same; without communication it is part of the rematerialization, and takes no extra time"
+    COPY_OF_REMATERIALIZED = "the copy, of a rematerialized source; forbidden where it takes no communication to make it"
+    UNREAD_OF_REMATERIALIZED = "nothing, of a rematerialized source; forbidden where the copy takes no communication"
+    LOCAL_OF_REMATERIALIZED = "nothing, of a rematerialized source; forbidden where the copy takes communication"
+    FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't saved; forbidden where the copy is that, or a view of it"
     FORBIDDEN = "nothing: there is no such resharding"
 
     @property

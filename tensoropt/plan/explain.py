@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .record import PlannedOperator
 
 MOST_ROWS = 8
-NETWORK, COPIES = "collectives", "copies that reshardings keep"
+NETWORK, COPIES = "collectives", "saved copies of reshardings"
 INTERLEAVED = "interleaved_steps"
 """The key of ``plan.assumed`` for a baseline trial: the times of interleaved steps by the plan and by data parallelism; see
 :mod:`..tuning.baseline_trial`.
 """
-TAKEN = "results kept for those that take them, or computed again"
+TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
 HIDDEN = "compute and collectives at the same time"
 _Amounts = dict[str, float]
@@ -62,7 +62,7 @@ def _memory(plan: Plan) -> str:
     """Return a table of the memory per device by use."""
     amounts: _Amounts = {}
     for op in plan.operators:
-        what = "parameters, gradients and slots" if op.type == VARIABLE else f"kept for the backward pass of {op.type}"
+        what = "parameters, gradients and slots" if op.type == VARIABLE else f"saved for the backward pass of {op.type}"
         _add(amounts, what, op.memory_bytes)
     amounts[ACCUMULATED] = sum(resharding.accumulator_bytes for resharding in plan.reshardings)
     amounts[COPIES] = sum(resharding.copy_bytes for resharding in plan.reshardings if not resharding.is_regathered)
@@ -95,7 +95,7 @@ def _rematerialized(plan: Plan) -> list[str]:
         ]
         for kind, ops in shown
     ]
-    headers = ("computed again in the backward pass", "operators", "not kept", "us")
+    headers = ("rematerialized in the backward pass", "operators", "not saved", "us")
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))]
 
 
@@ -110,7 +110,7 @@ def _regathered(plan: Plan) -> list[str]:
     if rest:
         shown.append((f"{len(rest)} others", sum(n_bytes for _, n_bytes, _ in rest), sum(us for _, _, us in rest)))
     rows = [[name, memory_text(n_bytes), f"{us:,.1f}"] for name, n_bytes, us in shown]
-    headers = ("copies made again in the backward pass", "not kept", "us")
+    headers = ("copies regathered in the backward pass", "not saved", "us")
     return [tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))]
 
 
@@ -162,7 +162,7 @@ def _assumed(plan: Plan) -> str:
     if isinstance(interleaved, dict):
         plan_ms, data_parallel_ms = (interleaved[name] / 1e3 for name in ("plan_us", "data_parallel_us"))
         lines.append(
-            f"steps in turn: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
+            f"interleaved steps: {plan_ms:,.2f} ms by the plan that was found, {data_parallel_ms:,.2f} by data parallelism; "
             f"chosen: {interleaved['chosen']}"
         )
     return "\n".join(lines)

@@ -178,7 +178,7 @@ def find_frontier(
     if algorithm in BASELINES:
         if micro_batches > 1:
             raise InputError(
-                f"algorithm '{algorithm}' takes a batch in whole, got micro_batches={micro_batches}; leave them, or search "
+                f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them, or search "
                 f"with {ALGORITHMS[0]}"
             )
         if objectives != MEMORY_TIME:

@@ -72,7 +72,7 @@ def nothing_fits(request: Request, tried: Sequence[ModelFrontier], started: floa
     how = (
         f" in {n_micro_batches} micro-batches"
         if n_micro_batches > 1
-        else " with the batch in whole"
+        else " without micro-batches"
         if may_use_micro_batches(request)
         else ""
     )

@@ -28,7 +28,7 @@ class PlannedOperator:
         memory_bytes: memory per device for parameters with their gradients and slots, and for results that are saved for the
             backward pass in their produced layout.
         time_us: the time of the operator per step, including its rematerialization.
-        is_rematerialized: whether it is rematerialized: computed again in the backward pass.
+        is_rematerialized: whether the backward pass computes it again instead of reading saved results.
         rematerialization_us: the time that rematerialization takes.
         freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``memory_bytes``.
     """

@@ -274,7 +274,7 @@ class OperandSharding:
 
     @classmethod
     def parse(cls, mesh: Mesh, text: str) -> OperandSharding:
-        """Parse the text of ``str(demand)``."""
+        """Parse the text of ``str(sharding)``."""
         if text.endswith(" !"):
             return cls(Layout.parse(mesh, text[:-2]), None)
         layout, _, unreduced = text.partition(" ~")

@@ -231,8 +231,8 @@ def _communicating(mesh: Mesh, processes: Processes, collectives: str) -> tuple[
         communicator.prepare(axes)
         behind.prepare(axes)
 
-    trailing_backend = CommunicatingBackend(mesh, processes.rank, behind, overlappable, is_over_link=True)
-    return replace(backend, overlappable=trailing_backend), part, prepare
+    overlappable_backend = CommunicatingBackend(mesh, processes.rank, behind, overlappable, is_over_link=True)
+    return replace(backend, overlappable=overlappable_backend), part, prepare
 
 
 def _allows_two_chains() -> bool:

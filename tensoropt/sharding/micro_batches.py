@@ -1,6 +1,6 @@
 """Split a training step into micro-batches: parts of its batch, computed one after the other, with accumulated gradients.
 
-To the layout algebra the micro-batches (``slices`` in the code) are one more mesh axis, of *time*. Tensors computed from the
+To the layout algebra the micro-batches are one more mesh axis, of *time*. Tensors computed from the
 batch are split over it; a mean over the batch is a partial sum over the global count; the gradient of a parameter, which is
 replicated over it, is partial, and its completion is a local accumulation. So the numbers are one device's by the same
 rules. Communication over this axis is impossible: a micro-batch can't wait for a later one. Only two things cross the axis:
@@ -66,7 +66,7 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     if n == 1:
         return graph
     if len(graph.train_steps) != 1:
-        raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and slices are those of one")
+        raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and micro-batches are those of one")
     batch = _batch(graph, n)
     (step,) = graph.train_steps.values()
     forms, configs, after = _Propagation(graph, n, batch).run()
@@ -151,7 +151,7 @@ class _Propagation:
         operators = self.graph.operators.values()
         for op in operators:
             is_after = any(self.graph.producers[tensor.name].name in after for _, tensor in op.operands)
-            why = f"{op.where()} takes what comes after the slices"
+            why = f"{op.where()} reads what is computed after the micro-batches"
             if not is_after and op.updates not in written:
                 why = self._decide(op, forms, configs)
             if why and op.name in needed:
@@ -162,7 +162,7 @@ class _Propagation:
         for op in operators:
             # A constant that was split for one consumer may have another that uses it unsplit.
             if op.name not in after and not self._agrees(op, forms, configs):
-                raise _refused(self.n, f"{op.where()} takes in whole what others take in slices")
+                raise _refused(self.n, f"{op.where()} reads the full batch of a tensor that others read in micro-batches")
         return dict(forms), dict(configs), after
 
     def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:

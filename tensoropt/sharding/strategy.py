@@ -144,7 +144,7 @@ class StrategyView:
         return Copy(tensor.name, op.name) in regathered or self.is_regathered_with_source(op, position)
 
     def is_regathered_with_source(self, op: Operator, position: int) -> bool:
-        """Return whether the copy that an operator uses is made again because its source is.
+        """Return whether the copy that an operator uses is regathered because its source is.
 
         That is so if the source, a regathered shared copy or a rematerialized result, is resharded to it without
         communication. Such a copy may be a view of the source, and saving it would keep the source in memory.

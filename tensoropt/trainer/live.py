@@ -182,7 +182,7 @@ class _View:
     @property
     def handle(self) -> Any:
         raise InputError(
-            f"'{self._of.path}' is in pieces on the ranks, and is no variable by which a gradient can be taken or that a "
+            f"'{self._of.path}' is sharded over the ranks, and is no variable by which a gradient can be taken or that a "
             f"graph can hold ({running_line()}); call trainer.export_to(model), and take the model's variable"
         )
 

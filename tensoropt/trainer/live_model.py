@@ -106,7 +106,7 @@ class LiveModel(KerasObjective):
         if self.live is not None:
             raise InputError(
                 f"the trainer of model '{self.inner.name}' can't be used by tf.train.Checkpoint or tf.saved_model "
-                f"({running_line()}): its values are in pieces on the ranks; call trainer.save(path), trainer.load(path), "
+                f"({running_line()}): its values are sharded over the ranks; call trainer.save(path), trainer.load(path), "
                 "in a callback self.model.save(path), or trainer.export_to(model) ahead of writing the model"
             )
         return super()._trackable_children(save_type, **options)

@@ -196,7 +196,7 @@ class TrainerRanks:
         for rank, (other, _) in enumerate(found):
             if other != found[0][0]:
                 raise InputError(
-                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': pieces are gathered from all ranks, "
+                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': shards are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
         full = np.empty(entry.shape, entry.variables[0].dtype.as_numpy_dtype)

@@ -81,7 +81,7 @@ class BaselineTrial:
             progress = self.progress
 
             def shown(done: int, total: int) -> None:
-                progress("steps in turn", done, total)
+                progress("interleaved steps", done, total)
 
         seconds = interleaved_seconds(
             plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), shown

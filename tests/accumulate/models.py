@@ -79,7 +79,7 @@ def sliced(name: str, optimizer: str, n: int) -> zoo.Recorded:
 
 
 def random_view(name: str, optimizer: str, n: int, mesh: Mesh, seed: int) -> tuple[StrategyView, StrategyView]:
-    """A random strategy that slices and the whole batch can have, on the whole graph and on that of one slice."""
+    """A random strategy that micro-batches and the full batch can have, on the full graph and on that of one micro-batch."""
     graph, rng = recorded(name, optimizer).graph, random.Random(seed)
     while True:
         of_micro_batch = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6))

@@ -1,4 +1,4 @@
-"""What each rank does: steps in micro-batches by the public API, fed in whole and by each rank's share."""
+"""What each rank does: steps in micro-batches by the public API, fed the full batch and by each rank's share."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_random_strategies_give_one_device_numbers(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_numbers_stay_with_tensorflows_graph_optimizer(name: str) -> None:
-    """Which merges operators that are equal, and removes control dependencies."""
+    """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
     for seed in (71, 74):
         check(name, 2, Mesh.of(2), seed)
 

@@ -69,7 +69,7 @@ def test_search_uses_micro_batches_where_the_limit_needs_them() -> None:
         assert plan.frontier is not None and plan.point is not None
         assert plan.time_us <= alone.time_us and plan.frontier.needed_bytes(plan.point) <= limit
         chosen.add(plan.micro_batches)
-    assert plan.micro_batches == 1, "the fastest of all takes the batch in whole"
+    assert plan.micro_batches == 1, "the fastest of all takes the full batch at once"
     assert chosen > {1}
     limit = least - 1
     with pytest.raises(InputError, match="no plan fits"):
@@ -136,7 +136,7 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
 
 
 def test_accumulators_are_charged_where_a_copy_has_another_layout() -> None:
-    """A parameter that lies split and is gathered once for all slices has its gradients added up in whole."""
+    """Gradients of a split parameter that is gathered once for all micro-batches are accumulated at the gathered copy."""
     force = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Placeholder": {"d0": 2}}
     model = record(_products, "products", "sgd").model
     plan = find_frontier(model, HARDWARE, 2, force=force, micro_batches=2).fastest()
@@ -183,7 +183,7 @@ def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_plan_runs_in_its_micro_batches() -> None:
-    """Execution takes the number of slices from the plan; what isn't a training step runs in whole."""
+    """Execution has the plan's number of micro-batches; evaluation runs on the full batch."""
     tensoropt.init(hardware="v100-1x2", seed=1)
     x = tensoropt.placeholder(tensoropt.float32, [8, 4], name="x")
     y = tensoropt.matmul(x, tensoropt.get_variable("w", [4, 3]))
@@ -226,7 +226,7 @@ def test_statistics_over_the_batch() -> None:
     model = record(normalised, "normalised").model
     with pytest.raises(InputError, match=r"FusedBatchNormV3.* needs the whole batch at once, as batch normalisation"):
         model.in_micro_batches(2)
-    # By itself a search takes the batch in whole, and says what it would need.
+    # By itself a search takes the full batch at once, and says what it would need.
     with pytest.raises(InputError, match="no plan fits"):
         mini_time(Request(model, HARDWARE, 100), 2)
 
@@ -259,7 +259,7 @@ def test_micro_batches_can_be_switched_off_in_two_ways() -> None:
     with pytest.raises(InputError, match="leave one of the two"):
         checked_micro_batches(lenet(), 2, [ACCUMULATE])
     assert checked_micro_batches(lenet(), 1, [ACCUMULATE]) == 1
-    with pytest.raises(InputError, match="takes a batch in whole, got micro_batches=2"):
+    with pytest.raises(InputError, match="takes no micro-batches, got micro_batches=2"):
         find_frontier(lenet(), HARDWARE, 2, algorithm="data-parallel", micro_batches=2)
 
 

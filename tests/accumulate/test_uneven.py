@@ -1,4 +1,4 @@
-"""Batches that ranks load, in slices that aren't a part of each rank's share: fewer samples than devices, or uneven ones."""
+"""Loaded batches in micro-batches that don't divide each rank's share: fewer samples than devices, or uneven ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_plan_in_uneven_micro_batches_reads_back(tmp_path: Path) -> None:
 
 
 def test_ranks_train_in_uneven_micro_batches_as_keras_does() -> None:
-    """What each rank has loaded is gathered where its share can't be sliced."""
+    """The ranks' loaded samples are gathered where a share can't be divided into micro-batches."""
     result = run_ranks(3, Path(__file__).with_name("uneven.py"), timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "8 samples in 4 micro-batches on 3 ranks are trained as Keras does" in result.stdout

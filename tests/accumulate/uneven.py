@@ -1,4 +1,4 @@
-"""A Keras model and its batches; run on ranks, fits in slices that aren't a part of each rank's share of the batch."""
+"""A Keras model and its batches; run on ranks, fits in micro-batches that don't divide each rank's share of the batch."""
 
 from __future__ import annotations
 

@@ -167,9 +167,9 @@ def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
 
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
-    """The copies that are resharded again in the backward pass instead of being kept: how many, and the bytes not kept."""
+    """The copies that are regathered in the backward pass instead of being saved: how many, and the bytes not saved."""
     copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_regathered]
-    return {"copies_made_again": len(copies), "bytes_not_kept": sum(copy.copy_bytes for copy in copies)}
+    return {"copies_regathered": len(copies), "bytes_not_saved": sum(copy.copy_bytes for copy in copies)}
 
 
 def numbers_of(frontier: ModelFrontier | None) -> Numbers:
@@ -203,7 +203,7 @@ def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
         at = numbers[mark]
         times = [f"{at[part] / 1e6:.3f}" for part in ("time_us", "compute_time_us", "network_time_us")]
         mark = mark.replace("_", " ") if numbers["points"] > 1 else ""
-        again = f"{at['copies_made_again']}, {memory_text(at['bytes_not_kept'])}" if at.get("copies_made_again") else ""
+        again = f"{at['copies_regathered']}, {memory_text(at['bytes_not_saved'])}" if at.get("copies_regathered") else ""
         rows.append([name, mark, memory_text(at["memory_bytes"]), *times, *([again] * with_copies), *told])
         name, told = "", ["", "", ""]
     return rows
@@ -221,10 +221,10 @@ def table_of(name: str, numbers: Numbers) -> str:
         ]
     else:
         named_rows = list(numbers.items())
-    # Numbers that were kept before this was counted don't tell.
-    with_copies = any("copies_made_again" in each.get("fastest", {}) for _, each in named_rows)
+    # Numbers that were saved before this was counted don't tell.
+    with_copies = any("copies_regathered" in each.get("fastest", {}) for _, each in named_rows)
     rows = [row for label, each in named_rows for row in rows_of(label, each, with_copies)]
-    again = ["made again"] * with_copies
+    again = ["regathered"] * with_copies
     headers = ["", "point", "memory", "time (s)", "compute (s)", "network (s)", *again, "certain", "space", "seconds"]
     align = ("left", "left", *["right"] * (4 + with_copies), "left", "left", "right")
     text: str = tabulate(rows, headers, disable_numparse=True, colalign=align)

@@ -29,7 +29,7 @@ def test_a_map_over_rows_splits_what_the_rows_have() -> None:
 
 
 def test_a_scan_that_begins_with_the_first_row() -> None:
-    """That row is read outside of the loop, and is the first of the results."""
+    """The first row is read outside of the loop, and is the first of the results."""
     w = variable("w", UNITS)
     scanned = lambda x: tf.scan(lambda state, row: tf.tanh(state * w + row), x)  # noqa: E731
     hold(lambda x: tf.reduce_sum(tf.square(scanned(x))), [w], reals(TIME, UNITS), force={"Loop": {"d1": 4}})

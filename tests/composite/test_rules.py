@@ -47,7 +47,7 @@ def test_a_loop_that_takes_units_one_by_one_splits_them_as_well() -> None:
 
 
 def test_a_sum_of_each_trip_is_partial() -> None:
-    """What a trip adds up over the batch is stacked: over blocks of the batch, a stack of summands."""
+    """A stack of each trip's sum over the batch is partial where the batch is split."""
 
     def build() -> None:
         values, sums = x(), tf.TensorArray(tf.float64, 3)
@@ -137,7 +137,7 @@ def test_loops_in_loops() -> None:
 
 
 def test_equal_bodies_are_known_as_equal() -> None:
-    """So that the search works repeated layers out once."""
+    """Equal bodies share a signature, so that the search works repeated layers out once."""
 
     def build() -> None:
         tf.nn.silu(tf.nn.silu(x()) * 2.0) + 1.0

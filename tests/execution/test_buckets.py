@@ -70,7 +70,7 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
 
 
 def test_all_buckets_are_sent_when_the_backward_pass_has_been_emitted() -> None:
-    """What an optimizer sums over all gradients then comes after them, and needn't wait for what waits for it."""
+    """An optimizer's sums over all gradients come after the buckets, and nothing that they need waits for them."""
     model = zoo.record(zoo.mlp, "sgd")
     engine = engine_of(model, data_parallel(model), Router(PlainCosts()), EmulatedBackend(MESH))
     _, log = trained(engine, model)
@@ -100,7 +100,7 @@ def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: 
 
 
 def test_a_gradient_with_further_consumers_is_not_deferred() -> None:
-    """Of a shared copy, or of a variable that is split finer than its copy, other collectives wait for the gradient."""
+    """Other collectives wait for the gradient of a shared copy, or of a variable that is split finer than its copy."""
     axis = MESH.axes[0]
     tensor, whole = Tensor("v:0", (8,), "float32"), Layout.replicated(MESH, 1)
     split = Layout(MESH, ((axis,),))

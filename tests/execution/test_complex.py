@@ -35,7 +35,7 @@ def recorded() -> zoo.Recorded:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
-    """Three steps: losses and variables; then metrics. Some copies are made again, and some operators computed again."""
+    """Three steps: losses and variables; then metrics. Some copies are regathered, some operators rematerialized."""
     model, mesh = recorded(), MESHES[seed % 4]
     share = 0.5 if seed >= 4 else 0.0
     view = random_strategy(model, mesh, seed, lambda config: bool(config.used_axes), share, share)

@@ -183,7 +183,7 @@ def taken_by_all() -> zoo.Built:
 
 
 def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTrace:
-    """Of one rank alone, which computes whole operators; several may run at once."""
+    """One rank alone computes unsplit operators, several of which may run at once."""
     model = zoo.record(function, "momentum")
     mesh = Mesh.of(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
@@ -199,7 +199,7 @@ def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTr
 
 
 def test_in_order_no_more_gradients_are_alive_than_needed() -> None:
-    """Of eight layers what was kept, and a few gradients: without an order those of half the layers wait for another."""
+    """Eight layers have their residuals and a few gradients alive; without an order, half the layers' gradients too."""
     megabyte = 4 * BATCH * WIDTH
     peak = trace_of(in_order=True).peak_bytes
     # The batch, the results of the layers, and of one layer the gradient that came, those that it makes, and their sum.
@@ -216,7 +216,7 @@ def test_in_order_gradients_of_many_consumers_are_added_two_at_a_time() -> None:
 
 
 def in_order_with_a_slice(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the filter's gradient reads is cut out again after the bias's."""
+    """The residual of the filter's gradient is sliced again after the bias's gradient."""
     graph = tf.compat.v1.get_default_graph()
     loss = tf.reduce_sum(gradient)
     n_forward = len(graph.get_operations())
@@ -229,7 +229,7 @@ def in_order_with_a_slice(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Te
 
 
 def behind_a_collective(images: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the filter's gradient reads is brought again by a collective that comes after the bias's."""
+    """The residual of the filter's gradient is regathered by a collective after the bias's."""
     gradient = gradient * tf.reduce_sum(gradient)
     of_bias = tf.numpy_function(np.copy, [tf.raw_ops.BiasAddGrad(out_backprop=gradient)], tf.float32)
     with tf.control_dependencies([of_bias]):

@@ -1,4 +1,4 @@
-"""Whatever the strategy, the numbers are those of one device: random strategies, emulated, against plain TensorFlow.
+"""Random strategies, emulated, give the numbers of one device, by plain TensorFlow.
 
 Losses, every parameter and every moving average after three steps, and (for every third) metrics, in float64 to 1e-10
 of each tensor's largest magnitude; and for every strategy the collectives executed are those charged, exactly. Nearly all of

@@ -20,7 +20,7 @@ def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: in
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
-    """As over a link: ranks nap, gradients' sums have a chain of their own, and the backward pass goes on meanwhile."""
+    """Ranks nap as over a link: gradients' sums have their own chain, and the backward pass goes on meanwhile."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", 6, "link", timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "6 strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
@@ -36,7 +36,7 @@ def test_copies_are_regathered_between_processes(n_ranks: int, collectives: str)
 
 @pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
 def test_operators_are_rematerialized_between_processes(n_ranks: int, collectives: str) -> None:
-    """Beside copies that are made again; with and without an order of the backward pass."""
+    """Rematerialization runs together with regathered copies, with and without an order of the backward pass."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "recomputed", 6, collectives, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "6 strategies, " in result.stdout and ", 0 computed again" not in result.stdout
@@ -51,7 +51,7 @@ def test_halos_are_exchanged_between_processes(n_ranks: int) -> None:
 
 
 def test_complex_numbers_between_processes() -> None:
-    """Some copies are made again, and some operators computed again."""
+    """Some copies are regathered, and some operators rematerialized."""
     result = run_ranks(3, "-m", "mpi4py", WORKER, "complex", 4, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "4 strategies, " in result.stdout and " on 3 ranks" in result.stdout

@@ -122,7 +122,7 @@ def needed(op: tf.Operation) -> set[str]:
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("function", [zoo.mlp, zoo.cnn, zoo.attention])
 def test_overlappable_collectives_have_their_own_chain(function: Any, optimizer: str) -> None:
-    """Nothing else waits for it, by data or because TensorFlow orders what is stateful."""
+    """Nothing else waits for the overlappable chain, by data or by TensorFlow's order of stateful operators."""
     model, mesh = zoo.record(function, optimizer), Mesh.of(2)
     backend = CommunicatingBackend(mesh, 0, Nobody(), overlappable=CommunicatingBackend(mesh, 0, Nobody()))
     for seed in range(3):

@@ -143,7 +143,7 @@ def test_damaged_hardware_files_are_refused(folder, which):
 
 
 def test_damaged_checkpoints_are_refused(folder):
-    """Of the files of a checkpoint, its list among them, one is damaged each time."""
+    """One file of the checkpoint, which may be its list, is damaged each time."""
     mesh = Mesh.of(1)
     logicals = [Logical("kernel", (6, 4)), Logical("bias", (5,), "float16"), Logical("moment", (6, 4), step="train")]
     layouts = replicated(logicals, mesh)

@@ -11,7 +11,7 @@ from tensoropt.ft import INFEASIBLE, Edge, Node, Problem
 
 @dataclass(frozen=True)
 class Costs:
-    """How costs are drawn: below ``limit`` (small ones give ties and duplicates), some infeasible, some rows equal."""
+    """The distribution of costs: below ``limit`` (small ones give ties and duplicates), some infeasible, some rows equal."""
 
     limit: int
     infeasible: float = 0.0

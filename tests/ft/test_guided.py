@@ -153,7 +153,7 @@ def test_thinning_covers_every_point_with_the_fewest(frontiers: list, tol_mem: i
 
 
 def fewest(covers: np.ndarray) -> int:
-    """How many points are needed to cover all, by trying: what a point covers is an interval."""
+    """The number of points that are needed to cover all, by trying: a point covers an interval."""
     best = [0] + [10**9] * len(covers)
     for end in range(1, len(covers) + 1):
         for point in range(len(covers)):

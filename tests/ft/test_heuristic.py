@@ -38,7 +38,7 @@ def test_heuristic_results_are_never_below_the_true_frontier(algorithm: str, max
 
 
 def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
-    """Of a mask and six operators of 8 states, all neighbours of the mask, a table of 64 cells holds everything."""
+    """A table of 64 cells holds a mask and its neighbours, six operators of 8 states."""
     n, pairs = SHAPES["mask"]
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
     true = search(problem)

@@ -251,7 +251,7 @@ def test_shares_between_those_of_two_weights_are_as_good() -> None:
 
 
 def test_weights_keep_their_ratio_however_large_the_costs() -> None:
-    """Where sums would pass 2^52 they are rounded, and bounds lowered by that; no weight becomes 0."""
+    """Sums that would pass 2^52 are rounded, and bounds lowered by that; no weight becomes 0."""
     rng = np.random.default_rng(0)
     nodes = tuple(Node(f"n{i}", *rng.integers(0, 1 << 44, (2, 4))) for i in range(8))
     edges = tuple(Edge(i, i + 1, *rng.integers(0, 1 << 44, (2, 4, 4))) for i in range(7))

@@ -143,7 +143,7 @@ def test_without_anything_to_hide_it_is_the_plain_search() -> None:
 
 
 def test_a_bound_of_other_times_proves_nothing() -> None:
-    """What was chosen by plain sums keeps its doubts when it is shown at its true times."""
+    """A frontier that was chosen by plain sums keeps its bound when it has its true times."""
     problem = Problem((Node("n", np.array([5]), np.array([100])),), ())
     overlap = Overlap({0: OverlapPart(0, np.array([40]))}, {}, {0: OverlapPart(0, np.array([50]))})
     bound = LowerBound(np.array([5]), np.array([90]), "a test")
@@ -153,7 +153,7 @@ def test_a_bound_of_other_times_proves_nothing() -> None:
 
 
 def test_more_weights_close_the_gap() -> None:
-    """By the ends alone a strategy that balances the two isn't found, or not proven."""
+    """With the weights of the ends alone a balanced strategy isn't found, or not proven."""
     gaps = []
     for seed in range(60):
         problem = random_problem(seed)

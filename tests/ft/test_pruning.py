@@ -54,7 +54,7 @@ def assert_within(true: Frontier, mem: np.ndarray, time_ns: np.ndarray, epsilon:
 
 
 def assert_keeps_the_frontier(problem: Problem, seed: int, epsilon: float, max_cells: int) -> tuple[int, int] | None:
-    """How many states there are before and after; None if nothing is allowed."""
+    """The numbers of states before and after; None if nothing is allowed."""
     try:
         true = search(problem, "exhaustive")
     except InfeasibleError:

@@ -55,7 +55,7 @@ def test_larger_problems_keep_their_frontier(way, pairs: list, monkeypatch: pyte
 
 
 def test_equal_nodes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chain of twenty equal operators, whose ends have one neighbour, and with the same result."""
+    """Twenty equal operators in a chain are looked at twice (an end has one neighbour), with the same result."""
     one = build(np.random.default_rng(5), [6, 6], [(0, 1)], Costs(9, infeasible=0.2))
     nodes, (edge,) = (one.nodes[0],) * 20, one.edges
     layers = Problem(nodes, tuple(Edge(i, i + 1, edge.mem_bytes, edge.time_ns) for i in range(19)))

@@ -52,8 +52,8 @@ def random_strategy(
 
     Args:
         prefers: narrows the choice wherever an operator has such a config.
-        share_regathered: of the copies those, on average, that are made again in the backward pass.
-        share_rematerialized: the same of operators that are computed again there.
+        share_regathered: the mean share of copies that are regathered in the backward pass.
+        share_rematerialized: the mean share of operators that are rematerialized there.
     """
     rng = random.Random(seed)
     chosen = {}
@@ -146,7 +146,7 @@ def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = E
 
 
 def _tensor(model: zoo.Recorded, name: str) -> Tensor:
-    """What a recorded name means, which may be another tensor's."""
+    """The tensor that a recorded name stands for, which may have another name."""
     tensor = model.graph.resolve(name)
     assert tensor is not None
     return tensor
@@ -176,7 +176,7 @@ def assert_variables(
 
 
 def local_shards(engine: Engine) -> dict[str, list[np.ndarray]]:
-    """By variable, the pieces of the ranks of this process."""
+    """The shards of this process's ranks, by variable name."""
     return {name: [variable.numpy() for variable in variables] for name, variables in engine.variables.items()}
 
 
@@ -208,7 +208,7 @@ def charged(view: StrategyView, router: Router) -> Counter[tuple[str, str, Shape
 
 
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:
-    """As multisets of (kind, axes, shape), exactly. Fetching the loss adds nothing: the step has it whole anyway."""
+    """Compare exact multisets of (kind, axes, shape). Fetching the loss adds none: the step has it replicated anyway."""
     log = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0]))).log
     done, paid = executed(log), charged(engine.per_micro_batch or engine.view, engine.router)
     assert done == paid, f"executed but not charged: {dict(done - paid)}; charged but not executed: {dict(paid - done)}"

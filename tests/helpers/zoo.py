@@ -33,7 +33,7 @@ HYPERPARAMETERS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Built:
-    """What a model function made.
+    """The result of a model function.
 
     Attributes:
         inputs: a batch (of three) per placeholder.
@@ -222,7 +222,7 @@ def broadcasting(api: Any = tf.compat.v1) -> Built:
 
 @dataclass(frozen=True)
 class Reference:
-    """What plain TensorFlow computes on one device, with its own optimizers.
+    """The numbers of plain TensorFlow on one device, with its own optimizers.
 
     Attributes:
         losses: before each of the steps.

@@ -75,7 +75,7 @@ def test_a_model_without_steps_is_not_asked() -> None:
 
 
 def recorded_graph(function: Callable[[], zoo.Built]) -> Graph:
-    """What is imported of a model, before it is analysed."""
+    """The imported graph of a model, before it is analysed."""
     with tf.Graph().as_default() as recorded:
         built, train = function(), tf.no_op("train")
         trained = tuple(variable.handle.op.name for variable in tf.compat.v1.trainable_variables())

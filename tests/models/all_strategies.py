@@ -51,7 +51,7 @@ def _frontier(name: str, dtype: str) -> ModelFrontier:
 
 
 def differing(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sgd") -> list[str]:
-    """What differs from plain Keras by a strategy: a seed of a random one, or one of ``PLANS``."""
+    """Differences from plain Keras under a strategy: a seed of a random one, or one of ``PLANS``."""
     case = _case(name, dtype, optimizer)
     if strategy in PLANS:
         frontier = _frontier(name, dtype)

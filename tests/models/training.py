@@ -43,7 +43,7 @@ def sgd() -> keras.optimizers.Optimizer:
 
 @dataclass(frozen=True)
 class Step:
-    """What a training step comes to.
+    """The numbers of a training step.
 
     Attributes:
         variables: the model's, moving averages and seeds included, after the step.
@@ -102,7 +102,7 @@ def case_of(entry: Entry, make_optimizer: MakeOptimizer = sgd, seed: int = 1) ->
 
 
 def captured(entry: Entry, model: keras.Model, make_optimizer: MakeOptimizer = sgd) -> Captured:
-    """What ``tensoropt.parallelize`` would capture."""
+    """The model as ``tensoropt.parallelize`` would capture it."""
     objective = KerasObjective(model, Compilation(entry.loss, None, None, None))
     signature = signature_of(model, entry.loss, entry.batch_size, None, False, None)
     return capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(make_optimizer(), variables))
@@ -177,7 +177,7 @@ def _state(engine: Engine) -> tuple[State, State]:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a number or a tensor is from what it should be, of its largest magnitude."""
+    """The distance of a number or a tensor from its expected value, relative to the largest magnitude."""
 
     step: int
     name: str
@@ -188,7 +188,7 @@ class Distance:
 
 
 def differences(case: Case, found: Iterator[Step], tolerance: float, but: Container[str] = ()) -> list[str]:
-    """What differs from one device by more than ``tolerance`` times its largest magnitude, worst first, as text.
+    """The differences from one device of more than ``tolerance`` times its largest magnitude, worst first, as text.
 
     Args:
         but: variables that aren't compared.
@@ -198,7 +198,7 @@ def differences(case: Case, found: Iterator[Step], tolerance: float, but: Contai
 
 
 def distances(expected: Iterable[Step], found: Iterable[Step], but: Container[str] = ()) -> Iterator[Distance]:
-    """Of everything that steps come to.
+    """The distances of everything that steps compute.
 
     What is zero but for rounding (the gradient of a bias ahead of a normalisation) must be that in both.
     """

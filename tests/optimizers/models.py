@@ -259,7 +259,7 @@ def whole(entry: StateEntry) -> np.ndarray:
 
 
 def assert_same(got: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
-    """As :func:`assert_close`; where nothing is finite, both alike."""
+    """Assert as :func:`assert_close` does; values that aren't finite must be equal."""
     if not np.all(np.isfinite(expected)):
         assert np.array_equal(np.isfinite(got), np.isfinite(expected)), f"{what}: {got} is not {expected}"
         return

@@ -164,7 +164,7 @@ def test_first_values_come_back_and_the_learning_rate_can_be_set() -> None:
 
 
 def test_averages_take_the_parameters_place_at_the_end() -> None:
-    """Of a parameter that is updated whole too; without averages nothing changes, whatever was assigned since."""
+    """Replicated updates average, too; without averages nothing changes, whatever was assigned since."""
     mesh = Mesh.of(2, 2)
     constraints = {"w1": keras.constraints.UnitNorm(axis=0)}
     for use_ema in (True, False):

@@ -199,7 +199,7 @@ def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole,
 
 
 def test_a_file_without_peaks_is_asked_by_memory(found, file):
-    """As files of earlier versions are."""
+    """Files of earlier versions have no peaks."""
     changed(file, lambda value: [point.pop("peak_bytes") for point in value["points"]])
     frontier = tensoropt.load_frontier(file)
     assert frontier.peak_bytes(0) is None

@@ -40,13 +40,13 @@ def least(frontier: ModelFrontier) -> int:
 
 
 def request(model: Model, **asked: object) -> Request:
-    """With the batch in whole, where nothing else is asked: so that what fits is on one frontier."""
+    """A request without micro-batches by default, so that what fits is on one frontier."""
     return Request(**{"model": model, "hardware": HARDWARE, "limit_bytes": None, "micro_batches": 1, **asked})
 
 
 @pytest.fixture(autouse=True)
 def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said doesn't depend on how busy the machine is."""
+    """The message doesn't depend on how busy the machine is."""
     monkeypatch.setattr(suggestions, "LEAST_S", 600.0)
 
 

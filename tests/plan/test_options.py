@@ -25,7 +25,7 @@ def session():
 
 
 def find(*arguments, **options):
-    """With the batch in whole, so that what fits is on one frontier."""
+    """A request without micro-batches, so that what fits is on one frontier."""
     return tensoropt.find_strategy(*arguments, without=["accumulate"], **options)
 
 

@@ -88,7 +88,7 @@ class Alone:
 
 
 class ToldEngine:
-    """Whatever is among operators takes 1 ms where it follows closely, 3 ms where it doesn't."""
+    """An engine whose calls take 1 ms between little compute, and 3 ms between much."""
 
     def among_emitted(self, calls, is_early, beside):
         return lambda: np.full(len(calls), 0.001 if beside == CLOSE else 0.003)

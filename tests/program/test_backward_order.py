@@ -11,7 +11,7 @@ from tensoropt.program.backward_order import reverse_order
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[list[int]]:
-    """By node, what feeds it: nodes before it, the first of which is a variable."""
+    """The producers of each node: nodes before it, the first of which is a variable."""
     return [[], *(draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=3)) for n in range(1, draw(st.integers(2, 9))))]
 
 

@@ -35,7 +35,7 @@ MERGES = ("Add", "Add", "Add", "Multiply", "Average", "Maximum", "Minimum", "Sub
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """How a case is planned.
+    """The planning options of a case.
 
     Attributes:
         kind: ``random`` is any strategy; the others are found by the search: ``fastest``, any ``point`` of the frontier, by
@@ -57,7 +57,7 @@ class CaseOptions:
 
 @dataclass(frozen=True)
 class Case:
-    """What a seed comes to, but for the model.
+    """A case that a seed draws, but for the model.
 
     Attributes:
         batches: samples in each of the training batches.
@@ -291,7 +291,7 @@ class _Building:
         return made(x)
 
     def _residual(self, x: Any) -> Any:
-        """What goes around some layers and meets their result."""
+        """A connection that skips some layers and joins their result."""
         self.notes.append("(")
         y = x
         for _ in range(self.rng.randint(1, 2)):

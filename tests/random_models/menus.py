@@ -161,7 +161,7 @@ def flatten(rng: random.Random, shape: Shape) -> Entry | None:
 
 
 def operation(rng: random.Random, shape: Shape) -> Entry | None:
-    """What users write between layers."""
+    """Expressions that users write between layers."""
     axis = rng.randint(1, len(shape))
     extent, ops = shape[axis - 1], keras.ops
     wide = extent > 1
@@ -407,7 +407,7 @@ def drawn_optimizer(rng: random.Random) -> Made:
 
 @dataclass(frozen=True)
 class Head:
-    """What a model's result is trained for.
+    """The training objective of a model's result.
 
     Attributes:
         kind: of labels: ``classes``, ``one_hot``, ``reals``, ``bits``.

@@ -51,7 +51,7 @@ Numbers = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to.
+    """The numbers of a case.
 
     Attributes:
         text: the case in a line.
@@ -101,7 +101,7 @@ class _Ended(Exception):
 
 
 def by_keras(case: Case, training: Training) -> Numbers:
-    """What plain Keras makes of a case on one device; the model is trained."""
+    """The numbers of plain Keras on one device; the model is trained."""
     model = training.model
     model.compile(training.optimizer, training.loss, metrics=training.metrics, jit_compile=False)
     numbers = _logs(case, training, model)
@@ -217,7 +217,7 @@ def _by_keras(case: Case, training: Training) -> Numbers:
 
 
 def distances(expected: Numbers, found: Numbers) -> dict[str, float]:
-    """How far everything is from what it should be, of its largest magnitude; what is missing, or too much, infinitely."""
+    """The distance of everything from its expected value, of its largest magnitude; infinite where one is missing."""
     off = dict.fromkeys(expected.keys() ^ found.keys(), np.inf)
     scales: dict[str, float] = {}
     for name, value in expected.items():

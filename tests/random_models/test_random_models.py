@@ -99,7 +99,7 @@ def test_what_is_the_same_in_float64_is_rounding() -> None:
 
 
 def test_a_zero_gradient_is_no_fault() -> None:
-    """Of what is zero but for rounding Lion takes the sign; of what isn't a fault is seen still."""
+    """Lion takes the sign of gradients that are zero but for rounding; faults elsewhere are seen still."""
     outcome = _held(keras.optimizers.Lion(0.1))
     assert outcome.kind == UNSTABLE, str(outcome)
     with FAULTS["moving statistics"]():

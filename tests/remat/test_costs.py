@@ -26,7 +26,7 @@ def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
 @pytest.mark.parametrize("space", ["full", "compact"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(name: str, space: str, without: tuple[str, ...]) -> None:
-    """Of random states; in the full space operators that take a tensor twice are charged for both reshardings."""
+    """States are random; in the full space an operator that reads a tensor twice is charged for both reshardings."""
     found = frontier(name, space, without)
     built, rng, n_rematerialized, n_checked = found.built, np.random.default_rng(0), 0, 0
     costing = found.costing
@@ -67,7 +67,7 @@ def random_states(found: ModelFrontier, rng: np.random.Generator, kind: int) -> 
 
 @pytest.mark.parametrize("name", ["attention", "vgg16"])
 def test_a_regathered_parameter_is_alive_while_its_segment_is_rematerialized(name: str) -> None:
-    """Whether its copy is kept or made again then makes no difference to the block that has most at once."""
+    """Whether its copy is saved or regathered makes no difference to the segment of most memory."""
     found = frontier(name, "full", ())
     built, rng, n_seen = found.built, np.random.default_rng(1), 0
     assert built.transient is not None
@@ -98,7 +98,7 @@ def test_a_regathered_parameter_is_alive_while_its_segment_is_rematerialized(nam
 
 
 def costs(found: ModelFrontier, states: np.ndarray) -> tuple[int, int]:
-    """What a strategy takes, with what is there for a while, and its time."""
+    """The memory of a strategy, transient memory included, and its time."""
     mem_bytes, time_ns = found.built.problem.cost(states.tolist())
     return mem_bytes + int(found.built.missing_bytes(states[None])[0]), time_ns
 

@@ -1,4 +1,4 @@
-"""What a rank takes at its peak, by TensorFlow's profiler, falls where operators are computed again."""
+"""What a rank takes at its peak, by TensorFlow's profiler, falls where operators are rematerialized."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trace_of(model: zoo.Recorded, view: StrategyView, in_order: bool) -> StepTra
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_rematerialized_results_are_not_saved(in_order: bool) -> None:
-    """Of the six tensors that a layer keeps five are there for one layer at a time."""
+    """Five of the six residuals of a layer are alive for one layer at a time."""
     model = zoo.record(deep, "sgd")
     kept, again = (trace_of(model, view_of(model, each), in_order).peak_bytes for each in (False, True))
     assert kept - again >= (LAYERS - 2) * 5 * MEGABYTE

@@ -1,4 +1,4 @@
-"""Operators that are computed again in the backward pass: one device's numbers, each collective as it is charged."""
+"""Rematerialized operators: one device's numbers, each collective as it is charged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.att
 COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
 MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
 SHARES = ((0.5, 0.0), (1.0, 0.0), (0.5, 0.5), (1.0, 1.0), (0.8, 0.3))
-"""Of operators that are computed again, of copies that are made again."""
+"""Shares of rematerialized operators, and of regathered copies."""
 
 
 @cache
@@ -33,7 +33,7 @@ def recorded(function: str, optimizer: str) -> zoo.Recorded:
 
 
 def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
-    """Train by a random strategy that computes half of the operators again, or all; how many that are."""
+    """Train by a random strategy that rematerializes half of the operators, or all; return how many."""
     share_rematerialized, share_regathered = SHARES[seed % len(SHARES)]
     view = random_strategy(model, mesh, seed, share_regathered=share_regathered, share_rematerialized=share_rematerialized)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
@@ -54,7 +54,7 @@ def test_random_strategies_give_one_device_numbers(function: str, start: int) ->
 
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
 def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
-    """Which merges operators that are equal, and removes control dependencies."""
+    """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
     for seed in range(2300, 2303):
         assert check(recorded(function, "adam"), Mesh.of(4), seed)
 

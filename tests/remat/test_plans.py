@@ -1,4 +1,4 @@
-"""Plans and frontiers keep what is computed again, tell it, and refuse what can't be; a search can do without."""
+"""Plans and frontiers say what is rematerialized, and refuse what can't be; a search can do without."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_a_frontier_file_has_rematerialization_for_every_point(found: ModelFront
 
 def test_a_plan_says_what_is_rematerialized(found: ModelFrontier) -> None:
     plan = found.smallest()
-    told = plan.explain().split("computed again in the backward pass")[1].split("\n\n")[0]
+    told = plan.explain().split("rematerialized in the backward pass")[1].split("\n\n")[0]
     assert all(op.type in told or "other types" in told for op in plan.operators if op.is_rematerialized)
-    assert "computed again in the backward pass" not in found.fastest().explain()
+    assert "rematerialized in the backward pass" not in found.fastest().explain()
 
 
 def test_a_plan_that_rematerializes_a_source_is_refused(found: ModelFrontier) -> None:

@@ -1,4 +1,4 @@
-"""What is computed again waits until the backward pass needs it, and nothing that is dropped asks for it."""
+"""Rematerialization waits until the backward pass needs it, and nothing that is freed is read."""
 
 from __future__ import annotations
 

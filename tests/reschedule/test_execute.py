@@ -99,9 +99,9 @@ def test_copies_are_counted_where_parts_do_not_follow_in_memory(shape: tuple[int
 
 def test_a_shard_of_the_wrong_shape_is_refused() -> None:
     mesh = Mesh.of(2, 2)
-    with pytest.raises(ValueError, match=r"all_gather got a piece of shape \(3, 7\), expected \(2, 7\)"):
+    with pytest.raises(ValueError, match=r"all_gather got a shard of shape \(3, 7\), expected \(2, 7\)"):
         pack(the_step(mesh, "[a, -]", "[-, -]", (5, 7)), (5, 7), 0, np.zeros((3, 7)))
-    with pytest.raises(ValueError, match=r"slice got a piece of shape \(3, 7\), expected \(5, 7\)"):
+    with pytest.raises(ValueError, match=r"slice got a shard of shape \(3, 7\), expected \(5, 7\)"):
         apply_local(the_step(mesh, "[-, -]", "[a, -]", (5, 7)), (5, 7), 0, np.zeros((3, 7)))
 
 
@@ -156,7 +156,7 @@ def test_gather_and_scatter_refuse() -> None:
     shards[1] = shards[1] + 1
     with pytest.raises(ValueError, match="ranks 0 and 1 are replicas"):
         gather(shards, layout, (4, 3))
-    with pytest.raises(ValueError, match=r"rank 0 has a piece of shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"rank 0 has a shard of shape \(2, 3\)"):
         gather(shards, layout, (5, 4))
     with pytest.raises(ValueError, match="split less"):
         scatter(np.zeros((1, 3)), layout)

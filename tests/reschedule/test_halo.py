@@ -47,7 +47,7 @@ def exchanges(draw: st.DrawFn) -> tuple[HaloStep, tuple[int, ...]]:
 
 
 def framed(array: np.ndarray, step: HaloStep, rank: int) -> np.ndarray:
-    """What the rank's windows cover, cut by NumPy out of the padded tensor."""
+    """The elements that the rank's windows cover, cut by NumPy out of the padded tensor."""
     mesh, value = step.layout.mesh, 0 if step.fill == ZERO else -np.inf
     for dim, (window, axes) in enumerate(zip(step.windows, step.layout.splits, strict=True)):
         block = mesh.size_of(axes), mesh.index_along(axes, rank)
@@ -147,7 +147,7 @@ class Priced:
 
 
 def test_the_cost_is_that_of_the_halo_and_of_the_copy() -> None:
-    """Of 16 rows of 5 elements on 4 devices the inner ones send two rows and write six."""
+    """The inner ones of 4 devices with 16 rows of 5 elements send two rows and write six."""
     window = Window(size=3, stride=1, dilation=1, before=1, extent=16, count=16)
     step = HaloStep(HALO, Layout.parse(Mesh.of(2, 2), "[ba, -]"), (window, None))
     costs = Priced()
@@ -167,7 +167,7 @@ def test_every_dtype_has_a_lowest_number(dtype: type) -> None:
 def test_a_shard_of_another_shape_is_refused() -> None:
     window = Window(size=3, stride=1, dilation=1, before=1, extent=4, count=4)
     step = HaloStep(HALO, Layout.parse(Mesh.of(2), "[a]"), (window,))
-    with pytest.raises(ValueError, match=r"halo got a piece of shape \(3,\), expected \(2,\)"):
+    with pytest.raises(ValueError, match=r"halo got a shard of shape \(3,\), expected \(2,\)"):
         simulate_step(step, (4,), [np.zeros(3), np.zeros(2)])
 
 

@@ -1,4 +1,4 @@
-"""What a rank takes at its peak, by TensorFlow's profiler, falls where copies are made again."""
+"""What a rank takes at its peak, by TensorFlow's profiler, falls where copies are regathered."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from helpers.mpirun import run_ranks
 
 
 def test_regathered_parameters_are_not_alive_at_the_same_time() -> None:
-    """Of the five copies that were kept one is there at a time: the peak falls by the others, foretold and measured."""
+    """One of the five copies is alive at a time: the peak falls by the others, predicted and measured."""
     done = run_ranks(2, Path(__file__).with_name("memory_rank.py"), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"(\d+) made again: (\d+) of (\d+)", done.stdout)

@@ -1,4 +1,4 @@
-"""Copies that are made again in the backward pass: one device's numbers, each collective as it is charged, nothing kept."""
+"""Regathered copies: one device's numbers, each collective as it is charged, nothing saved."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_random_strategies_give_one_device_numbers(function: str, start: int) ->
 
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
 def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
-    """Which merges operators that are equal, and removes control dependencies."""
+    """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
     for seed in range(2300, 2303):
         assert check(recorded(function, "adam"), Mesh.of(4), seed)
 
@@ -159,7 +159,7 @@ def most_alive(is_regathered: bool) -> int:
 
 
 def test_regathered_copies_are_not_saved() -> None:
-    """Of gathered parameters one or two are there at once, on each of two ranks, instead of those of all layers but the
+    """One or two gathered parameters are alive at once, on each of two ranks, instead of those of all layers but the
     first, whose operand gets no gradient.
     """
     assert most_alive(False) >= 2 * (LAYERS - 1)

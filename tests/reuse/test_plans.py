@@ -1,4 +1,4 @@
-"""Plans and frontiers keep which copies are made again, tell it, and run; a search can do without."""
+"""Plans and frontiers say which copies are regathered, and run; a search can do without."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_any_strategy_survives_being_a_plan() -> None:
 
 def test_a_plan_says_what_is_regathered_and_its_cost(found: ModelFrontier) -> None:
     plan = found.smallest()
-    told = plan.explain().split("copies made again in the backward pass")[1].split("\n\n")[0]
+    told = plan.explain().split("copies regathered in the backward pass")[1].split("\n\n")[0]
     for resharding in plan.reshardings:
         if resharding.is_regathered:
             assert (
                 f"{resharding.tensor} to {resharding.consumers[0]}" in told and f"{resharding.regathering_us:,.1f}" in told
             )
             assert resharding.copy_bytes > 0 and 0 < resharding.regathering_us < resharding.time_us
-    assert "copies made again" not in found.fastest().explain()
+    assert "copies regathered" not in found.fastest().explain()
 
 
 def test_a_frontier_file_has_regathering_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:

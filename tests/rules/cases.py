@@ -295,7 +295,7 @@ def _volumes() -> list[Case]:
 
 
 def _batch_norms() -> list[Case]:
-    """There are only 32-bit kernels. An error of 64 roundings is what a sum over some ten elements, a square root and a
+    """It has only 32-bit kernels. An error of 64 roundings is what a sum over some ten elements, a square root and a
     division may make; one device's own distance from 64-bit numbers is held to the same in a test."""
     cases = []
     tolerance = 64 * float(np.finfo(np.float32).eps)

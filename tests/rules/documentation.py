@@ -44,7 +44,7 @@ def _row(rule: Rule) -> str:
 
 
 def _cases(types: list[str]) -> str:
-    """How many cases there are, and what is special about those that are named by more than the type."""
+    """The number of cases, and the names of those that are named by more than the type."""
     labels = [case.label for case in CASES if case.type in types]
     special = dict.fromkeys(label.partition("/")[2] for label in labels if "/" in label)
     return f"{len(labels)}: {'; '.join(special)}" if special else str(len(labels))
@@ -64,7 +64,7 @@ TABLES = {
 
 
 def section(page: str, name: str) -> str:
-    """What stands on the page between the marks of a table."""
+    """The page's text between the marks of a table."""
     return _marked(name).findall(page)[0]
 
 

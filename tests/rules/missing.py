@@ -68,7 +68,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How each operand is given and each result comes: ``-`` whole, ``+`` in summands, a number for a split dimension."""
+    """The split of each operand and result: ``-`` unsplit, ``+`` in summands, a number for a split dimension."""
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
@@ -78,7 +78,7 @@ class Split:
 
 
 def offered(case: Case, n: int) -> set[Split]:
-    """What the rule offers with one axis."""
+    """The splits that the rule offers with one axis."""
     rule = rule_of(case.op)
     seen = [interface(rule, config) for config in configs(rule, Mesh.of(n))]
     return {

@@ -40,7 +40,7 @@ def _sized(op: Operator, shape: tuple[int, ...]) -> Operator:
 
 
 def _drawn(op: Operator, values: list[np.ndarray], config: Config, mode: RandomMode) -> tuple[Layout, list[np.ndarray]]:
-    """What each rank draws."""
+    """The values that each rank draws."""
     rule = rule_of(op)
     seen = interface(rule, config)
     ranks = tuple(range(config.mesh.n_devices))
@@ -77,7 +77,7 @@ def test_a_result_that_is_not_split_is_that_of_one_device(case: Case) -> None:
 
 @pytest.mark.parametrize("case", DRAWING, ids=str)
 def test_the_exact_mode_draws_what_one_device_draws(case: Case) -> None:
-    """Of large tensors too, which TensorFlow draws with several threads."""
+    """Large tensors, which TensorFlow draws with several threads, are drawn alike, too."""
     op = _sized(case.op, (301, 203))
     layout, shards = _drawn(op, list(case.values), Config.parse(MESH, "d0:a d1:b"), RandomMode.ONE_DEVICE)
     assert np.array_equal(gather(shards, layout, op.result.shape), _on_one_device(op, list(case.values)))

@@ -67,7 +67,7 @@ def test_split_operators_equal_unsplit_ones(case: Case, request: pytest.FixtureR
 
 @pytest.mark.parametrize("case", [case for case in CASES if "BatchNorm" in case.type], ids=str)
 def test_one_device_is_as_far_from_64_bit_numbers_as_split_ones_may_be(case: Case) -> None:
-    """What justifies the tolerance of batch normalisation, whose kernels have 32 bits."""
+    """The tolerance of batch normalisation, whose kernels have 32 bits, is that of one device."""
     image, scale, offset, mean, variance = (tf.constant(value, tf.float64) for value in case.values)
     channel = 1 if case.op.attrs["data_format"] == "NCHW" else 3
     reduced = [i for i in range(4) if i != channel]
@@ -97,7 +97,7 @@ def _faults_of(label: str, mesh: Mesh, rule: Rule) -> list[str]:
 
 @contextmanager
 def _without_lowering(op_type: str) -> Iterator[None]:
-    """As if the TensorFlow operator on local operands would do."""
+    """The faulty lowering runs the TensorFlow operator on local operands."""
     assert operators.special_lowering(op_type) is not None
     with mock.patch.dict(operators._SPECIAL):
         del operators._SPECIAL[op_type]

@@ -64,7 +64,7 @@ class Truth:
 
 @dataclass
 class _Emitted:
-    """What one config left in the graph."""
+    """The tensors of one config in the graph."""
 
     config: Config
     layouts: list[Layout]
@@ -272,7 +272,7 @@ def _flat(item: _Emitted) -> list[tf.Tensor]:
 
 
 def _wrong(case: Case, truth: Truth, item: _Emitted, values: Iterator[np.ndarray]) -> Iterator[str]:
-    """What is wrong with one config; takes its values off the front of ``values``."""
+    """Yield the faults of one config; takes its values off the front of ``values``."""
     n_ranks, outputs = item.config.mesh.n_devices, case.op.outputs
 
     def taken() -> list[np.ndarray]:

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def batches(x, y, rank):
-    """What rank 0 reads for all, and hangs after the first batch."""
+    """Batches that rank 0 reads for all, and that hang after the first."""
     yield x[:8], y[:8]
     if rank == 0:
         time.sleep(120)
@@ -72,7 +72,7 @@ def batches(x, y, rank):
 
 
 def spinning(x, y, rank):
-    """What each rank reads for itself, and of which rank 1 never makes the third batch."""
+    """Batches that each rank reads for itself, of which rank 1 never makes the third."""
     for _ in range(2):
         yield x[:8], y[:8]
     if rank == 1:
@@ -83,7 +83,7 @@ def spinning(x, y, rank):
 
 
 def poll():
-    """As a user's thread may."""
+    """Exit in a thread, as a user's thread may."""
     while True:
         sum(range(10000))
         time.sleep(0.01)

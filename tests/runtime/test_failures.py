@@ -268,7 +268,7 @@ def test_who_is_missing_is_told_by_chain():
 
 
 def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():
-    """By a thread that is, in turn, in code of ours that computes, in such that stands still, and in the user's.
+    """A thread is in code of ours that computes, then in such that stands still, then in the user's.
 
     A thread of the user's computes all the while.
     """
@@ -351,7 +351,7 @@ def test_one_process_alone_needs_no_mpi():
 
 
 def test_the_mpirun_of_another_mpi_is_named():
-    """Its processes each see an MPI job of their own, of one rank."""
+    """Each process of another MPI's mpirun sees an MPI job of one rank."""
     script = "from tensoropt.runtime.ranks import current_processes; current_processes()"
     for rank in (0, 1):
         env = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}

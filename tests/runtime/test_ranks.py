@@ -92,7 +92,7 @@ def test_describe_puts_its_parts_in_order():
     ],
 )
 def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
-    """Its share of the cores; over a link three operators at once, of which two may wait."""
+    """A rank has its share of the cores; over a link three operators at once, of which two may wait."""
     monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
     environ = launched | ({"OMPI_COMM_WORLD_RANK": "0"} if launched else {})
     processes.limit_threads(environ)

@@ -115,7 +115,7 @@ def gradients_as_tensors(api):
 
 
 def plain(make) -> tuple[list[Any], list[Any]]:
-    """What TensorFlow makes of it: the fetches after each step, and all variables at the end."""
+    """TensorFlow's numbers: the fetches after each step, and all variables at the end."""
     with tf.Graph().as_default(), V1.Session() as session:
         step, fetches, feeds = make(V1)
         session.run(V1.global_variables_initializer())

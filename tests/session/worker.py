@@ -63,7 +63,7 @@ def saved_plan(folder):
 
 
 def agreements(folder):
-    """What all ranks refuse alike, without hanging; the last refusal isn't caught."""
+    """Refusals on all ranks alike, without hanging; the last one isn't caught."""
     begin()
     network(hidden=10 + rank)
     say("models:", refusal(tensoropt.find_strategy))

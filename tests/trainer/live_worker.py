@@ -2,7 +2,7 @@
 
     mpirun -n 2 live_worker.py
 
-Reads, assignments and refusals on two ranks, all in one run; at last rank 0 reads alone what is in pieces.
+Reads, assignments and refusals on two ranks, all in one run; at last rank 0 alone reads a sharded variable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def refusal(action: Callable[[], Any]) -> str:
 
 
 def check_weights(trainer: Any) -> None:
-    """What one rank alone gives wrongly, or otherwise, is refused on both; nothing changes."""
+    """Wrong or different values of one rank are refused on both; nothing changes."""
     before = trainer.get_weights()
     other = [each + RANK for each in before]
     assert "ranks 0 and 1 assign different values to '" in refusal(lambda: trainer.set_weights(other))

@@ -108,7 +108,7 @@ def by_plan(name: str, weight: float, **options: Any) -> list[Step]:
 
 @dataclass(frozen=True)
 class OneDevice:
-    """What plain Keras makes of it.
+    """The numbers of plain Keras.
 
     Attributes:
         rounding: the largest relative distance to float32, of a loss or of a weight.

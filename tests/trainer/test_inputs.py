@@ -167,7 +167,7 @@ def test_what_a_trainer_cant_take(trainer, use: Callable[[Any], Any], said: str)
 @pytest.mark.parametrize("split", [None, "c"])
 @pytest.mark.parametrize("label", [CLASSES, -1])
 def test_labels_that_are_no_classes(label, split):
-    """Where classes are split, each rank could take the label for another's."""
+    """Such labels would be taken for another rank's where classes are split."""
     x, y = images(BATCH)
     y[3] = label
     force = {"SparseSoftmaxCrossEntropyWithLogits": {split or "b0": 2}} if split else None

@@ -1,4 +1,4 @@
-"""One rank on which a plan and data parallelism take steps in turn.
+"""One rank on which a plan and data parallelism take interleaved steps.
 
 Usage: baseline_trial_rank.py WIDTH BATCH [OPERATOR:FACTOR ...]
 

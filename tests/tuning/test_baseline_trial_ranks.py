@@ -1,4 +1,4 @@
-"""A plan and data parallelism that take steps in turn on real ranks: the faster one is taken, whatever was predicted."""
+"""A plan and data parallelism that take interleaved steps on real ranks: the faster one is taken, whatever was predicted."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).with_name("baseline_trial_rank.py")
 
 
 def baseline_trial(tmp_path: Path, *arguments: object):
-    """What ranks printed, which must be the same, and rank 0's explanation of what was chosen."""
+    """The ranks' output, which must be the same, and rank 0's explanation of the choice."""
     done = run_ranks(2, SCRIPT, *arguments, env={"TENSOROPT_CACHE": str(tmp_path), "TF_NUM_INTRAOP_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     said, other = done.stdout.splitlines()
@@ -21,7 +21,7 @@ def test_data_parallelism_is_taken_where_it_is_faster(tmp_path):
     # Small parameters and a long batch: gathering what is split by columns takes many times what the gradients' sums do.
     said, explained = baseline_trial(tmp_path, 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert said.startswith("data parallelism, 2 built"), said
-    assert re.search(r"steps in turn: .* ms by the plan that was found, .* by data parallelism; chosen: data par", explained)
+    assert re.search(r"interleaved steps: .* ms by the plan that was found, .* by data parallelism; chosen: data", explained)
     assert "the plan is none of its frontier's" in explained
 
 
@@ -36,7 +36,7 @@ def test_data_parallelism_has_no_baseline_and_earlier_runs_leave_nothing(tmp_pat
     """Whether plans were run before or not, the model starts from its first values."""
     itself, explained = baseline_trial(tmp_path / "itself", 64, 65536, "MatMul:m", "MatMul_1:m", "MatMul_2:m")
     assert itself.startswith("None, 0 built"), itself
-    assert "steps in turn" not in explained
+    assert "interleaved steps" not in explained
     other, _ = baseline_trial(tmp_path / "other", 64, 65536, "MatMul:n", "MatMul_1:n", "MatMul_2:n")
     assert other.startswith("data parallelism, 2 built"), other
     assert other.partition(" loss ")[2] == itself.partition(" loss ")[2]

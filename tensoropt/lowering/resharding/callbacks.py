@@ -28,7 +28,7 @@ from .local_steps import shape_after
 
 Runner = Callable[..., list[np.ndarray]]
 _TURN = np.zeros((), np.int32)
-NAME, OVERLAPPABLE_NAME = "collective", "trailing_collective"
+NAME, OVERLAPPABLE_NAME = "collective", "overlappable_collective"
 """The names of callbacks' operators: of the main chain, and of the chain that only updates wait for."""
 
 

@@ -13,9 +13,9 @@ to 60 us slower below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
 
 Values to be added are received in rounds, so that they take no more than ``ROUND_BYTES``.
 
-A communicator may give way to another one, whose collectives run at the same time in another thread: the trailing chain
-gives way to the urgent one. It has its own groups, so that messages of the two never mix, and its own workspace. It
-exchanges everything in parts, since an urgent message leaves the link only after the parts under way. It also naps longer.
+A communicator may give way to another one, whose collectives run at the same time in another thread: the overlappable
+chain gives way to the critical one. It has its own groups, so that messages of the two never mix, and its own workspace. It
+exchanges everything in parts, since a critical message leaves the link only after the parts under way. It naps longer, too.
 """
 
 from __future__ import annotations

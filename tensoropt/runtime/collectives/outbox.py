@@ -25,7 +25,7 @@ AWAKE_S, NAP_S = 5e-5, 5e-5
 PART_BYTES, PARTS_UNDER_WAY = 1 << 17, 2
 """The bytes of one part of a message that is sent in parts, and how many parts are under way at once.
 
-Received parts are added while the rest is on its way, and an urgent message waits for at most 2 ms of a link of 1 Gb/s. With
+Received parts are added while the rest is under way, and a critical message waits for 2 ms of a link of 1 Gb/s at most. With
 all parts under way at once such a link carried half as much: data parallelism of a VGG16 took 2843 ms, with 8, 4 and 2 parts
 2289, 2072 and 2117, with two of 512 KiB 2231.
 """

@@ -255,7 +255,7 @@ class EdgeBuilder:
         """Add a node for the shared copy of a tensor, with up to four states for each operand sharding.
 
         In state SAVED the copy is saved. In REGATHERED, offered where it can pay, it is regathered from a saved tensor. In
-        REMATERIALIZED it is made again from a rematerialized tensor. In UNCHARGED it is neither saved nor regathered, and
+        REMATERIALIZED it is regathered from a rematerialized tensor. In UNCHARGED it is neither saved nor regathered, and
         nobody may read it.
 
         If a single consumer reads, its operand sharding tells whether it reads the shared copy or its own. The copy of a

@@ -9,7 +9,7 @@ _NOTHING = ResidualCharge.NOTHING
 
 
 def direct(charge: ResidualCharge) -> Table:
-    """Return the Table of a single consumer's copy of a produced tensor; rows LEFT, REMATERIALIZED, PAID."""
+    """Return the Table of a single consumer's copy of a produced tensor; rows SAVED, REMATERIALIZED, UNCHARGED."""
     return (
         (_NOTHING, charge, charge, charge, charge),
         (
@@ -46,7 +46,7 @@ def direct_regathered(charge: ResidualCharge) -> Table:
 def to_shared(of_copy: ResidualCharge, charge: ResidualCharge, can_be_regathered: bool) -> Table:
     """Return the Table of a shared copy of a produced tensor.
 
-    Rows are the tensor's policies SAVED and REMATERIALIZED; columns the shared copy's policies LEFT, REMATERIALIZED,
+    Rows are the tensor's policies SAVED and REMATERIALIZED; columns the shared copy's policies SAVED, REMATERIALIZED,
     UNCHARGED (unread) and REGATHERED.
     """
     regathered = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED

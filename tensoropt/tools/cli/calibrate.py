@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt calibrate``."""
     parser.usage = "mpirun -n N tensoropt calibrate [--quick] [--output FILE]"
     how_long = parser.add_mutually_exclusive_group()
-    how_long.add_argument("--quick", action="store_true", help=f"in about {QUICK_SECONDS:g} s instead of {SECONDS:g}")
-    how_long.add_argument("--seconds", metavar="S", help="in about so long")
+    how_long.add_argument("--quick", action="store_true", help=f"take about {QUICK_SECONDS:g} s instead of {SECONDS:g}")
+    how_long.add_argument("--seconds", metavar="S", help="take about this long")
     parser.add_argument(
         "--collectives",
         metavar="WHOSE",
-        help="mpi or horovod: by which plans will run; default: as TENSOROPT_COLLECTIVES says, else mpi",
+        help="the collectives that plans will run by, mpi or horovod; default: as TENSOROPT_COLLECTIVES says, else mpi",
     )
     parser.add_argument(
         "--output",

@@ -14,7 +14,7 @@ from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
-from .search import OPTIMIZERS, add_strictness, checked_measurement, number_of_devices
+from .search import OPTIMIZERS, add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
     from ..plan_check import Compared, PlanCheck
@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt check``."""
     parser.usage = "mpirun -n N tensoropt check MODEL --plan PLAN.json [--steps N] [OPTION ...]"
     add_plan_arguments(parser)
-    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are timed; default: {STEPS}")
+    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"how many steps are timed; default: {STEPS}")
     parser.add_argument(
-        "--cluster", metavar="NAME|FILE", help="whose costs single collectives are held against; default: these devices"
+        "--cluster",
+        metavar="NAME|FILE",
+        help="the hardware whose costs measured collectives are compared with; default: these devices",
     )
     add_strictness(parser)
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all rows")
@@ -39,14 +41,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="zoo:NAME, FILE.py:FUNCTION, which records and returns a loss, or FILE.keras"
     )
-    parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="what search or plan.save wrote")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="as for the search of the plan")
+    parser.add_argument("--plan", type=Path, metavar="PLAN.json", required=True, help="of search --plan or plan.save")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="the one the plan was searched with")
     parser.add_argument("--batch", type=int, default=256, metavar="N", help="samples per step of a FILE.keras; default: 256")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt check`` and return the exit code; every rank runs it."""
-    steps = number_of_devices(arguments.steps, "--steps")
+    steps = positive_number(arguments.steps, "--steps", "steps")
     if arguments.json is not None:
         check_writable(arguments.json, "result")
     import_tensorflow()

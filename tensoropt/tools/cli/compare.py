@@ -20,7 +20,7 @@ from .search import (
     check_outputs,
     checked_measurement,
     hardware_of,
-    number_of_devices,
+    positive_number,
 )
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write all points of all algorithms")
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw them; needs Matplotlib")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw all points; needs Matplotlib")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,6 +86,6 @@ def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:
     hardware = hardware_of(arguments)
     if arguments.parallelism is None:
         return hardware, max(hardware.parallelisms())
-    count = number_of_devices(arguments.parallelism, "--parallelism")
+    count = positive_number(arguments.parallelism, "--parallelism")
     hardware.mesh(count)
     return hardware, count

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt search``."""
     parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
-    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to find; default: {OPTIONS[0]}")
+    parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to search for; default: {OPTIONS[0]}")
     parser.add_argument("--parallelism", metavar="N[,N...]", help="how many of the devices to use; default: all of them")
     parser.add_argument(
         "--algorithm", choices=(*ALGORITHMS, *BASELINES), default=ALGORITHMS[0], help=f"default: {ALGORITHMS[0]}"
@@ -57,26 +57,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", type=Path, metavar="OUT.json", help="write the chosen plan, which a run can load")
     parser.add_argument(
-        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, to be asked again"
+        "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, for load_frontier"
     )
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
     parser.add_argument(
         "--profile-budget",
         metavar="TIME",
-        help="measure the operators that can change the answer for about so long, such as 60s; the cluster's devices must "
-        "be this machine's",
+        help="measure for about this long, such as 60s, the operators that can change the result; the cluster's devices "
+        "must be this machine's",
     )
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw it; needs Matplotlib")
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the frontier, or the curve; needs Matplotlib")
     parser.add_argument(
         "--without",
         metavar="CHOICE[,...]",
-        help=f"choices that strategies are not to have, of {', '.join(CHOICES)}: copies that are resharded again, operators "
-        "that are computed again, parameters that are gathered, a batch that is taken in slices",
+        help=f"what strategies must not use, of {', '.join(CHOICES)}: copies that are regathered, operators "
+        "that are rematerialized, parameters that are sharded and gathered, micro-batches",
     )
     parser.add_argument(
         "--micro-batches",
         metavar="K",
-        help="take a step's batch in K slices, one after the other; default: 1, and 2, 4, ... where --memory asks for that",
+        help="split a step's batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that",
     )
 
 
@@ -97,17 +97,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         choices=OPTIMIZERS,
         default=OPTIMIZERS[0],
-        help=f"of a model function that returns its loss; default: {OPTIMIZERS[0]}",
+        help=f"the optimizer of a model function that returns its loss; default: {OPTIMIZERS[0]}",
     )
     parser.add_argument(
         "--batch", type=int, default=256, metavar="N", help="samples per step of a Keras model; default: 256"
     )
-    parser.add_argument("--space", choices=SPACES, help="what is searched; default: full while that is small, else compact")
+    parser.add_argument("--space", choices=SPACES, help="the search space; default: full while that is small, else compact")
     parser.add_argument(
-        "--seconds", metavar="S", help=f"for refining what is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}"
+        "--seconds",
+        metavar="S",
+        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}",
     )
     add_strictness(parser)
-    parser.add_argument("--gap", metavar="PERCENT", help="to the lower bound, that is small enough; default: 0")
+    parser.add_argument("--gap", metavar="PERCENT", help="stop refining at this gap to the lower bound; default: 0")
 
 
 def budget_of(arguments: argparse.Namespace) -> Budget | None:
@@ -268,7 +270,7 @@ def _hardware_and_counts(arguments: argparse.Namespace) -> tuple[Hardware, list[
     if arguments.parallelism is None:
         possible = list(hardware.parallelisms())
         return hardware, possible[-1:] if arguments.option == "mini_time" else possible
-    counts = [number_of_devices(text, "--parallelism") for text in arguments.parallelism.split(",")]
+    counts = [positive_number(text, "--parallelism") for text in arguments.parallelism.split(",")]
     if arguments.option == "mini_time" and len(counts) > 1:
         raise InputError(
             f"--option mini_time takes one --parallelism, got {counts}; --option profiling compares several, and "
@@ -287,18 +289,18 @@ def hardware_of(arguments: argparse.Namespace) -> Hardware:
     """
     if arguments.devices is None:
         return resolve(arguments.cluster)
-    return default_cluster(number_of_devices(arguments.devices, "--devices"))
+    return default_cluster(positive_number(arguments.devices, "--devices"))
 
 
-def number_of_devices(text: str, argument: str) -> int:
-    """Return the number of devices that a text gives.
+def positive_number(text: str, argument: str, what: str = "devices") -> int:
+    """Return the number of devices, or of ``what``, that a text gives.
 
     Raises:
         InputError: the text is no positive whole number; ``argument`` is named in the message.
     """
     number = _whole_number(text)
     if number < 1:
-        raise InputError(f"{argument} takes a positive number of devices, got {short(text)}")
+        raise InputError(f"{argument} takes a positive number of {what}, got {short(text)}")
     return number
 
 

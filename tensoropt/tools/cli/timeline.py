@@ -17,7 +17,7 @@ from ...common.files import write_atomically
 from ...common.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
 from .check import add_plan_arguments
-from .search import number_of_devices
+from .search import positive_number
 
 if TYPE_CHECKING:
     from ..timeline import RankTimeline, StepShares
@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tensoropt timeline``."""
     parser.usage = "mpirun -n N tensoropt timeline MODEL --plan PLAN.json [--steps N] [--output FOLDER]"
     add_plan_arguments(parser)
-    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"that are traced; default: {STEPS}")
+    parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"how many steps are traced; default: {STEPS}")
     parser.add_argument(
-        "--output", type=Path, default=FOLDER, metavar="FOLDER", help=f"where the traces go; default: {FOLDER}"
+        "--output", type=Path, default=FOLDER, metavar="FOLDER", help=f"the folder of the traces; default: {FOLDER}"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt timeline`` and return the exit code; every rank runs it."""
-    steps = number_of_devices(arguments.steps, "--steps")
+    steps = positive_number(arguments.steps, "--steps", "steps")
     import_tensorflow()
     from ...plan.plan import Plan
     from ...runtime.local_hardware import prepared_processes

@@ -101,7 +101,7 @@ def test_updates_and_reads_after_them_keep_their_order() -> None:
 
 
 def test_complex_variables_are_trained() -> None:
-    """By Keras's own update, which rounds complex numbers to those of 64 bits."""
+    """Training uses Keras's own update, which rounds complex numbers to 64 bits."""
     values = np.random.default_rng(3).normal(size=(2, 6, 5))
     w, c = variable("w", 4, 6), tf.Variable(values[0] + 1j * values[1], name="c")
     first, x = [w.numpy(), c.numpy()], reals(8, 4)

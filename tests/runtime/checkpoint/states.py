@@ -69,7 +69,7 @@ def layout_by_seed(mesh: Mesh, n_dims: int, seed: int) -> Layout:
 
 
 def assert_values(logicals: Sequence[Logical], state: Sequence[StateEntry], ranks: Sequence[int]) -> None:
-    """Every piece has the bits of its place in the whole."""
+    """Assert that every shard has the bits of its slice of the global value."""
     for logical, held in zip(logicals, state, strict=True):
         for rank, variable in zip(ranks, held.variables, strict=True):
             cut = tuple(slice(start, end) for start, end in held.layout.bounds(logical.shape, rank))

@@ -124,7 +124,7 @@ def test_a_prefix_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_save_that_the_system_refuses_in_the_middle_of_a_file(tmp_path: Path) -> None:
-    """By a limit on the length of files: the sentence names the file and its bytes, and nothing is left of it."""
+    """A limit on the length of files ends the save: the sentence names the file and its bytes, and nothing is left of it."""
     large = [Logical("large", (1 << 18,))]
     prefix = save(tmp_path / "ckpt", state_of(1.0), RANKS, ALONE)
     before = sorted(tmp_path.iterdir())

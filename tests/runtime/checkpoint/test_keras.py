@@ -36,7 +36,7 @@ def trained(units: int = 5) -> tuple[keras.Model, keras.Optimizer]:
 
 
 def sharded(model: keras.Model, optimizer: keras.Optimizer) -> tuple[list[StateEntry], Objects]:
-    """The model's and the optimizer's variables in pieces, as an engine holds them."""
+    """The shards of the model's and the optimizer's variables, as an engine holds them."""
     state, names = [], []
     for i, (variable, step) in enumerate([(v, None) for v in model.variables] + [(v, "train") for v in optimizer.variables]):
         key = variable.path if step is None else f"{step}/{variable.path}"

@@ -44,7 +44,7 @@ def save_one(folder: Path, value: float) -> None:
 
 
 def assert_refused(folder: Path, said: str) -> None:
-    """Nothing has changed: neither the checkpoint that was there, nor what the other run is writing."""
+    """The old checkpoint and the files that the other run is writing are unchanged."""
     with pytest.raises(TensorOptError, match=said) as raised:
         save_one(folder, 2)
     assert "Make room" not in str(raised.value) and "let each run save" not in str(raised.value).split(". ")[0]
@@ -100,7 +100,7 @@ def test_a_lock_of_another_machine_is_left_over_once_it_stays_as_it_is(tmp_path:
 
 
 def test_who_was_taken_for_dead_puts_nothing_in_place(tmp_path: Path, sleeper: int) -> None:
-    """Its lock goes to another run when its files are written."""
+    """Another run takes the lock while this one's files are being written."""
     save_one(tmp_path, 1)
 
     def taken(*arguments: object, write: Callable[..., object] = saving._write_shards) -> object:
@@ -130,7 +130,7 @@ def test_only_its_holder_touches_a_lock(tmp_path: Path) -> None:
 
 
 def test_one_of_many_gets_the_lock_of_the_dead(tmp_path: Path) -> None:
-    """As many as find it at once; without links, too."""
+    """Many processes find the lock at once; without links, too."""
     for links in (True, False):
         hold(tmp_path, pid=2**22 + 1, started="7")
         locks = [Lock(tmp_path / ".ckpt.lock", "ckpt") for _ in range(8)]

@@ -35,7 +35,7 @@ def assert_it_is_there(prefix: Path) -> None:
 
 
 def test_saved_on_four_ranks_and_loaded_on_two_and_on_one(tmp_path: Path) -> None:
-    """As a plan splits it, replicated, and in many files; another model is refused with one sentence."""
+    """The model is split by a plan, replicated, and in many files; another model is refused with one sentence."""
     actions = ["plan", "replicated", "files"]
     result = run_ranks(4, WORKER, tmp_path / "ckpt", *actions, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -71,7 +71,7 @@ def check_every_step(mesh, communicator, shape):
 
 
 def check_workspace(mesh, shape):
-    """What a communicator keeps is what is foretold, but for blocks and chunks that are smaller on this rank."""
+    """A communicator holds the predicted memory, but for blocks and chunks that are smaller on this rank."""
     communicator, foretold, item_bytes = MpiCommunicator(COMM, mesh), Counter(), 4
     communicator.prepare(all_subsets(mesh))
     for layout in all_layouts(mesh, shape):

@@ -83,7 +83,7 @@ def test_a_rank_that_does_not_come_is_named(does: str, said: str) -> None:
 
 @needs_horovod
 def test_a_rank_that_ends_early_is_named() -> None:
-    """By its own way Horovod would end on all ranks as soon as it does on one."""
+    """Left to itself, Horovod would end on all ranks as soon as it does on one."""
     result = run_ranks(2, LATE, "leave", "0", timeout=60, env={"TENSOROPT_COLLECTIVES": "horovod"})
     assert result.returncode == 1
     assert result.stderr.count("rank 0 waits in a collective for rank 1, which has ended") == 1, result.stderr

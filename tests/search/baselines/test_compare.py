@@ -37,7 +37,7 @@ def refused(capsys, *arguments):
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
-    """By algorithm its rows."""
+    """The rows of each algorithm."""
     rows: dict[str, list[str]] = {}
     name = ""
     for line in table.splitlines()[2:]:

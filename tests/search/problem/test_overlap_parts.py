@@ -138,7 +138,7 @@ def test_a_step_that_takes_a_tensor_twice_is_a_node_like_others() -> None:
 
 
 def test_one_machine_of_several_hides_nothing() -> None:
-    """Its ranks wait for no link: what was measured between machines doesn't hold there."""
+    """The ranks of one machine wait for no link, so times measured between machines don't hold."""
     model = model_of("lenet5")
     assert costing_of(model, HARDWARE, HARDWARE.mesh(4)).reshardings.exposed_share == EXPOSED
     assert costing_of(model, HARDWARE, HARDWARE.mesh(2)).reshardings.exposed_share == 1
@@ -159,7 +159,7 @@ def test_a_plan_s_strategy_has_states_of_the_same_costs(name: str) -> None:
 
 @pytest.fixture(scope="module", params=MODELS)
 def frontiers(request: pytest.FixtureRequest) -> tuple[ModelFrontier, ModelFrontier]:
-    """Of one model, where times add up, and where gradients are sent beside compute."""
+    """Two problems of one model: times add up, or gradients are sent beside compute."""
     model, budget = model_of(request.param), Budget(seconds=2)
     apart = find_frontier(model, named("v100-2x2"), 4, budget=budget)
     beside = find_frontier(model, HARDWARE, 4, budget=budget)

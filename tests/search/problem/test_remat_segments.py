@@ -23,7 +23,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def divisions(n_bytes: list[int], segments: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Of every division, the bytes of its cuts and the most of a block by row."""
+    """The bytes of the cuts and the largest segment of every division, by row."""
     ends = np.cumsum(segments, axis=1)
     found = []
     for count in range(len(n_bytes) + 1):

@@ -28,7 +28,7 @@ def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProble
 @pytest.mark.parametrize("space", ["full", "compact"])
 @pytest.mark.parametrize("name", SMALL)
 def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain: bool) -> None:
-    """Of a problem in which nothing is computed again; of one in which no copy is made again, either."""
+    """A problem without rematerialization, and one without regathering, either."""
     model = record(SMALL[name], name).model
     plain, built = problems(model, space, Choices(reuse=True))
     built = built or plain
@@ -45,7 +45,7 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
 
 @pytest.mark.parametrize("name", ["vgg16", "attention", "cnn"])
 def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
-    """Whatever copies are made again, and whatever consumers make of these."""
+    """Adopted strategies mean the same whatever copies are regathered."""
     plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
     assert built is not None
     rng, tried = np.random.default_rng(0), []
