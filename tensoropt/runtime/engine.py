@@ -57,8 +57,7 @@ class Engine:
         agree: called with a digest and the log of collectives of each function before its first run; raises if ranks differ,
             and prepares the collectives.
         first: another engine, whose variables and optimizers this one shares where it has the same; None without.
-        per_micro_batch: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else
-            None.
+        per_micro_batch: the strategy on the graph of one micro-batch, if training steps run in several; else None.
         in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
         lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
         display: shows that a function is being built, and runs for the first time.
@@ -279,11 +278,7 @@ class Engine:
         return resharder.reshard(resharding, self.router.route(resharding), values, tensor.name)
 
     def _emit_micro_batches(
-        self,
-        fetch: Fetch,
-        fed: Mapping[Feed, Values],
-        needed: set[str],
-        model: LocalModel,
+        self, fetch: Fetch, fed: Mapping[Feed, Values], needed: set[str], model: LocalModel,
         micro_batches: tuple[MicroBatch, ...],
     ) -> list[tf.Tensor]:
         """Emit a training step in micro-batches.
@@ -291,22 +286,15 @@ class Engine:
         The operators that run once come first, then those of all micro-batches, then the operators after them, then the
         update.
         """
-        (name,), micro_batching, resharder, view = (
-            fetch.train_steps,
-            micro_batches[0].micro_batching,
-            model.resharder,
-            model.view,
-        )
+        (name,), resharder, view = fetch.train_steps, model.resharder, model.view
+        micro_batching = micro_batches[0].micro_batching
         step = self.graph.train_steps[name]
-        in_micro_batches = {
-            op.name
-            for op in self.graph.operators.values()
-            if op.name in needed and runs_in_micro_batches(op, micro_batching)
-        }
+        operators = [op for op in self.graph.operators.values() if op.name in needed]
+        in_micro_batches = {op.name for op in operators if runs_in_micro_batches(op, micro_batching)}
         model.emit(needed - in_micro_batches - micro_batching.after)
 
         per_micro_batch = {feed: self._divisible_shards(feed, values, micro_batches[0], resharder)
-                  for feed, values in fed.items() if comes_in_micro_batches(feed, micro_batches)}
+                           for feed, values in fed.items() if comes_in_micro_batches(feed, micro_batches)}
 
         def fed_micro_batch(feed: Feed, which: MicroBatch) -> Values:
             tensor, (layout, values) = view.graph.tensors[feed.tensor.name], per_micro_batch[feed]
@@ -317,7 +305,7 @@ class Engine:
             return self._as_produced(tensor, layout, rows, view, resharder)
 
         feeds = {feed.tensor.name: partial(fed_micro_batch, feed) for feed in per_micro_batch}
-        later = [op for op in self.graph.operators.values() if op.name in needed & micro_batching.after]
+        later = [op for op in operators if op.name in micro_batching.after]
         taken = [(tensor, False) for op in later for _, tensor in op.operands if tensor.name in micro_batching.forms]
         wanted = [each for each in fetch.tensors if each[0].name in micro_batching.forms]
         lookups = {

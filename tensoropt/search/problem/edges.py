@@ -97,9 +97,8 @@ class EdgeBuilder:
         for i, (_, states) in enumerate(of_node):
             self.transients.begin(i, states.transient_bytes)
         self.nodes += [Node(name, np.zeros(1, np.int64), np.zeros(1, np.int64)) for name in self.step_place]
-        self.overlap_times = OverlapTimes(
-            steps.costing.reshardings, self._program_places(), [states for _, states in of_node]
-        )
+        all_states = [states for _, states in of_node]
+        self.overlap_times = OverlapTimes(steps.costing.reshardings, self._program_places(), all_states)
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
@@ -231,9 +230,8 @@ class EdgeBuilder:
             is_read = np.logical_or.reduce(inside) | outside
             policy[is_read & (policy == SAVED)] = UNCHARGED
             by_gradient = [np.isin(each.end.policy, (READ, FIXED, HELD)) for each in consumers if each.node == made.node]
-            self._charge_produced_shard(
-                made, policy == UNCHARGED, (np.logical_or.reduce(by_gradient) | outside) & (policy == REMATERIALIZED)
-            )
+            is_read = np.logical_or.reduce(by_gradient) | outside
+            self._charge_produced_shard(made, policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
         for consumer in consumers:
             self._add(ProducedTensor(made.node, made.tensor, End(made.produced, policy)), consumer, charge)
 
@@ -271,9 +269,7 @@ class EdgeBuilder:
             of_copy = ResidualCharge.NOTHING
         elif readers:
             of_consumer = ResidualCharge.COPY_OF_SAVED
-        can_be_regathered = bool(
-            self._may_regather(tensor) and readers and all(consumer.can_be_regathered for consumer in readers)
-        )
+        can_be_regathered = bool(self._may_regather(tensor) and readers and all(each.can_be_regathered for each in readers))
         none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
         regathered = self._worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
         from_rematerialized = everything if readers and made.may_be_rematerialized else none
@@ -303,17 +299,12 @@ class EdgeBuilder:
     ) -> np.ndarray:
         """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
         shards = [(sharding.layout, shard_bytes(tensor, sharding.layout)) for sharding in produced.values]
-        return np.array(
-            [
-                i
-                for i, sharding in enumerate(shared.values)
-                if any(
-                    n_bytes < shard_bytes(tensor, sharding.layout) and needs_communication(layout, sharding.layout)
-                    for layout, n_bytes in shards
-                )
-            ],
-            np.intp,
-        )
+        larger = [
+            any(n_bytes < shard_bytes(tensor, copy.layout) and needs_communication(layout, copy.layout)
+                for layout, n_bytes in shards)
+            for copy in shared.values
+        ]
+        return np.flatnonzero(larger)
 
     def _take_together(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to several consumers that are one node.
@@ -326,9 +317,8 @@ class EdgeBuilder:
             choice = Choice(tuple(copy), consumer.shardings.place)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
-            others = [
-                self.arrays.along(tensor, source, other.end, direct(ResidualCharge.COPY_OF_SAVED)) for other in consumers
-            ]
+            table = direct(ResidualCharge.COPY_OF_SAVED)
+            others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
             options.append((choice, others))
         best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
         shardings = [options[b][0].values[options[b][0].place[k]] for k, b in enumerate(best.tolist())]
@@ -337,11 +327,8 @@ class EdgeBuilder:
         # Regathered only where all consumers that read the copy do so without a copy of their own.
         policies = np.stack([consumer.end.policy for consumer in consumers])
         has_its_own = [
-            [
-                shared.values[shared.place[k]].layout != t.shardings.values[t.shardings.place[k]].layout
-                for k in range(n_states)
-            ]
-            for t in consumers
+            [shared.values[shared.place[k]].layout != values[place[k]].layout for k in range(n_states)]
+            for values, place in ((each.shardings.values, each.shardings.place) for each in consumers)
         ]
         fixed = ((policies != UNREAD) & ((policies == FIXED) | np.array(has_its_own, bool))).any(axis=0)
         policy = np.full(n_states, UNREAD)
@@ -369,9 +356,8 @@ class EdgeBuilder:
         residual_choice = self.arrays.residual_choice(tensor, *ends, tables) if copy and self._may_regather(tensor) else None
         if copy is not None and residual_choice is not None:
             number = len(self.nodes)
-            self.nodes.append(
-                Node(f"{tensor.name} to {self.nodes[consumer.node].name}", residual_choice.nothing, residual_choice.nothing)
-            )
+            name, nothing = f"{tensor.name} to {self.nodes[consumer.node].name}", residual_choice.nothing
+            self.nodes.append(Node(name, nothing, nothing))
             self.overlap_times.places.append(self.overlap_times.places[consumer.node])
             self.choices.append(CopyChoice(copy, number, residual_choice.is_regathered))
             self._add_edge(made.node, number, residual_choice.to_choice)

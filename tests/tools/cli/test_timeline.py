@@ -92,7 +92,7 @@ def test_one_device_alone_and_what_is_refused(tmp_path, capsys):
     for arguments, said in [
         ([str(file)], f"traces can't be saved in '{file}': that is a file; give a folder"),
         ([str(file / "below")], f"traces can't be saved in '{file / 'below'}'"),
-        ([str(tmp_path), "--steps", "0"], "--steps takes a positive number"),
+        ([str(tmp_path), "--steps", "0"], "--steps takes a positive number of steps"),
         ([str(tmp_path), "--plan", str(tmp_path / "none.json")], "none.json' can't be read"),
     ]:
         assert main([*asked, *arguments]) == 2
