@@ -164,7 +164,8 @@ class LocalModel:
 
         job = Job(
             op, rule, config, seen, ranks, complete,
-            differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with, reads_table=self._reads_table(op),
+            differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with,
+            reads_table=self._reads_table(op),
         )  # fmt: skip
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         regathered = self._regathered_for(op)
@@ -228,7 +229,10 @@ class LocalModel:
         return copies
 
     def read_regathered(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Have the backward pass, which must have been emitted, read the regathered copies; see :meth:`.Regathering.rewire`."""
+        """Have the backward pass, which must have been emitted, read the regathered copies.
+
+        See :meth:`.Regathering.rewire`.
+        """
         self._regathering.rewire(operators, n_forward)
 
     def read_rematerialized(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
