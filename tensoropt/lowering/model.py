@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import tensorflow as tf
 
@@ -164,6 +165,7 @@ class LocalModel:
         job = Job(
             op, rule, config, seen, ranks, complete,
             differentiated=differentiated, micro_batch=self.micro_batch, rematerialized_with=rematerialized_with,
+            reads_table=self._reads_table(op),
         )  # fmt: skip
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         regathered = self._regathered_for(op)
@@ -172,6 +174,20 @@ class LocalModel:
         for tensor, values in zip(op.outputs, results, strict=True):
             is_passed = bool(regathered) and carries_gradient(tensor.dtype)
             self._values[tensor.name] = self._regathering.before_gradient(regathered, values) if is_passed else values
+
+    def _reads_table(self, op: Operator) -> bool:
+        """Return whether a lookup may read its variable directly: nothing assigns that, and no gradient passes its value."""
+        table = op.inputs[0] if op.inputs else None
+        if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
+            return False
+        if op.name in self._rematerialized:  # in the backward pass it would find the variable updated
+            return False
+        return self.view.graph.producers[table.name].name not in self._assigned
+
+    @cached_property
+    def _assigned(self) -> frozenset[str]:
+        """The names of the variables that operators of the graph update."""
+        return frozenset(op.updates for op in self.view.graph.operators.values() if op.updates is not None)
 
     def _is_regathered(self, op: Operator, position: int) -> bool:
         """Return whether an operand is regathered or rematerialized in the backward pass, instead of saved for it."""
@@ -213,8 +229,10 @@ class LocalModel:
         return copies
 
     def read_regathered(self, operators: Sequence[tf.Operation], n_forward: int) -> None:
-        """Have the backward pass, which must have been emitted, read the regathered copies; see
-        :meth:`.Regathering.rewire`."""
+        """Have the backward pass, which must have been emitted, read the regathered copies.
+
+        See :meth:`.Regathering.rewire`.
+        """
         self._regathering.rewire(operators, n_forward)
 
     def read_rematerialized(self, operators: Sequence[tf.Operation], n_forward: int, losses: Values) -> list[tf.Operation]:
