@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..common.errors import InputError
 from ..ir.graph import Graph, Operator
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Config, Rule, why_invalid
+from ..rules.rule import Config, Rule, why_unsearched
 
 Force = Mapping[str, Mapping[str, int]]
 
@@ -34,7 +34,7 @@ def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
         ways = [c for c in _single_factor_configs(factor, mesh) if c.degree(factor) == degree]
         if not ways:
             return f"degree {degree} of factor '{factor}' isn't a product of the mesh's axes {list(mesh.sizes)}"
-        reasons = [why_invalid(rule, config) for config in ways]
+        reasons = [why_unsearched(rule, config) for config in ways]
         if all(reasons):
             return reasons[0]
     return f"the degrees {dict(pinned)} don't fit {mesh.n_devices} devices together"

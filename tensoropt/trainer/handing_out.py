@@ -17,6 +17,7 @@ from ..reschedule.layout import block_bounds
 from ..runtime.objects_between_ranks import complete, receive_object
 from ..runtime.ranks import Processes
 from .batch import Batch
+from .ranks import Ranks
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302
 _BATCH = "a batch that rank 0 hands out"
@@ -24,14 +25,16 @@ Posted = tuple[Callable[[], Batch], list[Any], list[Any]] | None
 """A function that returns the batch once it has arrived, the requests of its messages, and arrays that they need alive."""
 
 
-def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterator[Batch]:
+def handed_out(batches: Iterator[Batch] | None, ranks: Ranks) -> Iterator[Batch]:
     """Yield this rank's share of each batch. All ranks iterate in step.
 
     Args:
         batches: the global batches, on rank 0; None on the other ranks.
     """
+    processes = ranks.processes
+
     def post() -> Posted:
-        return _receive(processes) if batches is None else _send(next(batches, None), processes)
+        return _receive(processes) if batches is None else _send(next(batches, None), processes, ranks.least_shared)
 
     posted = post()
     try:
@@ -47,13 +50,13 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
             processes.complete(posted[1], _BATCH)
 
 
-def _send(batch: Batch | None, processes: Processes) -> Posted:
+def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Posted:
     processes.begin_collective()
     others = range(1, processes.size)
     if batch is None:
         complete(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
         return None
-    is_share = batch.n_samples >= processes.size
+    is_share = batch.n_samples >= least_shared
     whole = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
     leaves = list(whole)
 
