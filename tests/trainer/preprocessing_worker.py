@@ -1,6 +1,7 @@
-"""One rank of the tests of text and tables under mpirun.
+"""One rank of the tests of text and tables, and of what values decide, under mpirun.
 
-mpirun -n 2 preprocessing_worker.py   raw columns, read by each rank, by rank 0, and given to all; then an unknown word
+mpirun -n 2 preprocessing_worker.py   raw columns, read by each rank, by rank 0, and given to all; losses that the
+                                      labels' values decide; then an unknown word
 """
 
 from __future__ import annotations
@@ -33,5 +34,25 @@ np.testing.assert_allclose(trainer.predict(one_sample, verbose=0), expected.pred
 for one, other in zip(trainer.get_weights(), expected.get_weights(), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 print("as on one device", flush=True)
+
+
+def above_average(y: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
+    """The labels decide how many of the losses count."""
+    return tf.reduce_mean(tf.boolean_mask(tf.abs(y - p), y > tf.reduce_mean(y)))
+
+
+def dense(loss: object, **options: object) -> list[float]:
+    keras.utils.set_random_seed(2)
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    if options:
+        made = tensoropt.parallelize(made, "sgd", loss, **options)
+    else:
+        made.compile("sgd", loss, jit_compile=False)
+    return made.fit(given["amount"], labels > 0, batch_size=BATCH, epochs=3, verbose=0, shuffle=False).history["loss"]
+
+
+for loss in ("hinge", above_average):
+    same(dense(loss, batch_size=BATCH, cluster="v100-1x2"), dense(loss))
+print("values decide", flush=True)
 unknown = {**given, "word": tf.constant([["ant"]] * (BATCH - 1) + [["gnu"]])}  # on the last rank
 trainer.fit(unknown, labels, verbose=0, shuffle=False)

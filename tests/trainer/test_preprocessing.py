@@ -76,8 +76,8 @@ def test_text_that_a_model_gives_is_refused_where_it_is_asked_for():
 
 
 def test_on_two_ranks_each_prepares_its_share_and_an_unknown_word_ends_all_with_one_sentence():
-    result = run_ranks(2, WORKER)
-    assert result.stdout.count("as on one device") == 2, result.stderr
+    result = run_ranks(2, WORKER, timeout=300)
+    assert result.stdout.count("as on one device") == result.stdout.count("values decide") == 2, result.stderr
     assert result.stderr.count("found OOV values") == 1
     assert "can't take a value of this batch (preprocessing_worker.py" in result.stderr
     assert result.returncode == 2 and "Traceback" not in result.stderr

@@ -101,9 +101,9 @@ def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
         open_of.update({tensor.name: group for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant})
         open_of.setdefault(f"{op.name}:", group)  # it may have no open result
     found: list[set[str]] = []
-    for name in open_of.values():
-        if not any(name is each for each in found):
-            found.append(name)
+    for group in open_of.values():
+        if not any(group is each for each in found):
+            found.append(group)
     return _closed(ops, [group for group in found if not any(group < other for other in found)])
 
 
