@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -271,12 +270,3 @@ class RankPath:
         for step in self.steps:
             local = step.run(local, communicator)
         return local
-
-
-def run_path(path: Path, rank: int, local: Array, communicator: Communicator) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the rank's shard at the end of a path. To run a path often, make its :class:`RankPath` once.
-
-    Raises:
-        ValueError: ``local`` does not have the shape of the rank's shard.
-    """
-    return RankPath.of(path, rank).run(local, communicator)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process that a test starts: it finds this checkout, and may be root under mpirun."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """The environment of a process that a test starts: it finds this checkout, and may be root."""
+    paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     base = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
     return rank_environment(base, as_root=os.geteuid() == 0)
 
