@@ -182,7 +182,10 @@ def parallelize(
 
     refuse_others(others)
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
+    wishes = Wishes(
+        option=option, memory=memory, parallelism=parallelism, cluster=cluster, force=force, plan=plan,
+        collectives=collectives, profile_budget=profile_budget, without=without, micro_batches=micro_batches,
+    )
     return parallelized(
         model,
         optimizer,

@@ -25,7 +25,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,21 +98,8 @@ class TableGraph:
 
     def copy(self) -> TableGraph:
         """Return a graph that can be changed without changing this one."""
-        tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
-        counts, efforts = Counter(self.counts), dict(self._efforts)
-        return TableGraph(
-            self.names,
-            self.sizes,
-            self.thinning,
-            self.max_work,
-            tables,
-            left,
-            fixed,
-            counts,
-            self.work,
-            efforts,
-            dict(self._neighbours),
-        )
+        own = ("tables", "left", "fixed", "counts", "_efforts", "_neighbours")
+        return replace(self, **{name: copy(getattr(self, name)) for name in own}, _scopes={}, _orders={}, _ordered=())
 
     @property
     def variables(self) -> tuple[int, ...]:

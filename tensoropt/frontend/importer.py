@@ -266,7 +266,8 @@ class _Importer:
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
-                op.name, kind, tuple(inputs), outputs, statics, attributes_of(op), None, self._controls(op), self.line(op)
+                name=op.name, type=kind, inputs=tuple(inputs), outputs=outputs, statics=statics, attrs=attributes_of(op),
+                controls=self._controls(op), source=self.line(op),
             )
         )
 
@@ -336,7 +337,8 @@ class _Importer:
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         self._add(
             Operator(
-                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self.line(op)
+                name=op.name, type=op.type, inputs=value, outputs=outputs, statics={}, attrs={},
+                updates=op.inputs[0].op.name, controls=self._controls(op), source=self.line(op),
             )
         )
 

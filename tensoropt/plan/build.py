@@ -68,20 +68,20 @@ class Charge:
             return None
         is_remade = self.is_remade and bool(route.forward.steps)
         return PlannedResharding(
-            self.tensor,
-            self.consumers,
-            self.resharding.demand,
-            self.is_shared,
-            route.forward,
-            route.backward,
-            self.time_ns(router) / 1e3,
-            self.resharding.reduction,
-            self.copy_bytes,
-            is_remade,
-            router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_remade else 0.0,
-            self.follows_source and is_remade,
-            self.n_runs,
-            self.accumulator_bytes,
+            tensor=self.tensor,
+            consumers=self.consumers,
+            demand=self.resharding.demand,
+            is_shared=self.is_shared,
+            forward=route.forward,
+            backward=route.backward,
+            time_us=self.time_ns(router) / 1e3,
+            reduction=self.resharding.reduction,
+            copy_bytes=self.copy_bytes,
+            is_remade=is_remade,
+            again_us=router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_remade else 0.0,
+            follows_source=self.follows_source and is_remade,
+            n_runs=self.n_runs,
+            accumulator_bytes=self.accumulator_bytes,
         )
 
     def time_ns(self, router: Router) -> int:
@@ -126,14 +126,20 @@ def charges(view: StrategyView, costing: OperatorCosting | None = None) -> Itera
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
                 resharding = view.shared_resharding(tensor, shared)
                 summed = _accumulated(view, tensor, resharding)
-                yield Charge(tensor.name, names, resharding, True, is_remade, is_read, False, runs, summed)
+                yield Charge(
+                    tensor=tensor.name, consumers=names, resharding=resharding, is_shared=True, is_remade=is_remade,
+                    is_read=is_read, follows_source=False, n_runs=runs, accumulator_bytes=summed,
+                )
             for consumer in those:
                 resharding = view.resharding(tensor, demand_of(view, tensor, consumer))
                 is_remade = any(view.is_remade(*each) for each in _operands(view, [consumer]))
                 is_read = costing is not None and costing.reads(consumer)
                 follows = any(view.follows_source(*each) for each in _operands(view, [consumer]))
                 summed = _accumulated(view, tensor, resharding)
-                yield Charge(tensor.name, (consumer.name,), resharding, False, is_remade, is_read, follows, runs, summed)
+                yield Charge(
+                    tensor=tensor.name, consumers=(consumer.name,), resharding=resharding, is_shared=False,
+                    is_remade=is_remade, is_read=is_read, follows_source=follows, n_runs=runs, accumulator_bytes=summed,
+                )
 
 
 def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:
@@ -198,22 +204,22 @@ def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str,
     router = Router(costing.reshardings.steps)
     reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
     return Plan(
-        frontier.mesh,
-        tuple(_planned_operators(view, costing)),
-        tuple(reshardings),
-        int(costs.mem_bytes[point]),
-        int(costs.time_ns[point]) / 1e3,
-        int(costs.compute_ns[point]) / 1e3,
-        frontier.model.graph.whole.digest,
-        found.exact,
-        option,
-        assumed,
-        frontier.table(point, with_peaks=False),
-        frontier,
-        point,
-        int(costs.hidden_ns[point]) / 1e3,
-        frontier.peak(point).n_bytes,
-        frontier.model.graph.n_slices,
+        mesh=frontier.mesh,
+        operators=tuple(_planned_operators(view, costing)),
+        reshardings=tuple(reshardings),
+        memory_bytes=int(costs.mem_bytes[point]),
+        time_us=int(costs.time_ns[point]) / 1e3,
+        compute_time_us=int(costs.compute_ns[point]) / 1e3,
+        model_digest=frontier.model.graph.whole.digest,
+        exact=found.exact,
+        option=option,
+        assumed=assumed,
+        frontier_text=frontier.table(point, with_peaks=False),
+        frontier=frontier,
+        point=point,
+        hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
+        peak_bytes=frontier.peak(point).n_bytes,
+        micro_batches=frontier.model.graph.n_slices,
     )
 
 

@@ -101,5 +101,8 @@ def _as_plan(view: StrategyView, seed: int, request: Request, n_slices: int) -> 
     router = random_router(seed)
     reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
     digest = view.graph.whole.digest
-    plan = Plan(mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_slices)
+    plan = Plan(
+        mesh=mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,
+        compute_time_us=0.0, model_digest=digest, exact=False, option="random", micro_batches=n_slices,
+    )
     return Plan.from_json(json.loads(json.dumps(plan.to_json())))

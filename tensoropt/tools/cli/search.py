@@ -200,16 +200,16 @@ def _search(arguments: argparse.Namespace) -> None:
     print(introduction(asked), flush=True)
     with Bars() as bars:
         request = Request(
-            recorded.model,
-            hardware,
-            limit,
-            {},
-            assumptions(hardware),
-            arguments.algorithm,
-            bars.update,
-            arguments.space,
-            objectives,
-            budget,
+            model=recorded.model,
+            hardware=hardware,
+            limit_bytes=limit,
+            force={},
+            assumed=assumptions(hardware),
+            algorithm=arguments.algorithm,
+            progress=bars.update,
+            space=arguments.space,
+            objectives=objectives,
+            budget=budget,
             without=without,
             micro_batches=micro_batches,
         )
