@@ -15,16 +15,16 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import source_line
-from ..ir.attributes import attributes_of
 from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
-from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
+from .attributes import attributes_of
 from .connected import Connections
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
 from .recorded_graph import RecordedStep, initializer_names, known_shape
+from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _READS = ("ReadVariableOp",)

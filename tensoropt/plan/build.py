@@ -19,7 +19,6 @@ from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .find_frontier import ModelFrontier
 from .plan import Plan
 from .record import PlannedOperator, PlannedResharding
 
@@ -189,41 +188,7 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
         )
 
 
-def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
-    """Return the plan of one point of a frontier.
-
-    Args:
-        option: the option that chose the point, as the plan records it.
-        assumed: the assumptions that the plan records.
-    """
-    found, costs, costing = frontier.found, frontier.costs, frontier.costing
-    states = found.strategies[point]
-    steps = frontier.built.strategy(states)
-    strategy = complete(frontier.model, steps, costing)
-    view = frontier.model.view(strategy)
-    router = Router(costing.reshardings.steps)
-    reshardings = [planned for charge in charges(view, costing) if (planned := charge.planned(router)) is not None]
-    return Plan(
-        mesh=frontier.mesh,
-        operators=tuple(_planned_operators(view, costing)),
-        reshardings=tuple(reshardings),
-        memory_bytes=int(costs.mem_bytes[point]),
-        time_us=int(costs.time_ns[point]) / 1e3,
-        compute_time_us=int(costs.compute_ns[point]) / 1e3,
-        model_digest=frontier.model.graph.whole.digest,
-        exact=found.exact,
-        option=option,
-        assumed=assumed,
-        frontier_text=frontier.table(point, with_peaks=False),
-        frontier=frontier,
-        point=point,
-        hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
-        peak_bytes=frontier.peak(point).n_bytes,
-        micro_batches=frontier.model.graph.n_slices,
-    )
-
-
-def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
+def planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
     """Yield the row of each operator; operators that no training step runs have no costs."""
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():

@@ -66,7 +66,6 @@ def row(case: Case) -> list[str]:
     what, budget, algorithm = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
-    from tensoropt.plan.build import plan_of
     from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
 
@@ -74,7 +73,7 @@ def row(case: Case) -> list[str]:
     start = time.perf_counter()
     frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
     found = time.perf_counter()
-    plan_of(frontier, frontier.found.fastest(), "mini_time", {})
+    frontier.plan(frontier.found.fastest(), "mini_time")
     end = time.perf_counter()
     stages, inner, built = frontier.seconds_by_stage, frontier.found, frontier.built
     numbers = [hardware.n_devices, built.n_operators, len(built.problem.nodes), built.n_configs, len(inner)]

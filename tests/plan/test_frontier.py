@@ -18,7 +18,6 @@ from session.models import begin, built, losses, network
 
 import tensoropt
 from tensoropt.ft.lower_bound import LowerBound
-from tensoropt.plan.build import plan_of
 from tensoropt.plan.compress import kept
 from tensoropt.plan.frontier_file import SavedFrontier, _checksum, _chosen, _runs
 
@@ -106,7 +105,7 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     assert len(loaded) == len(searched)
     for point in range(len(searched)):
-        plan = plan_of(searched, point, "point", dict(searched.assumed))
+        plan = searched.plan(point)
         assert same(loaded.plan(point), plan) and loaded.plan(point).point == point
         assert loaded.plan(point).reshardings == plan.reshardings
     assert repr(loaded) == repr(searched)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError, short
-from ...ir.attributes import LOADED_ATTRIBUTE
+from ..attributes import LOADED_ATTRIBUTE
 from .flatten import Flattener
 
 Structure = Any
