@@ -6,79 +6,25 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
-import composite.models
 import numpy as np
-import pytest
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import (
     Link,
-    assert_variables,
     engine_of,
     feeds_of,
-    pieces_here,
-    random_router,
-    random_strategy,
     train_and_check,
     training_fetch,
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.callbacks import Runner
-from tensoropt.plan.build import charges
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
-
-OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
-MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}
-COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
-MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
-
-
-@cache
-def recorded(function: str, optimizer: str) -> zoo.Recorded:
-    return zoo.record({**MODELS, **COMPOSITES}[function], optimizer)
-
-
-def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
-    """Train by a random strategy that makes half of the copies again, or all; how many that are."""
-    view = random_strategy(model, mesh, seed, share_remade=(0.5, 1.0)[seed % 2])
-    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
-    train_and_check(engine, model)
-    assert_variables(model, view, pieces_here(engine))
-    return sum(charge.is_remade for charge in charges(view))
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("start", range(0, 12, 4))
-@pytest.mark.parametrize("function", MODELS)
-def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_remade = 0
-    for seed in range(start, start + 4):
-        n_remade += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_remade
-
-
-@pytest.mark.parametrize("function", ["mlp", "cnn"])
-def test_so_they_do_after_tensorflow_s_graph_optimizer(function: str) -> None:
-    """Which merges operators that are equal, and removes control dependencies."""
-    for seed in range(2300, 2303):
-        assert check(recorded(function, "adam"), Mesh.of(4), seed)
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("function", COMPOSITES)
-def test_so_do_loops_and_custom_gradients(function: str) -> None:
-    check(recorded(function, "momentum"), Mesh.of(4), 2401)
-
-
-# Memory
-
 
 ALIGNMENT = 64
 
