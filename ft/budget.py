@@ -16,8 +16,6 @@ class Budget:
     then carries a certificate.
 
     Attributes:
-        epsilon: frontiers of partial problems may be thinned so that every strategy is within a factor 1 + epsilon of a
-            point of the result, in both costs. 0 means no thinning.
         max_points: frontiers of partial problems with more points than this are thinned to this many, whatever error that
             causes.
         max_table_cells: the most cells of a table that exact elimination may make.
@@ -26,30 +24,20 @@ class Budget:
             than the time left, and it counts for nothing if it isn't ready in time. The first result always counts. So with
             0, or where the first result is exact, the result does not depend on the machine.
         gap: the search stops once the worst gap of the frontier is at most this.
-        weighted: whether weighted searches may be used; without them there are only heuristic elimination and its
-            relaxation.
-        threads: how many threads compiled code may use for large unions of frontiers.
 
     Raises:
         ValueError: a limit is out of range.
     """
 
-    epsilon: float = 0.0
     max_points: int = MAX_POINTS
     max_table_cells: int = MAX_TABLE_CELLS
     seconds: float = 5.0
     gap: float = 0.0
-    weighted: bool = True
-    threads: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < 1:
-            raise ValueError(f"epsilon must be in [0, 1), got {self.epsilon}; 0.01 allows one percent")
         if self.max_points < 2:
             raise ValueError(f"max_points must be at least 2, a frontier's two ends, got {self.max_points}")
         if self.max_table_cells < 1:
             raise ValueError(f"max_table_cells must be at least 1, got {self.max_table_cells}")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
         if not self.seconds >= 0 or not self.gap >= 0:
             raise ValueError(f"seconds and gap must not be negative, got {self.seconds} and {self.gap}")

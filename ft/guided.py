@@ -22,7 +22,7 @@ Complexity: that of the weighted searches, O(lines x nodes x K^2 and more); the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from .elimination.tracking import Limits, Tracked, track
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.dominated_states import states_that_matter
-from .problem import Ints, Problem
+from .problem import Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
 from .weighted.weighted_search import WeightedSearch
@@ -89,9 +89,7 @@ class Guide:
         kept = self._promising(hull, known, FIRST_STATES * more)
         tracked = self._tracked(kept)
         self.counts = dict(tracked.counts)
-        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(kept)]
-        between = Found(tracked.mem, tracked.time, np.stack(columns, axis=1).astype(np.int32))
-        self.found = known.with_others(between)
+        self.found = known.with_others(Found(tracked.mem, tracked.time, in_states(tracked.strategies, kept)))
         self.n_rounds += 1
 
     def _promising(self, hull: Hull, known: Found, n_states: int) -> list[Ints]:
@@ -121,7 +119,5 @@ class Guide:
         reduced = without_replaceable(restricted)
         states = states_that_matter(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
-        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(states)]
-        strategies = np.stack(columns, axis=1).astype(np.int32)
-        return Tracked(tracked.mem, tracked.time, strategies, tracked.counts, tracked.slack)
+        return replace(tracked, strategies=in_states(tracked.strategies, states))
 

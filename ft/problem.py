@@ -163,6 +163,11 @@ class Problem:
         return mem_bytes, time_ns
 
 
+def in_states(strategies: npt.NDArray[np.int32], kept: Sequence[Ints]) -> npt.NDArray[np.int32]:
+    """Return strategies of a problem that was restricted to the states ``kept`` in the states of the problem itself."""
+    return np.stack([those[strategies[:, node]] for node, those in enumerate(kept)], axis=1).astype(np.int32)
+
+
 def identity(array: Ints) -> tuple[object, ...]:
     """Return a key that is equal for two views of all of one array."""
     return array.__array_interface__["data"][0], array.strides, array.shape

@@ -15,9 +15,6 @@ result then says so and carries a lower bound, which limits how far it can be fr
    phase 2 is done only while there is time.
 3. While there is time and a gap: what is known to be dominated is dropped (:mod:`.weighted.reduced_cost_pruning`), and the
    rest is solved exactly if it can be. Then there are more rounds of phase 2.
-
-Without weighted searches, as in the paper, heuristic elimination takes over where exact elimination would take too much, in
-rounds with more and more cells, and a relaxation bounds the result (:mod:`.elimination.table_graph`).
 """
 
 from __future__ import annotations
@@ -27,20 +24,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from .budget import Budget
 from .elimination.table_graph import TableGraph, TooLargeError
-from .elimination.tracking import Limits, Tracked, relaxation, track
+from .elimination.tracking import Limits, track
 from .frontier import Frontier, settled
 from .guided import Guide
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.dominated_states import check_supported, states_that_matter
-from .problem import InfeasibleError, Ints, Problem
+from .problem import InfeasibleError, Ints, Problem, in_states
 from .reference.exhaustive import exhaustive
 from .tables.thinning import Thinning
-from .threads import using
 from .weighted.lagrangian import Found
 from .weighted.reduced_cost_pruning import N_WEIGHTS, pruned
 from .weighted.weighted_search import TimeIsUpError
@@ -83,9 +77,7 @@ def search(
         raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
     if algorithm == "exhaustive":
         return exhaustive(problem, progress)
-    budget = budget or Budget()
-    with using(budget.threads):
-        return _Search(problem, algorithm, progress, budget).run()
+    return _Search(problem, algorithm, progress, budget or Budget()).run()
 
 
 class _Search:
@@ -103,8 +95,6 @@ class _Search:
     def run(self) -> Frontier:
         self._tell(0)
         check_supported(self.problem)
-        if not self.budget.weighted:
-            return self._by_heuristics()
         limits = Limits(self.budget.max_table_cells, MAX_WORK, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(self.problem, limits) if n_pairs <= MAX_PAIRS else None
@@ -140,7 +130,7 @@ class _Search:
 
     def _is_enough(self, best: Frontier) -> bool:
         """Return whether the frontier is exact, or its worst gap is one to stop at."""
-        return best.exact or best.worst_gap <= max(self.budget.gap, self.budget.epsilon)
+        return best.exact or best.worst_gap <= self.budget.gap
 
     def _with(self, best: Frontier | None, guide: Guide) -> Frontier:
         """Return the frontier of what was known and of what a guide found."""
@@ -157,8 +147,7 @@ class _Search:
         """
         known = Found(best.mem_bytes, best.time_ns, best.strategies)
         now = time.monotonic()
-        epsilon = max(self.budget.epsilon, min(self.budget.gap, _MOST_GAP))
-        left = pruned(self.problem, epsilon, N_WEIGHTS, now + _SHARE * (self.deadline - now), known)
+        left = pruned(self.problem, min(self.budget.gap, _MOST_GAP), N_WEIGHTS, now + _SHARE * (self.deadline - now), known)
         found = Frontier(
             left.found.mem, left.found.time, left.found.strategies, best.eliminations, self.algorithm, left.bound
         )
@@ -171,27 +160,6 @@ class _Search:
         except InfeasibleError:
             return _better(best, settled(dropped))
         return best if rest is None else _better(best, settled(_together(rest, dropped)))
-
-    def _by_heuristics(self) -> Frontier:
-        """Search in rounds of heuristic elimination with more and more cells, until exact, close enough, or out of time."""
-        limits = Limits(self.budget.max_table_cells)
-        best = self._tracked(self.problem, limits)
-        assert best is not None
-        self.deadline = self.start + self.budget.seconds
-        began = self.start
-        while best.eliminations["heuristic"] and not self._is_enough(best):
-            expected = _MORE * (time.monotonic() - began)
-            began = time.monotonic()
-            if began + expected > self.deadline:
-                break
-            limits = Limits(_MORE * limits.max_cells)
-            try:
-                more = self._tracked(self.problem, limits)
-            except _TimeIsUp:
-                break
-            assert more is not None
-            best = _better(best, more)
-        return best
 
     def _tracked(self, problem: Problem, limits: Limits, of_given: Sequence[Ints] | None = None) -> Frontier | None:
         """Solve a problem once.
@@ -211,23 +179,15 @@ class _Search:
         reduced = reduced.restricted(kept)
         if of_given is not None:
             kept = tuple(given[those] for given, those in zip(of_given, kept, strict=True))
-        thinning = Thinning.of(reduced, self.budget.epsilon, self.budget.max_points)
+        thinning = Thinning.of(reduced, 0.0, self.budget.max_points)
         try:
             tracked = track(reduced, self.use_ldp, thinning, limits, self._report)
         except TooLargeError:
             return None
-        bound = None
-        if not tracked.is_complete:
-            bound = relaxation(reduced, self.use_ldp, thinning, limits, self._report)
-        elif any(tracked.slack):
-            bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning")
-        return settled(self._frontier(tracked, kept, bound))
-
-    def _frontier(self, tracked: Tracked, kept: Sequence[Ints], bound: LowerBound | None) -> Frontier:
-        """Return the frontier of what was tracked on a problem that was restricted to the states ``kept``."""
-        columns = [those[tracked.strategies[:, node]] for node, those in enumerate(kept)]
-        strategies = np.stack(columns, axis=1).astype(np.int32)
-        return Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound)
+        has_slack = any(tracked.slack)
+        bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning") if has_slack else None
+        strategies = in_states(tracked.strategies, kept)
+        return settled(Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound))
 
     def _report(self, graph: TableGraph) -> None:
         """Report progress; raise ``_TimeIsUp`` if the deadline has passed."""

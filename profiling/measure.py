@@ -118,7 +118,10 @@ def measure(
         python = f"with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
         how = python if process.emitted is None else f"as operators of {process.collectives}"
         provenance["collectives"] = f"{when}, all groups at once, among operators, {how}"
-        return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
+        return Hardware(
+            name=name, device=device, levels=fitted, collectives=tables, provenance=provenance, operators=NO_RATES,
+            measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed,
+        )
 
     watching = watching or Watching()
     tables: dict[str, dict[str, CollectiveTable]] = {}

@@ -46,7 +46,7 @@ def _cuts(n_items: int, n_parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
         yield tuple(zip(starts, (*starts[1:], n_items), strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayoutGraph:
     """All states by ascending key, and all moves between them by ascending target."""
 
@@ -128,17 +128,17 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     changed = dims[source] != dims[target]
     cuts = (kinds < len(COMMUNICATING)) & ((kinds != KINDS.index("all_to_all")) | (changed.sum(axis=1) > 1))
     return LayoutGraph(
-        known,
-        dims,
-        partials,
-        key,
-        np.searchsorted(target, np.arange(len(key) + 1)),
-        source.astype(np.int32),
-        kinds.astype(np.int8),
-        mask.astype(np.int16),
-        np.where(by_result[kinds], target, source).astype(np.int32),
-        np.where(cuts, changed @ (1 << np.arange(rank)), 0).astype(np.int32),
-        np.argsort(known.length[dims].sum(axis=1), kind="stable"),
+        orders=known,
+        dims=dims,
+        partial=partials,
+        key=key,
+        start=np.searchsorted(target, np.arange(len(key) + 1)),
+        source=source.astype(np.int32),
+        kind=kinds.astype(np.int8),
+        mask=mask.astype(np.int16),
+        sized_by=np.where(by_result[kinds], target, source).astype(np.int32),
+        copied=np.where(cuts, changed @ (1 << np.arange(rank)), 0).astype(np.int32),
+        by_splits=np.argsort(known.length[dims].sum(axis=1), kind="stable"),
     )
 
 

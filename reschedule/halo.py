@@ -242,7 +242,7 @@ def _exchanges(window: Window, n_blocks: int) -> bool:
     return needed != kept
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankHalo:
     """A halo step as one rank carries it out.
 
@@ -341,16 +341,16 @@ def _rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
     got = [nothing if m == rank else intersection(step.layout.bounds(shape, m), real) for m in group]
     kept = intersection(own, real)
     return RankHalo(
-        step.kind,
-        step.group_axes,
-        step.fill,
-        extents(own),
-        extents(frame),
-        tuple(_within(box, own) for box in sent),
-        tuple(_within(box, frame) for box in got),
-        _within(kept, own),
-        _within(kept, frame),
-        _margins(_within(real, frame), extents(frame)),
+        kind=step.kind,
+        axes=step.group_axes,
+        fill=step.fill,
+        own_shape=extents(own),
+        frame_shape=extents(frame),
+        own_parts=tuple(_within(box, own) for box in sent),
+        frame_parts=tuple(_within(box, frame) for box in got),
+        own_kept=_within(kept, own),
+        frame_kept=_within(kept, frame),
+        margins=_margins(_within(real, frame), extents(frame)),
     )
 
 

@@ -154,20 +154,3 @@ def is_view(source: Layout, target: Layout) -> bool:
         return False
     held, wanted = source.splits[0], target.splits[0]
     return wanted[: len(held)] == held and source != target
-
-
-def gradient_layouts(result: Layout, operand: Layout, config_axes: Axes) -> tuple[Layout, Layout]:
-    """Return the layouts between which a resharding's gradient travels: (operand's gradient, result's gradient).
-
-    Split stays split; partial becomes replicated; replicated becomes partial along every axis that the consumer's config
-    uses and the operand neither splits nor holds partial, else stays replicated. A result's gradient keeps its splits
-    and is replicated on all other axes.
-
-    Args:
-        result: the layout in which the producer makes the tensor.
-        operand: the layout in which the consumer uses it.
-        config_axes: the axes that the consumer's config assigns to a factor.
-    """
-    held = operand.used_axes
-    varying = tuple(axis for axis in config_axes if axis not in held)
-    return operand.with_partial(varying), result.with_partial(())

@@ -63,7 +63,7 @@ class Lists:
         return position, self.items[self.start[which][position] + within]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Orders:
     """All ordered choices of axes over which a dimension can be split, shortest first. Number 0 is the empty one.
 
@@ -145,22 +145,23 @@ def orders(n_axes: int, runs: int | None) -> Orders:
     for whole in everything:
         within[whole] = [position for part in parts[whole] for position in exactly[part]]
     code = np.array([sum((axis + 1) * (n_axes + 1) ** place for place, axis in enumerate(reversed(o))) for o in axes])
+    place = [[order.index(axis) if axis in order else -1 for axis in range(n_axes)] for order in axes]
     return Orders(
-        n_axes,
-        runs,
-        tuple(axes),
-        number,
-        np.array(mask, np.int64),
-        np.array([len(order) for order in axes], np.int64),
-        np.array([[number[order[: max(len(order) - n, 0)]] for n in counts] for order in axes], np.int64),
-        np.array([[number[order[max(len(order) - n, 0) :]] for n in counts] for order in axes], np.int64),
-        np.array([[o.index(a) if a in o else -1 for a in range(n_axes)] for o in axes], np.int64).reshape(len(axes), -1),
-        np.array(can_be_partial, bool),
-        Lists.of(within),
-        Lists.of(exactly),
-        Lists.of(parts),
-        code,
-        np.argsort(code),
+        n_axes=n_axes,
+        runs=runs,
+        axes=tuple(axes),
+        number=number,
+        mask=np.array(mask, np.int64),
+        length=np.array([len(order) for order in axes], np.int64),
+        prefix=np.array([[number[order[: max(len(order) - n, 0)]] for n in counts] for order in axes], np.int64),
+        suffix=np.array([[number[order[max(len(order) - n, 0) :]] for n in counts] for order in axes], np.int64),
+        place=np.array(place, np.int64).reshape(len(axes), -1),
+        can_be_partial=np.array(can_be_partial, bool),
+        within=Lists.of(within),
+        exactly=Lists.of(exactly),
+        subsets=Lists.of(parts),
+        _code=code,
+        _by_code=np.argsort(code),
     )
 
 

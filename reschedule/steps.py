@@ -114,15 +114,6 @@ def leading_dim(shape: Shape) -> int:
     return next((dim for dim, extent in enumerate(shape) if extent > 1), 0)
 
 
-def legal_steps(layout: Layout, shape: Shape) -> tuple[Step, ...]:
-    """Return all steps from a layout to layouts that fit a tensor of ``shape``, in a fixed order."""
-    return tuple(
-        step
-        for move in moves(len(layout.mesh.sizes), State.of(layout))
-        if (step := make_step(layout, move)).target.fits(shape)
-    )
-
-
 def make_step(source: Layout, move: Move) -> Step:
     """Return the step that makes ``move`` from ``source``."""
     target = Layout(source.mesh, *move.target)

@@ -188,7 +188,9 @@ def parallelize(
     refuse_others(others)
 
     options = TrainingOptions(
-        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
+        option=option, memory=memory, parallelism=parallelism, cluster=cluster, force=force, plan=plan,
+        collectives=collectives, profile_budget=profile_budget, without=without, micro_batches=micro_batches,
+        verbose=verbose,
     )
     return parallelized(
         model,

@@ -1,10 +1,7 @@
-"""Reduce a graph of tables to one table, exactly or by either of two heuristics.
+"""Reduce a graph of tables to one table: Algorithm 2 without its first and last steps.
 
-This is Algorithm 2 without its first and last steps. Exact eliminations are done while no table becomes too large. Where one
-would,
-
-- ``solve`` restricts a variable to fewer states (heuristic elimination); its result is real strategies, an upper bound;
-- ``relax`` lets parts of the graph choose a variable's state independently; its result is a lower bound.
+Exact eliminations are done while no table becomes too large. Where one would, a variable is restricted to fewer states
+(heuristic elimination); the result is real strategies, an upper bound.
 """
 
 from __future__ import annotations
@@ -66,17 +63,6 @@ class Solver:
             except InfeasibleError as error:
                 failure = error
         raise failure
-
-    def relax(self, graph: TableGraph) -> TableGraph:
-        """Reduce the graph, which is used up, to one table whose points bound those of every strategy from below.
-
-        Raises:
-            InfeasibleError: no strategy is allowed.
-        """
-        while (blocked := self._eliminate_exactly(graph)) is not None:
-            if not graph.split(blocked.variable, self.max_cells):
-                graph.eliminate(blocked.variable)
-        return self._finished(graph)
 
     def _finished(self, graph: TableGraph) -> TableGraph:
         """Return the graph after LDP on its linear graphs, or unchanged if LDP isn't used."""

@@ -11,10 +11,6 @@ The graph is a set of tables, at most one per scope; two variables are neighbour
   summed out as soon as nothing else depends on it, because a table names the parts that it depends on.
 - *Heuristic elimination* (Eq. 7: o_i gets one state, and its neighbours the costs of its edges): ``restrict``, which may
   leave a variable several states instead of one, so that it fits what exact elimination may take.
-- *Relaxation*: ``split`` gives a variable to several groups of its tables, each of which may then choose another state for
-  it; its own cost is charged once. That can only lower costs, so the frontier of the result is a lower bound. (Where the
-  variable is the mask of heuristic elimination, its consumers choose for themselves. Known as mini-buckets: Dechter and
-  Rish, J. ACM 50 (2003).)
 
 Order: the variable whose elimination makes the smallest table goes first (min-fill on states); the estimate knows which
 combinations are not allowed. Variables whose tables are within a factor of four are ordered by which tables they bring
@@ -29,6 +25,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -101,21 +98,8 @@ class TableGraph:
 
     def copy(self) -> TableGraph:
         """Return a graph that can be changed without changing this one."""
-        tables, left, fixed = dict(self.tables), dict(self.left), dict(self.fixed)
-        counts, efforts = Counter(self.counts), dict(self._efforts)
-        return TableGraph(
-            self.names,
-            self.sizes,
-            self.thinning,
-            self.max_work,
-            tables,
-            left,
-            fixed,
-            counts,
-            self.work,
-            efforts,
-            dict(self._neighbours),
-        )
+        own = ("tables", "left", "fixed", "counts", "_efforts", "_neighbours")
+        return replace(self, **{name: copy(getattr(self, name)) for name in own}, _scopes={}, _orders={}, _ordered=())
 
     @property
     def variables(self) -> tuple[int, ...]:
@@ -153,18 +137,13 @@ class TableGraph:
         """Estimate what eliminating ``variable`` would take, from the number of cells that each of its states has."""
         known = self._efforts.get(variable)
         if known is None:
-            known = self._efforts[variable] = self._effort_of(variable, self._tables_of(variable))
+            joined = np.ones(self.sizes[variable], np.float64)
+            for table in self._tables_of(variable):
+                joined *= np.bincount(table.column(variable), minlength=len(joined))
+            dense = math.prod(float(self.n_states(other)) for other in self.neighbours(variable))
+            n_joined = float(joined.sum())
+            known = self._efforts[variable] = Effort(variable, min(dense, n_joined), n_joined)
         return known
-
-    def _effort_of(self, variable: int, tables: Collection[Table]) -> Effort:
-        """Estimate what eliminating ``variable`` would take if it had only these tables."""
-        joined = np.ones(self.sizes[variable], np.float64)
-        for table in tables:
-            joined *= np.bincount(table.column(variable), minlength=len(joined))
-        neighbours = {other for table in tables for other in table.scope} - {variable}
-        dense = math.prod(float(self.n_states(other)) for other in neighbours)
-        n_joined = float(joined.sum())
-        return Effort(variable, min(dense, n_joined), n_joined)
 
     def n_states(self, variable: int) -> int:
         """Return how many states a variable may still take."""
@@ -259,46 +238,6 @@ class TableGraph:
         for table in self._pop_tables_of(variable):
             kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
             self.add(table.take(kept, table.scope, table.states[kept]))
-
-    def split(self, variable: int, max_cells: float) -> bool:
-        """Let groups of the variable's tables choose its state independently (see *Relaxation* above).
-
-        Tables join groups from the largest to the smallest: each joins the first group with which it can be eliminated
-        within ``max_cells``. Tables that only say which states go together, at no cost, are in all groups. The variable's
-        own cost is shared out.
-
-        Returns:
-            Whether there was more than one group.
-        """
-        edges = [table for table in self._tables_of(variable) if len(table.scope) > 1]
-        free = [table for table in edges if not table.mem.any() and not table.time.any()]
-        groups: list[list[Table]] = []
-        for table in sorted(edges, key=lambda table: (-table.n_cells, table.scope)):
-            if any(table is other for other in free):
-                continue
-            fitting = (g for g in groups if self._effort_of(variable, [*g, *free, table]).cells <= max_cells)
-            group = next(fitting, None)
-            if group is None:
-                groups.append([table])
-            else:
-                group.append(table)
-        if len(groups) < 2:
-            return False
-        own = self._pop((variable,))
-        shares = own.shares(len(groups)) if own is not None else []
-        if shares:
-            self.add(shares[0])
-        for number, group in enumerate(groups[1:], start=1):
-            copy = len(self.names)
-            self.names, self.sizes = (*self.names, self.names[variable]), (*self.sizes, self.sizes[variable])
-            self.left[copy] = self.n_states(variable)
-            for table in group:
-                self._pop(table.scope)
-            for table in [*group, *free, *shares[number : number + 1]]:
-                order = [other for other in table.scope if other != variable]
-                columns = [table.scope.index(other) for other in (*order, variable)]
-                self.add(replace(table, scope=(*order, copy), states=table.states[:, columns]))
-        return True
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
         """Return the variable's states in the order in which ``restrict`` should keep them, the most promising first.

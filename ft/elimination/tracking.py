@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..lower_bound import LowerBound
 from ..presolve.separable_edges import split_sum
 from ..problem import INFEASIBLE, Ints, Problem
 from ..tables.backtrack import unroll
@@ -71,16 +70,6 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
     result = solved.tables[()]
     strategies = unroll(result.trace, result.n_points, len(problem.nodes), solved.fixed)
     return Tracked(result.mem, result.time, strategies, solved.counts, result.slack)
-
-
-def relaxation(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> LowerBound:
-    """Return a lower bound of a problem's strategies.
-
-    Where an elimination would make too large a table, groups of the variable's tables choose its state independently.
-    """
-    solver = Solver(use_ldp, limits.max_cells, report)
-    result = solver.relax(table_graph(problem, thinning)).tables[()]
-    return LowerBound.within(result.mem, result.time, result.slack, "relaxation")
 
 
 def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("inf")) -> TableGraph:

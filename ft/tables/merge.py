@@ -17,13 +17,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 
 import numpy as np
 
 from ..pareto import reduce_cells_sorted_by_cell
 from ..problem import INFEASIBLE, Ints
-from ..threads import available
 from .table import Table, expand_ranges, offsets_of
 
 BLOCK = 1 << 20
@@ -35,7 +33,6 @@ _WORTH_TILING = 32
 _WORTH_LOADING = 1e6
 """Candidates in one call from which it pays to load compiled code."""
 _WORTH_CALLING = 1e3
-_WORTH_THREADS = 1e6
 _KEY_BITS = 62
 
 
@@ -118,30 +115,8 @@ def merge_compiled(a: Table, b: Table, arcs: Arcs) -> Points:
     begins = np.flatnonzero(np.diff(arcs.target, prepend=-1))
     bounds = np.append(begins, len(arcs.target))
     runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
-
-    def merged(some: Ints) -> tuple[Ints, Ints]:
-        result: tuple[Ints, Ints] = merge_runs(some, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
-        return result
-
-    parts = _parts(bounds, arcs.a_count * arcs.b_count)
-    threads = available()
-    results = list(threads[1].map(merged, parts)) if threads is not None and len(parts) > 1 else [merged(bounds)]
-    counts = np.concatenate([counts for counts, _ in results])
-    return Points(np.repeat(arcs.target[begins], counts), *np.concatenate([points for _, points in results], axis=1))
-
-
-def _parts(bounds: Ints, candidates: Ints) -> list[Ints]:
-    """Return the bounds of the targets that each thread does, with about equally many candidates for each.
-
-    There is one part only where dividing doesn't pay.
-    """
-    threads = available()
-    before = offsets_of(candidates)[bounds]
-    if threads is None or before[-1] < _WORTH_THREADS or len(bounds) < 3:
-        return [bounds]
-    cuts = np.searchsorted(before, before[-1] * np.arange(1, threads[0]) // threads[0])
-    edges = np.unique([0, *cuts.tolist(), len(bounds) - 1])
-    return [bounds[start : end + 1] for start, end in pairwise(edges.tolist())]
+    counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
+    return Points(np.repeat(arcs.target[begins], counts), *points)
 
 
 def is_for_compiled_code(n_candidates: float) -> bool:

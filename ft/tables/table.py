@@ -12,7 +12,7 @@ the tables it was made of. :mod:`.backtrack` follows them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -108,14 +108,6 @@ class Table:
         trace = self.trace and Trace(((self.trace, points.astype(np.int32)),))
         mem, time = self.mem[points], self.time[points]
         return Table(scope, states, offsets_of(counts), mem, time, trace, self.slack, self.n_summed)
-
-    def shares(self, n: int) -> list[Table]:
-        """Return n tables whose costs add up to this one's; where cells have several points, only this table."""
-        if self.n_points > self.n_cells:
-            return [self]
-        parts = [(cost // n, cost - (n - 1) * (cost // n)) for cost in (self.mem, self.time)]
-        rest, first = ((parts[0][k], parts[1][k]) for k in (0, 1))
-        return [replace(self, mem=mem, time=time) for mem, time in [first, *[rest] * (n - 1)]]
 
 
 def unit_table() -> Table:

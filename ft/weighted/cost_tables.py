@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..presolve.separable_edges import split_sum
-from ..problem import INFEASIBLE, Ints, Problem
+from ..problem import INFEASIBLE, Ints, Problem, identity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +68,10 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
     for index, edge in enumerate(problem.edges):
         between.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
     edges: list[tuple[Shape, TableCosts]] = []
-    kinds: dict[tuple[object, ...], _Kind] = {}  # layers that are alike share arrays
+    kinds: dict[tuple[object, ...], _Kind] = {}  # layers that are alike share arrays, which the problem keeps alive
     for pair, indices in between.items():
-        key = tuple(_identity(problem, pair, index) for index in indices)
+        given_edges = (problem.edges[index] for index in indices)
+        key = tuple((e.source != pair[0], identity(e.mem_bytes), identity(e.time_ns)) for e in given_edges)
         if key not in kinds:
             kinds[key] = _Kind.of(*_added_up(problem, pair, indices))
         kind = kinds[key]
@@ -96,13 +97,6 @@ def first_equal(given: Sequence[TableCosts]) -> list[int]:
     first: dict[tuple[object, ...], int] = {}
     contents = ((each.mem.shape, *(part.tobytes() for part in (each.mem, each.time, each.forbidden))) for each in given)
     return [first.setdefault(content, number) for number, content in enumerate(contents)]
-
-
-def _identity(problem: Problem, pair: tuple[int, int], index: int) -> tuple[object, ...]:
-    """Return a key that is equal for edges that share their arrays; the problem keeps these alive."""
-    edge = problem.edges[index]
-    arrays = [(x.__array_interface__["data"][0], x.strides, x.shape) for x in (edge.mem_bytes, edge.time_ns)]
-    return edge.source != pair[0], *arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)

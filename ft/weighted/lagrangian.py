@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
-from ..problem import Ints
+from ..problem import Ints, in_states
 from .weighted_search import Least, Shares, TimeIsUpError, WeightedSearch, between
 
 STEP = 2.0**-11
@@ -70,8 +70,7 @@ class Found:
 
     def as_given(self, kept: Sequence[Ints]) -> Found:
         """Return the strategies in the states of the problem that was restricted to the states ``kept``."""
-        columns = [those[self.strategies[:, node]] for node, those in enumerate(kept)]
-        return Found(self.mem, self.time, np.stack(columns, axis=1).astype(np.int32))
+        return Found(self.mem, self.time, in_states(self.strategies, kept))
 
     def __len__(self) -> int:
         return len(self.mem)

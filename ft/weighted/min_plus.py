@@ -1,4 +1,4 @@
-"""Compute with arrays in the algebra (min, +): products, sums, classes of states. The first axis is that of the weights."""
+"""Compute with arrays in the algebra (min, +): products, sums, classes of states."""
 
 from __future__ import annotations
 
@@ -76,26 +76,26 @@ def added(tables: Sequence[Floats]) -> Floats:
 
 
 def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
-    """Return the least number of each class of the second axis."""
+    """Return the least number of each class."""
     if is_all(class_of, n_classes):
         return numbers
     order = np.argsort(class_of, kind="stable")
     starts = np.searchsorted(class_of[order], np.arange(n_classes))
-    result: Floats = np.minimum.reduceat(numbers.take(order, 1), starts, 1)
+    result: Floats = np.minimum.reduceat(numbers[order], starts)
     return result
 
 
 def expand(table: Floats, each: Input) -> Floats:
-    """Return a table by classes of a bucket's neighbours and groups of its variable; the first axis stays.
+    """Return a table by classes of a bucket's neighbours and groups of its variable.
 
     Args:
         each: how the table lines up with the bucket.
     """
-    result = table.transpose(0, *(axis + 1 for axis in each.axes))
+    result = table.transpose(each.axes)
     for axis, selector in enumerate(each.selectors):
-        if not is_all(selector, result.shape[axis + 1]):
-            result = result.take(selector, axis + 1)
-    expanded: Floats = result.reshape(len(table), *each.expanded)
+        if not is_all(selector, result.shape[axis]):
+            result = result.take(selector, axis)
+    expanded: Floats = result.reshape(each.expanded)
     return expanded
 
 
@@ -104,16 +104,16 @@ def contract(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
 
     Args:
         each: how the table lines up with the bucket.
-        shape: the table's shape, first axis included.
+        shape: the table's shape.
     """
-    result: Floats = expanded.reshape(len(expanded), *(len(selector) for selector in each.selectors))
+    result: Floats = expanded.reshape([len(selector) for selector in each.selectors])
     for axis, selector in enumerate(each.selectors):
-        size = shape[each.axes[axis] + 1]
+        size = shape[each.axes[axis]]
         if not is_all(selector, size):
             order = np.argsort(selector, kind="stable")
             starts = np.searchsorted(selector[order], np.arange(size))
-            result = np.minimum.reduceat(result.take(order, axis + 1), starts, axis + 1)
-    in_order: Floats = result.transpose(0, *(axis + 1 for axis in np.argsort(each.axes)))
+            result = np.minimum.reduceat(result.take(order, axis), starts, axis)
+    in_order: Floats = result.transpose(np.argsort(each.axes))
     return in_order
 
 

@@ -31,7 +31,7 @@ _CHUNK = 1 << 22
 """Cells of both parts of a bucket that are added up together."""
 
 Shares = dict[int, list[Floats]]
-"""For each split variable the shares of its own cost in each of its buckets but the first: float64[weights, K]."""
+"""For each split variable the shares of its own cost in each of its buckets but the first: float64[K]."""
 
 
 class TimeIsUpError(Exception):
@@ -102,10 +102,10 @@ class Setting:
 
 
 class Pass:
-    """One run of the eliminations for several pairs of weights, which are the first axis of every table.
+    """One run of the eliminations for one pair of weights.
 
     Args:
-        weights: pairs of weights of memory and of time.
+        weights: the weights of memory and of time.
         shares: the shares of split variables' costs; None to choose them bucket by bucket.
 
     Raises:
@@ -114,20 +114,13 @@ class Pass:
         TimeIsUpError: the deadline has passed.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        weights: Sequence[tuple[float, float]],
-        shares: Shares | None = None,
-    ) -> None:
-        for pair in weights:
-            if not all(0 <= weight < math.inf for weight in pair):
-                raise ValueError(f"weights of memory and time must be finite and at least 0, got {pair}")
+    def __init__(self, setting: Setting, weights: tuple[float, float], shares: Shares | None = None) -> None:
+        if not all(0 <= weight < math.inf for weight in weights):
+            raise ValueError(f"weights of memory and time must be finite and at least 0, got {weights}")
         self.shares = shares
         self.moves: Shares = {}  # how much each bucket's share must grow for all buckets to agree
-        self.found: list[Least] = []
-        self.setting, self.plan, self.weights = setting, setting.plan, list(weights)
-        self.n = len(self.weights)
+        self.found: Least | None = None
+        self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
         for number, costs in enumerate(self.plan.given):
             same = self.plan.same[number]
@@ -135,30 +128,26 @@ class Pass:
         self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
         for step in self.plan.steps:
             self._eliminate(step)
-        shared = np.zeros(self.n)
-        for share in (share for variable in setting.split for share in self.own[variable]):
-            shared += np.abs(share, out=np.zeros_like(share), where=np.isfinite(share)).max(axis=1)
-        self.margin = np.array([self._margin(*pair, most) for pair, most in zip(self.weights, shared, strict=True)])
-        self.total: Floats = np.zeros(self.n)
-        for number in self.plan.constants:
-            self.total = self.total + self.tables[number]
-        if np.isinf(self.total).any():
+        shares_of_split = (share for variable in setting.split for share in self.own[variable])
+        self.margin = self._margin(sum(float(np.abs(share[np.isfinite(share)]).max(initial=0)) for share in shares_of_split))
+        self.total = sum(float(self.tables[number]) for number in self.plan.constants)
+        if math.isinf(self.total):
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
 
     def _weighted(self, costs: TableCosts) -> Floats:
-        """Return the weighted costs of a table, infinite where it is forbidden: an axis of weights, then the table's."""
-        table = self.setting.pool.take((self.n, *costs.mem.shape))
-        for row, (mem, time_ns) in zip(table, self.weights, strict=True):
-            np.multiply(costs.mem, float(mem), out=row)
-            row += costs.time * float(time_ns)
-        table[:, costs.forbidden] = np.inf
+        """Return the weighted costs of a table, infinite where it is forbidden."""
+        table = self.setting.pool.take(costs.mem.shape)
+        np.multiply(costs.mem, float(self.weights[0]), out=table)
+        table += costs.time * float(self.weights[1])
+        table[costs.forbidden] = np.inf
         return table
 
-    def _margin(self, mem: float, time_ns: float, shared: float) -> float:
-        """Return how much rounding can have added to any number, given the weights and the largest sum of shares.
+    def _margin(self, shared: float) -> float:
+        """Return how much rounding can have added to any number, given the largest sum of shares.
 
         Any number here is a sum of costs and of shares, each at most once.
         """
+        mem, time_ns = self.weights
         most = mem * self.setting.most[0] + time_ns * self.setting.most[1] + shared
         is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
         return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
@@ -173,20 +162,20 @@ class Pass:
             for bucket in step.buckets:
                 self.tables[bucket.result] = self.tables[self.plan.same[bucket.result]]
             return
-        own = np.zeros((self.n, self.plan.n_states[step.variable]))
+        own = np.zeros(self.plan.n_states[step.variable])
         for number in step.own:
-            own += self.tables[number][:, self.plan.shapes[number].of(step.variable)]
+            own += self.tables[number][self.plan.shapes[number].of(step.variable)]
         if self.shares is None or len(step.buckets) == 1:
             self.own[step.variable] = self._shares(step, own)
         else:
             others = self.shares[step.variable]
             self.own[step.variable] = [less(own, np.sum(others, axis=0), np.empty_like(own)), *others]
         for bucket, share in zip(step.buckets, self.own[step.variable], strict=True):
-            result = self.setting.pool.take((self.n * bucket.sizes[0], *bucket.sizes[1:]))
+            result = self.setting.pool.take(bucket.sizes)
             result[...] = np.inf
             for _, left, right in self._halves(bucket, share):
                 np.minimum(result, self.setting.product(left, right), out=result)
-            self.tables[bucket.result] = result.reshape(self.n, *bucket.shape)
+            self.tables[bucket.result] = result.reshape(bucket.shape)
 
     def put_back(self) -> None:
         """Give the tables' memory back, for other passes."""
@@ -201,11 +190,10 @@ class Pass:
             return [own]
         likes = []  # by bucket, the least that its tables cost with each state
         for bucket in step.buckets:
-            of_group = np.empty((self.n, bucket.n_groups))
+            of_group = np.empty(bucket.n_groups)
             for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
-                least = left.min(axis=1) + right.min(axis=2)
-                of_group[:, chunk] = least.reshape(self.n, bucket.sizes[0], -1).min(axis=1)
-            likes.append(of_group[:, bucket.group])
+                of_group[chunk] = (left.min(axis=1) + right.min(axis=2)).min(axis=0)
+            likes.append(of_group[bucket.group])
         total = own + sum(likes)
         possible = np.isfinite(total)
         result = [np.where(possible, 0.0, np.inf) for _ in likes]
@@ -218,19 +206,15 @@ class Pass:
     def _halves(self, bucket: Bucket, own: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
         """Yield both parts of a bucket, some groups at a time: the slice of groups, the left and the right part.
 
-        The left part is [weights and neighbours of both, neighbours of the left, groups], with the variable's own cost
-        added. The right part is [weights and neighbours of both, groups, neighbours of the right].
+        The left part is [neighbours of both, neighbours of the left, groups], with the variable's own cost added. The right
+        part is [neighbours of both, groups, neighbours of the right].
         """
         n_both, of_left, of_right = bucket.sizes
-        axis = 1 + len(bucket.axes[0])
-        lefts = [
-            least_of_classes(own, bucket.group, bucket.n_groups).reshape(
-                self.n, *[1] * (axis - 1 + len(bucket.axes[1])), bucket.n_groups
-            )
-        ]
+        axis = len(bucket.axes[0])
+        lefts = [least_of_classes(own, bucket.group, bucket.n_groups)]
         lefts += [expand(self.tables[each.table], each) for each in bucket.left]
         rights = [expand(self.tables[each.table], each) for each in bucket.right]
-        size = max(1, _CHUNK // (self.n * n_both * (of_left + of_right)))
+        size = max(1, _CHUNK // (n_both * (of_left + of_right)))
         for start in range(0, bucket.n_groups, size):
             if time.monotonic() > self.setting.deadline:
                 raise TimeIsUpError
@@ -238,54 +222,45 @@ class Pass:
             left = added([each[..., chunk] for each in lefts])
             right = added([each[(slice(None),) * axis + (chunk,)] for each in rights])
             n_groups = left.shape[-1]
-            left = np.broadcast_to(left, (self.n, *bucket.axes[0], *bucket.axes[1], n_groups))
-            right = np.broadcast_to(right, (self.n, *bucket.axes[0], n_groups, *bucket.axes[2]))
-            shapes = (self.n * n_both, of_left, n_groups), (self.n * n_both, n_groups, of_right)
-            yield chunk, left.reshape(shapes[0]), right.reshape(shapes[1])
+            left = np.broadcast_to(left, (*bucket.axes[0], *bucket.axes[1], n_groups))
+            right = np.broadcast_to(right, (*bucket.axes[0], n_groups, *bucket.axes[2]))
+            yield chunk, left.reshape(n_both, of_left, n_groups), right.reshape(n_both, n_groups, of_right)
 
-    def least(self) -> list[Least]:
-        """Return the least weighted cost for each pair of weights, with a strategy."""
-        if not self.found:
-            self.found = self._least()
+    def least(self) -> Least:
+        """Return the least weighted cost, with a strategy."""
+        if self.found is None:
+            strategy = self._strategy()
+            mem, time_ns = self.setting.problem.cost(strategy.tolist())
+            bound = self.total - self.margin
+            if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
+                self.found = Least(self.weights, bound, False, None, 0, 0)
+            else:
+                cost = self.weights[0] * mem + self.weights[1] * time_ns
+                self.found = Least(self.weights, bound, cost <= bound, strategy, mem, time_ns)
         return self.found
 
-    def _least(self) -> list[Least]:
-        states = self._strategies()
-        found = []
-        for weights, strategy, total, margin in zip(self.weights, states, self.total, self.margin, strict=True):
-            mem, time_ns = self.setting.problem.cost(strategy.tolist())
-            bound = float(total - margin)
-            if mem >= INFEASIBLE or time_ns >= INFEASIBLE:
-                found.append(Least(weights, bound, False, None, 0, 0))
-            else:
-                cost = weights[0] * mem + weights[1] * time_ns
-                found.append(Least(weights, bound, cost <= bound, strategy, mem, time_ns))
-        return found
-
-    def _strategies(self) -> npt.NDArray[np.int32]:
+    def _strategy(self) -> npt.NDArray[np.int32]:
         """Return each variable's best state, from the last eliminated to the first, by the tables of all of its buckets."""
-        states = np.zeros((self.n, len(self.plan.n_states)), np.int32)
-        row = np.arange(self.n)[:, None]
+        states = np.zeros(len(self.plan.n_states), np.int32)
         for step in reversed(self.plan.steps):
             costs: Floats = sum(self.own[step.variable][1:], self.own[step.variable][0])
             for each in (each for bucket in step.buckets for each in bucket.inputs):
                 shape = self.plan.shapes[each.table]
-                at = [
-                    class_of[None] if v == step.variable else class_of[states[:, v]][:, None]
+                index = tuple(
+                    class_of if v == step.variable else class_of[states[v]]
                     for v, class_of in zip(shape.scope, shape.classes, strict=True)
-                ]
-                index: tuple[npt.NDArray[np.int64], ...] = (row, *at)
+                )
                 costs = costs + self.tables[each.table][index]
-            states[:, step.variable] = costs.argmin(axis=1)
+            states[step.variable] = costs.argmin()
         return states
 
-    def marginals(self, with_edges: bool) -> list[Marginals]:
-        """Return the marginals for each pair of weights, and set ``moves`` for the split variables."""
+    def marginals(self, with_edges: bool) -> Marginals:
+        """Return the marginals, and set ``moves`` for the split variables."""
         given, pool = len(self.plan.given), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         edges: list[Floats | None] = [None] * len(self.setting.problem.edges) if with_edges else []
         outside: dict[int, Floats] = {
-            n: np.subtract(self.total, self.tables[n], out=pool.take(self.total.shape)) for n in self.plan.constants
+            n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
         }
         for step in reversed(self.plan.steps):
             of_buckets = []
@@ -306,13 +281,9 @@ class Pass:
             for number in step.own:
                 if number >= given:
                     class_of = self.plan.shapes[number].of(step.variable)
-                    marginal = least_of_classes(of_buckets[0], class_of, self.tables[number].shape[1])
+                    marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
-        found = []
-        for k, (least, margin) in enumerate(zip(self.least(), self.margin, strict=True)):
-            of_edges = tuple(None if each is None else each[k] for each in edges)
-            found.append(Marginals(least, tuple(each[k] - margin for each in nodes), of_edges))
-        return found
+        return Marginals(self.least(), tuple(each - self.margin for each in nodes), tuple(edges))
 
     def _go_back(
         self, bucket: Bucket, own: Floats, outside: Floats, with_edges: bool
@@ -328,30 +299,30 @@ class Pass:
             these may be views of, to be put back.
         """
         n_both, of_left, of_right = bucket.sizes
-        beyond = outside.reshape(self.n * n_both, of_left, of_right)
+        beyond = outside.reshape(bucket.sizes)
         wanted = [[x for x in part if with_edges or x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
-        of_group = np.empty((self.n, bucket.n_groups))
+        of_group = np.empty(bucket.n_groups)
         pool = self.setting.pool
-        lefts = pool.take((self.n * n_both, of_left, bucket.n_groups))
-        rights = pool.take((self.n * n_both, bucket.n_groups, of_right))
+        lefts = pool.take((n_both, of_left, bucket.n_groups))
+        rights = pool.take((n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if wanted[0] or not wanted[1]:
                 lefts[..., chunk] = left + self.setting.product(beyond, turned(right))
-                of_group[:, chunk] = lefts[..., chunk].reshape(self.n, n_both * of_left, -1).min(axis=1)
+                of_group[chunk] = lefts[..., chunk].min(axis=(0, 1))
             if wanted[1]:
                 rights[:, chunk] = right + self.setting.product(turned(left), beyond)
                 if not wanted[0]:
-                    of_group[:, chunk] = rights[:, chunk].min(axis=2).reshape(self.n, n_both, -1).min(axis=1)
+                    of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
         best = least_of_classes(own, bucket.group, bucket.n_groups)
-        of_state = less(of_group, best, of_group)[:, bucket.group] + own
+        of_state = less(of_group, best, of_group)[bucket.group] + own
         of_inputs = []
         whole = [
-            lefts.reshape(self.n, *bucket.axes[0], *bucket.axes[1], bucket.n_groups),
-            rights.reshape(self.n, *bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
+            lefts.reshape(*bucket.axes[0], *bucket.axes[1], bucket.n_groups),
+            rights.reshape(*bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
         ]
         for of_part, inputs in zip(whole, wanted, strict=True):
             for each in inputs:
-                others = tuple(axis + 1 for axis, size in enumerate(each.expanded) if size == 1)
+                others = tuple(axis for axis, size in enumerate(each.expanded) if size == 1)
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
                 of_inputs.append((each, contract(marginal, each, self.tables[each.table].shape)))
         return of_state, of_inputs, [lefts, rights]
@@ -359,8 +330,8 @@ class Pass:
     def _put_edge(self, edges: list[Floats | None], table: int, marginal: Floats) -> None:
         """Store the marginals of a table's cells with its edges, by states; of several for one pair, the highest."""
         shape, costs = self.plan.shapes[table], self.plan.given[table]
-        full = marginal[:, shape.classes[0][:, None], shape.classes[1]] - self.margin[:, None, None]
+        full = marginal[shape.classes[0][:, None], shape.classes[1]] - self.margin
         for index in costs.edges:
             known = edges[index]
-            turned = full if self.setting.problem.edges[index].source == shape.scope[0] else full.transpose(0, 2, 1)
+            turned = full if self.setting.problem.edges[index].source == shape.scope[0] else full.T
             edges[index] = turned if known is None else np.maximum(known, turned)

@@ -24,7 +24,6 @@ layers that are alike count once in ``least``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,8 +34,6 @@ from .min_plus import min_plus_compiled, min_plus_in_numpy
 from .passes import EXACT, Least, Marginals, Pass, Setting, Shares, TimeIsUpError
 
 MAX_CELLS = 1 << 20
-_CELLS_AT_ONCE = 1 << 22
-"""Cells of the tables of all weights that are searched together."""
 _WORK_OF_CANDIDATE = 2
 """Sums of a weighted search that take as long as one candidate of a frontier, as there are several searches."""
 N_ROUNDS = 8
@@ -100,7 +97,10 @@ class WeightedSearch:
             InfeasibleError: no strategy is allowed.
             TimeIsUpError: the deadline has passed.
         """
-        return self.several_least([weights])[0]
+        run = Pass(self.setting, weights, self.shares.get(weights))
+        found = run.least()
+        run.put_back()
+        return found
 
     def marginals(self, weights: tuple[float, float], with_edges: bool = False) -> Marginals:
         """Return the least weighted cost with each state of each node, and for each edge with each pair of states.
@@ -108,38 +108,10 @@ class WeightedSearch:
         Raises:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
-        return self.several_marginals([weights], with_edges)[0]
-
-    def several_least(self, weights: Sequence[tuple[float, float]]) -> list[Least]:
-        """Do what ``least`` does for several weights, faster than one by one; raises the same errors."""
-        found = []
-        for block in self._blocks(weights):
-            run = Pass(self.setting, block, self.shares.get(block[0]))
-            found += run.least()
-            run.put_back()
+        run = Pass(self.setting, weights, self.shares.get(weights))
+        found = run.marginals(with_edges)
+        run.put_back()
         return found
-
-    def several_marginals(self, weights: Sequence[tuple[float, float]], with_edges: bool = False) -> list[Marginals]:
-        """Do what ``marginals`` does for several weights, faster than one by one; raises the same errors."""
-        found = []
-        for block in self._blocks(weights):
-            run = Pass(self.setting, block, self.shares.get(block[0]))
-            found += run.marginals(with_edges)
-            run.put_back()
-        return found
-
-    def _blocks(self, weights: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-        """Divide the weights into blocks that are searched together: the more, the smaller their tables are.
-
-        Weights for which shares are known are alone.
-        """
-        size = max(1, _CELLS_AT_ONCE // max(self.plan.total_cells, 1))
-        blocks: list[list[tuple[float, float]]] = []
-        for pair in weights:
-            if pair in self.shares or not blocks or len(blocks[-1]) == size or blocks[-1][0] in self.shares:
-                blocks.append([])
-            blocks[-1].append(pair)
-        return blocks
 
     def tightened(
         self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
@@ -165,8 +137,8 @@ class WeightedSearch:
         best: tuple[float, Shares, Shares] | None = None  # the total, the shares, and how they may change
         try:
             for _ in range(1 if self.plan.exact else N_ROUNDS):
-                run = Pass(self.setting, [weights], shares)
-                total, least = float(run.total[0]), run.least()[0]
+                run = Pass(self.setting, weights, shares)
+                total, least = run.total, run.least()
                 if least.strategy is not None:
                     known = min(known, weights[0] * least.mem_bytes + weights[1] * least.time_ns)
                 is_best = best is None or total > best[0]

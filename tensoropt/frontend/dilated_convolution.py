@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ..ir.attributes import attributes_of
 from ..ir.graph import Operator, Tensor
+from .attributes import attributes_of
 from .control_flow.body_builder import OuterImporter
 
 _FORMATS = {"Conv2D": "NHWC", "DepthwiseConv2dNative": "NHWC", "Conv3D": "NDHWC"}

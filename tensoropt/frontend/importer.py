@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import source_line
-from ..ir.attributes import LOADED_ATTRIBUTE, attributes_of
 from ..ir.graph import (
     ARGUMENTS,
     CONSTANT,
@@ -28,8 +27,8 @@ from ..ir.graph import (
     Tensor,
     TrainStep,
 )
-from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
+from .attributes import LOADED_ATTRIBUTE, attributes_of
 from .connected import GradientWalk
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
@@ -37,6 +36,7 @@ from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
 from .recorded_graph import RecordedStep, known_shape, wanted_operators
+from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
@@ -278,7 +278,8 @@ class _Importer:
         kind = PLACEHOLDER if op.type == "Placeholder" else op.type
         self._add(
             Operator(
-                op.name, kind, tuple(inputs), outputs, statics, attributes_of(op), None, self._controls(op), self.line(op)
+                name=op.name, type=kind, inputs=tuple(inputs), outputs=outputs, statics=statics, attrs=attributes_of(op),
+                controls=self._controls(op), source=self.line(op),
             )
         )
 
@@ -348,7 +349,8 @@ class _Importer:
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
         self._add(
             Operator(
-                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self.line(op)
+                name=op.name, type=op.type, inputs=value, outputs=outputs, statics={}, attrs={},
+                updates=op.inputs[0].op.name, controls=self._controls(op), source=self.line(op),
             )
         )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..reschedule.layout import Layout
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from .graph import Tensor
 
 
@@ -74,6 +72,6 @@ class Optimizer(Protocol):
         """Return the update of each of a training step's parameters."""
         ...
 
-    def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> Optimizer:
+    def imported(self, convert: Callable[[Any], Tensor]) -> Optimizer:
         """Return the same optimizer with imported tensors in place of recorded ones."""
         ...

@@ -3,8 +3,7 @@
 TensorFlow derives the gradient of each operator once, for the operands that need one. From the operators that it emits
 follows which operands get a gradient and which tensors the gradient reads, hence what is saved from the forward pass (*mt*
 of Equation (1) in the TensorOpt paper). Operators that are alike are asked for once. Following these answers from the loss
-back gives the whole backward pass; nothing is executed. :func:`traced` derives the gradients of the whole model at once
-instead, with the same result; it takes longer.
+back gives the whole backward pass; nothing is executed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGrad
 # The largest constant, in elements, that is written into the graph that TensorFlow is asked with. Gradient functions may
 # look at small constants (an exponent); writing large ones into a graph takes long.
 _MOST_WRITTEN = 1024
-_TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
 
 
 def analyse(graph: Graph) -> Backward:
@@ -72,15 +70,6 @@ def _check_differentiated(graph: Graph, found: Backward, expected: Differentiate
 def _gradients_text(places: Collection[int]) -> str:
     """Return a text for error messages: which inputs get a gradient."""
     return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
-
-
-def traced(graph: Graph) -> Backward:
-    """Return the same as :func:`analyse`, from the whole model's gradients, which TensorFlow derives in one go.
-
-    It is the oracle of :func:`analyse`.
-    """
-    steps = graph.train_steps.values()
-    return _union(graph, (_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps))
 
 
 def _of_body(body: Body) -> Backward:
@@ -288,87 +277,6 @@ def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     config = Config(mesh, ())
     job = Job(op, rule, config, interface(rule, config), (0,), _no_resharding)
     return [values[0] for values in emit(job, [[operand] for operand in operands])]
-
-
-# The whole model at once
-
-
-@dataclass
-class _Trace:
-    """The model emitted with a hook at every operand, which notes whether a gradient comes back to that operand.
-
-    Attributes:
-        values: by tensor name, the emitted tensor.
-        hooks: for each operand, its (operator, input position) and the tensor that the operator reads.
-        reached: the (operator, input position) of the operands to which a gradient has come.
-    """
-
-    graph: Graph
-    values: dict[str, tf.Tensor] = field(default_factory=dict)
-    hooks: list[tuple[tuple[str, int], tf.Tensor]] = field(default_factory=list)
-    reached: set[tuple[str, int]] = field(default_factory=set)
-
-    def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
-        """Return what the gradients of ``results`` with respect to ``variables`` do, or None where there are none.
-
-        Args:
-            needed: the names of the operators that are emitted.
-        """
-        with tf.Graph().as_default() as traced:
-            for op in self.graph.operators.values():
-                if op.name in needed:
-                    self._emit(op)
-            n_forward = len(traced.get_operations())
-            ends, starts = ([self.values[tensor.name] for tensor in tensors] for tensors in (results, variables))
-            _tracing.append(self)
-            try:
-                with warnings.catch_warnings():
-                    # Tied embeddings have sparse gradients that are made dense; nothing is allocated here.
-                    warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
-                    gradients = [gradient for gradient in tf.gradients(ends, starts) if gradient is not None]
-            finally:
-                _tracing.pop()
-            if not gradients:
-                return None
-            readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
-        return Backward(
-            frozenset(self.reached),
-            frozenset(key for key, tensor in self.hooks if _is_read(tensor, readers)),
-            frozenset(name for name, tensor in self.values.items() if _is_read(tensor, readers)),
-        )
-
-    def _emit(self, op: Operator) -> None:
-        """Emit an operator on hooked operands; placeholders stand for sources, large constants and updated variables."""
-        if op.updates is not None:
-            # No gradient passes through an assignment; the value that is read after one is a given.
-            for tensor in op.outputs:
-                self.values[tensor.name] = tf.compat.v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape)
-            return
-        if op.type in SOURCES and (op.type != CONSTANT or math.prod(op.result.shape) > _MOST_WRITTEN):
-            kind = tf.as_dtype(op.result.dtype)
-            self.values[op.result.name] = tf.compat.v1.placeholder(kind, op.result.shape)
-            return
-        operands = [self._hook(op, position, tensor) for position, tensor in op.operands]
-        self.values.update(zip((tensor.name for tensor in op.outputs), _emitted(op, operands), strict=True))
-
-    def _hook(self, op: Operator, position: int, tensor: Tensor) -> tf.Tensor:
-        """Return an operand's value behind a hook: an operator whose gradient notes that a gradient came to the operand."""
-        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": _TRACE}):
-            (hooked,) = tf.identity_n([self.values[tensor.name]])
-        hooked.op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(self.hooks)))
-        self.hooks.append(((op.name, position), hooked))
-        return hooked
-
-
-_tracing: list[_Trace] = []
-
-
-@tf.RegisterGradient(_TRACE)
-def _trace_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    """Note that a gradient came to an operand, and pass it on."""
-    trace = _tracing[-1]
-    trace.reached.add(trace.hooks[op.get_attr(_NUMBER)][0])
-    return gradient
 
 
 def _no_resharding(k: int, values: Values) -> Values:

@@ -19,7 +19,6 @@ from ..sharding.model import Model
 from ..sharding.resharding import PlainCosts, Resharding, Router, differentiated_operands, inner_reshardings, resharding_of
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
-from .find_frontier import ModelFrontier
 from .plan import Plan
 from .record import PlannedOperator, PlannedResharding
 
@@ -68,20 +67,20 @@ class CostEntry:
             return None
         is_regathered = self.is_regathered and bool(route.forward.steps)
         return PlannedResharding(
-            self.tensor,
-            self.consumers,
-            self.resharding.sharding,
-            self.is_shared,
-            route.forward,
-            route.backward,
-            self.time_ns(router) / 1e3,
-            self.resharding.reduction,
-            self.copy_bytes,
-            is_regathered,
-            router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
-            self.is_regathered_with_source and is_regathered,
-            self.n_runs,
-            self.accumulator_bytes,
+            tensor=self.tensor,
+            consumers=self.consumers,
+            sharding=self.resharding.sharding,
+            is_shared=self.is_shared,
+            forward=route.forward,
+            backward=route.backward,
+            time_us=self.time_ns(router) / 1e3,
+            reduction=self.resharding.reduction,
+            copy_bytes=self.copy_bytes,
+            is_regathered=is_regathered,
+            regathering_us=router.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
+            is_regathered_with_source=self.is_regathered_with_source and is_regathered,
+            n_runs=self.n_runs,
+            accumulator_bytes=self.accumulator_bytes,
         )
 
     def time_ns(self, router: Router) -> int:
@@ -126,7 +125,10 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
                 is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
                 resharding = view.shared_resharding(tensor, shared)
                 summed = _accumulated(view, tensor, resharding)
-                yield CostEntry(tensor.name, names, resharding, True, is_regathered, is_read, False, runs, summed)
+                yield CostEntry(
+                    tensor=tensor.name, consumers=names, resharding=resharding, is_shared=True, is_regathered=is_regathered,
+                    is_read=is_read, is_regathered_with_source=False, n_runs=runs, accumulator_bytes=summed,
+                )
             for consumer in those:
                 resharding = view.resharding(tensor, sharding_of(view, tensor, consumer))
                 is_regathered = any(view.is_regathered(*each) for each in _operands(view, [consumer]))
@@ -134,7 +136,15 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
                 follows = any(view.is_regathered_with_source(*each) for each in _operands(view, [consumer]))
                 summed = _accumulated(view, tensor, resharding)
                 yield CostEntry(
-                    tensor.name, (consumer.name,), resharding, False, is_regathered, is_read, follows, runs, summed
+                    tensor=tensor.name,
+                    consumers=(consumer.name,),
+                    resharding=resharding,
+                    is_shared=False,
+                    is_regathered=is_regathered,
+                    is_read=is_read,
+                    is_regathered_with_source=follows,
+                    n_runs=runs,
+                    accumulator_bytes=summed,
                 )
 
 
@@ -185,41 +195,7 @@ def check_reshardings(view: StrategyView, plan: Plan) -> None:
         )
 
 
-def plan_of(frontier: ModelFrontier, point: int, option: str, assumed: dict[str, object]) -> Plan:
-    """Return the plan of one point of a frontier.
-
-    Args:
-        option: the option that chose the point, as the plan records it.
-        assumed: the assumptions that the plan records.
-    """
-    found, costs, costing = frontier.found, frontier.costs, frontier.costing
-    states = found.strategies[point]
-    steps = frontier.built.strategy(states)
-    strategy = complete(frontier.model, steps, costing)
-    view = frontier.model.view(strategy)
-    router = Router(costing.reshardings.steps)
-    reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
-    return Plan(
-        frontier.mesh,
-        tuple(_planned_operators(view, costing)),
-        tuple(reshardings),
-        int(costs.mem_bytes[point]),
-        int(costs.time_ns[point]) / 1e3,
-        int(costs.compute_ns[point]) / 1e3,
-        frontier.model.graph.full_batch.digest,
-        found.exact,
-        option,
-        assumed,
-        frontier.table(point, with_peaks=False),
-        frontier,
-        point,
-        int(costs.hidden_ns[point]) / 1e3,
-        frontier.peak(point).n_bytes,
-        frontier.model.graph.n_micro_batches,
-    )
-
-
-def _planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
+def planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
     """Yield the row of each operator; operators that no training step runs have no costs."""
     in_step = {op.name for op in view.graph.step_operators}
     for name, seen in view.interfaces.items():

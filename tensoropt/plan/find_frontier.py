@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common.errors import InputError
 from ..common.progress import Progress
@@ -33,10 +33,9 @@ from ..search.search_problem import search_problem
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..sharding.resharding import Router
+from .build import complete, cost_entries, planned_operators
 from .frontier import PlanFrontier
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .plan import Plan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,9 +109,28 @@ class ModelFrontier(PlanFrontier):
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""
-        from .build import plan_of
-
-        return plan_of(self, self.check_point(point), option, dict(self.assumed))
+        point, costs, costing = self.check_point(point), self.costs, self.costing
+        view = self.model.view(complete(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        router = Router(costing.reshardings.steps)
+        reshardings = (charge.planned(router) for charge in cost_entries(view, costing))
+        return Plan(
+            mesh=self.mesh,
+            operators=tuple(planned_operators(view, costing)),
+            reshardings=tuple(planned for planned in reshardings if planned is not None),
+            memory_bytes=int(costs.mem_bytes[point]),
+            time_us=int(costs.time_ns[point]) / 1e3,
+            compute_time_us=int(costs.compute_ns[point]) / 1e3,
+            model_digest=self.model.graph.full_batch.digest,
+            exact=self.found.exact,
+            option=option,
+            assumed=dict(self.assumed),
+            frontier_text=self.table(point, with_peaks=False),
+            frontier=self,
+            point=point,
+            hidden_time_us=int(costs.hidden_ns[point]) / 1e3,
+            peak_bytes=self.peak(point).n_bytes,
+            micro_batches=self.model.graph.n_micro_batches,
+        )
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None) -> None:
         """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""

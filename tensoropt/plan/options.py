@@ -17,7 +17,6 @@ from ..sharding.constraints import Force
 from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
 from .batch_size import batch_of
-from .build import plan_of
 from .find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .plan import Plan
@@ -224,6 +223,6 @@ def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request
     """Return the plan of a point; its frontier records how long making the plan took, as phase ``unroll``."""
     started = time.perf_counter()
     frontier = dataclasses.replace(frontier, assumed=request.assumed)
-    plan = plan_of(frontier, point, option, request.assumed)
+    plan = frontier.plan(point, option)
     seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
     return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_phase=seconds))

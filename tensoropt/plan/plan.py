@@ -33,7 +33,7 @@ SOURCES = ("Variable", "Placeholder", "Const")
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
     """How a model runs on a mesh.
 
@@ -325,17 +325,17 @@ def _plan_from_json(value: dict[str, Any]) -> Plan:
     if wrong:
         raise ValueError(f"a resharding is made {wrong[0]} times in a step of {micro_batches} micro-batches")
     return Plan(
-        mesh,
-        operators,
-        reshardings,
-        int(value["memory_bytes"]),
-        float(value["time_us"]),
-        float(value["compute_time_us"]),
-        str(value["model_digest"]),
-        bool(value["exact"]),
-        str(value["option"]),
-        dict(value["assumed"]),
-        "\n".join(value["frontier"]),
+        mesh=mesh,
+        operators=operators,
+        reshardings=reshardings,
+        memory_bytes=int(value["memory_bytes"]),
+        time_us=float(value["time_us"]),
+        compute_time_us=float(value["compute_time_us"]),
+        model_digest=str(value["model_digest"]),
+        exact=bool(value["exact"]),
+        option=str(value["option"]),
+        assumed=dict(value["assumed"]),
+        frontier_text="\n".join(value["frontier"]),
         hidden_time_us=float(value.get("hidden_time_us", 0.0)),
         peak_bytes=None if value.get("peak_bytes") is None else int(value["peak_bytes"]),
         micro_batches=micro_batches,

@@ -66,19 +66,19 @@ class PlannedOperator:
         A damaged value raises whatever error it leads to; callers turn that into an InputError.
         """
         return cls(
-            name_of(value["name"]),
-            name_of(value["type"]),
-            Config.parse(mesh, value["config"]),
-            tuple(Layout.parse(mesh, text) for text in value["results"]),
-            int(value["memory_bytes"]),
-            float(value["time_us"]),
-            bool(value.get("is_rematerialized", False)),
-            float(value.get("rematerialization_us", 0.0)),
-            int(value.get("freed_bytes", 0)),
+            name=name_of(value["name"]),
+            type=name_of(value["type"]),
+            config=Config.parse(mesh, value["config"]),
+            results=tuple(Layout.parse(mesh, text) for text in value["results"]),
+            memory_bytes=int(value["memory_bytes"]),
+            time_us=float(value["time_us"]),
+            is_rematerialized=bool(value.get("is_rematerialized", False)),
+            rematerialization_us=float(value.get("rematerialization_us", 0.0)),
+            freed_bytes=int(value.get("freed_bytes", 0)),
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedResharding:
     """The row of one resharding in a plan: one tensor brought to one operand sharding (OperandSharding).
 
@@ -195,20 +195,20 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     else:
         ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
     return PlannedResharding(
-        name_of(d["tensor"]),
-        _names(d["consumers"]),
-        sharding,
-        bool(d["is_shared"]),
-        ways[0],
-        ways[1] if d["backward"] is not None else None,
-        float(d["time_us"]),
-        str(d["reduction"]),
-        int(d.get("copy_bytes", 0)),
-        bool(d.get("is_regathered", False)),
-        float(d.get("regathering_us", 0.0)),
-        bool(d.get("is_regathered_with_source", False)),
-        int(d.get("n_runs", 1)),
-        int(d.get("accumulator_bytes", 0)),
+        tensor=name_of(d["tensor"]),
+        consumers=_names(d["consumers"]),
+        sharding=sharding,
+        is_shared=bool(d["is_shared"]),
+        forward=ways[0],
+        backward=ways[1] if d["backward"] is not None else None,
+        time_us=float(d["time_us"]),
+        reduction=str(d["reduction"]),
+        copy_bytes=int(d.get("copy_bytes", 0)),
+        is_regathered=bool(d.get("is_regathered", False)),
+        regathering_us=float(d.get("regathering_us", 0.0)),
+        is_regathered_with_source=bool(d.get("is_regathered_with_source", False)),
+        n_runs=int(d.get("n_runs", 1)),
+        accumulator_bytes=int(d.get("accumulator_bytes", 0)),
     )
 
 

@@ -75,18 +75,18 @@ def searched(request: Request, parallelism: int) -> ModelFrontier:
     """
     try:
         return find_frontier(
-            request.model,
-            request.hardware,
-            parallelism,
-            request.force,
-            request.algorithm,
-            request.progress,
-            request.space,
-            request.objectives,
-            request.budget,
-            request.known,
-            request.without,
-            request.micro_batches or 1,
+            model=request.model,
+            hardware=request.hardware,
+            parallelism=parallelism,
+            force=request.force,
+            algorithm=request.algorithm,
+            progress=request.progress,
+            space=request.space,
+            objectives=request.objectives,
+            budget=request.budget,
+            known=request.known,
+            without=request.without,
+            micro_batches=request.micro_batches or 1,
         )
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""

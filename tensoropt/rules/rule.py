@@ -190,17 +190,17 @@ def make_rule(
     }
     is_float = all(tensor.is_float for tensor in op.outputs)
     return Rule(
-        operands,
-        results,
-        known,
-        frozenset(fixed),
-        frozenset(even),
-        frozenset(inner),
-        frozenset(completed),
-        linear if is_float else (),
-        halos or {},
-        spread,
-        flops_per_point,
+        operands=operands,
+        results=results,
+        extents=known,
+        fixed=frozenset(fixed),
+        even=frozenset(even),
+        inner=frozenset(inner),
+        completed=frozenset(completed),
+        linear=linear if is_float else (),
+        halos=halos or {},
+        spread=spread,
+        flops_per_point=flops_per_point,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from ..common.source_lines import CodeLocation, called_back_line, code_location, is_reading
 from ..common.watchdog import ANSWER_S, CHAINS, ChainState, LongWait, RankReport, Report, silent, verdict
+from .ending import Ending
 
 QUESTION_TAG, ANSWER_TAG = 2, 3
 LEAST_CPU = 0.01
@@ -31,8 +32,9 @@ ASKED_AFTER = 0.25
 
 
 class WatchedRank(Protocol):
-    """A rank as the watching thread sees it (:class:`~tensoropt.runtime.ranks.Processes`)."""
+    """A rank as those see it that watch it and end it (:class:`~tensoropt.runtime.ranks.Processes`)."""
 
+    ending: Ending | None
     rank: int
     size: int
     waiting: tuple[ChainState, ...]

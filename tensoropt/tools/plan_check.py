@@ -71,7 +71,7 @@ class Compared:
         return self.predicted / self.measured - 1 if self.measured else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanCheck:
     """The predictions of a plan compared with its measurements.
 
@@ -186,16 +186,16 @@ def _compared(
     memory = [rank.peak_bytes for rank in ranks]
     each_us = np.median(transfers_us, axis=0)
     return PlanCheck(
-        Compared("step", plan.time_us, float(np.median(steps_us))),
-        tuple(steps_us.tolist()),
-        Compared("compute", plan.compute_time_us + in_graph_us, compute_us),
-        Compared("network", plan.network_time_us - in_graph_us, network_us),
-        max(0.0, in_paths_us - network_us),
-        Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
-        tuple(memory),
-        _collectives(plan.mesh, ranks, each_us, hardware),
-        _operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
-        _edges(plan, model, log, each_us),
+        step=Compared("step", plan.time_us, float(np.median(steps_us))),
+        steps_us=tuple(steps_us.tolist()),
+        compute=Compared("compute", plan.compute_time_us + in_graph_us, compute_us),
+        network=Compared("network", plan.network_time_us - in_graph_us, network_us),
+        waiting_us=max(0.0, in_paths_us - network_us),
+        memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory)),
+        memory_bytes=tuple(memory),
+        collectives=_collectives(plan.mesh, ranks, each_us, hardware),
+        operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
+        edges=_edges(plan, model, log, each_us),
     )
 
 

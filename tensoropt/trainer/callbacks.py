@@ -7,14 +7,13 @@ evaluating, setting the learning rate. What a callback decides for Keras's loops
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import keras
 
 from ..common.errors import InputError, short
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from .ranks import TrainerRanks
 
 HOOKS = tuple(
     f"on_{what}_{when}"
@@ -25,7 +24,15 @@ HOOKS = tuple(
 DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
 
 
-def on_ranks(callbacks: Any, trainer: Trainer) -> Any:
+class Led(Protocol):
+    """A trainer, as callbacks see it (:class:`.trainer.Trainer`)."""
+
+    ranks: TrainerRanks
+
+    def as_trained(self) -> AbstractContextManager[Any]: ...
+
+
+def on_ranks(callbacks: Any, trainer: Led) -> Any:
     """Return the callbacks that this rank's loop gets in place of the user's.
 
     Keras's ``CallbackList``, which ``fit`` passes on, is returned as it is.
@@ -62,7 +69,7 @@ def _own(callback: keras.callbacks.Callback, name: str) -> bool:
 class _FollowingCallback(keras.callbacks.Callback):
     """A callback that runs rank 0's callbacks, while the other ranks follow at the same point of their loops."""
 
-    def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Trainer) -> None:
+    def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Led) -> None:
         super().__init__()
         self._callbacks, self._trainer = callbacks, trainer
         for hook in hooks:

@@ -32,7 +32,7 @@ SHARE = 0.5
 OnFirstRank = Callable[[Callable[[], Any]], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BaselineTrial:
     """A trial of a plan against data parallelism.
 

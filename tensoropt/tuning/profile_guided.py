@@ -322,14 +322,14 @@ def find_measured(
         if first_values is None or request.force or not plan.parallelism == processes.size > 1:
             return plan
         baseline_trial = BaselineTrial(
-            processes,
-            request.model,
-            first_values,
-            collectives,
-            request.limit_bytes,
-            budget_s,
-            store,
-            searching.stats,
-            request.progress,
+            processes=processes,
+            model=request.model,
+            first_values=first_values,
+            collectives=collectives,
+            limit_bytes=request.limit_bytes,
+            budget_s=budget_s,
+            store=store,
+            stats=searching.stats,
+            progress=request.progress,
         )
         return baseline_trial.winner(plan, on_first_rank)

@@ -226,7 +226,8 @@ def planned(
         searching = MeasuredSearch(processes, recorded.model, search, parse_budget(arguments.budget), store)
         plan = searching.find(on_first_rank)
         baseline_trial = BaselineTrial(
-            processes, recorded.model, recorded.first_values, MPI, None, searching.budget_s, store, searching.stats
+            processes=processes, model=recorded.model, first_values=recorded.first_values, collectives=MPI, limit_bytes=None,
+            budget_s=searching.budget_s, store=store, told=searching.stats,
         )
         winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:

@@ -1,12 +1,12 @@
 """How long searches of the zoo's models take and what they find, each in a process of its own for its peak memory.
 
     python tests/benchmarks/search.py [--gap 1] [--seconds 5] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
-    python tests/benchmarks/search.py --table3 --threads 2
+    python tests/benchmarks/search.py --table3
 
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts included; the
 compiled code is on disk after a first run, and is loaded within them. ``--curve`` is
 the time of a profiling curve over 1, 2, 4, 8 and 16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models
-of the TensorOpt paper's Table 3, with one thread and with ``--threads``.
+of the TensorOpt paper's Table 3.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import multiprocessing
 import os
 import resource
 import time
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from tabulate import tabulate
@@ -68,7 +66,6 @@ def row(case: Case) -> list[str]:
     what, budget, algorithm = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
-    from tensoropt.plan.build import plan_of
     from tensoropt.plan.find_frontier import find_frontier
     from tensoropt.profiling.hardware import named
 
@@ -76,7 +73,7 @@ def row(case: Case) -> list[str]:
     start = time.perf_counter()
     frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
     found = time.perf_counter()
-    plan_of(frontier, frontier.found.fastest(), "mini_time", {})
+    frontier.plan(frontier.found.fastest(), "mini_time")
     end = time.perf_counter()
     stages, inner, built = frontier.seconds_by_phase, frontier.found, frontier.built
     numbers = [hardware.n_devices, built.n_operators, len(built.problem.nodes), built.n_configs, len(inner)]
@@ -105,10 +102,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for refining; default: 5")
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--table3", action="store_true")
-    parser.add_argument("--threads", type=int, default=1, help="of compiled code; default: 1")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    budget = Budget(seconds=given.seconds, gap=given.gap / 100, threads=given.threads)
+    budget = Budget(seconds=given.seconds, gap=given.gap / 100)
     cases: list[Case] = [(case, budget, "ft-ldp") for case in given.cases]
     if not cases and not given.curve and not given.table3:
         cases = [(case, budget, "ft-ldp") for case in DEFAULT]
@@ -116,10 +112,9 @@ def main() -> None:
         if cases:
             print(tabulate(_shown(pool, cases), HEADERS, disable_numparse=True, stralign="right"))
         if given.table3:
-            ways = list(product(("ft-elimination", "ft-ldp"), sorted({1, given.threads})))
-            cases = [(case, replace(budget, threads=n), name) for case in TABLE_3 for name, n in ways]
-            rows = [[case[2], str(case[1].threads), *each] for case, each in zip(cases, _shown(pool, cases), strict=True)]
-            print(tabulate(rows, ("algorithm", "threads", *HEADERS), disable_numparse=True, stralign="right"))
+            cases = [(case, budget, name) for case in TABLE_3 for name in ("ft-elimination", "ft-ldp")]
+            rows = [[case[2], *each] for case, each in zip(cases, _shown(pool, cases), strict=True)]
+            print(tabulate(rows, ("algorithm", *HEADERS), disable_numparse=True, stralign="right"))
         if given.curve:
             name, cluster, counts = CURVE
             (seconds,) = pool.map(curve_seconds, [None])

@@ -16,7 +16,6 @@ from tensoropt.ir.graph import Tensor
 from tensoropt.lowering.resharding import buckets
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.reshard import Collective
-from tensoropt.plan.build import plan_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.costs import CollectiveCosts
 from tensoropt.profiling.hardware import named
@@ -33,7 +32,7 @@ COSTS = CollectiveCosts(HARDWARE, MESH)
 
 def data_parallel(model: zoo.Recorded) -> StrategyView:
     found = find_frontier(model.model, HARDWARE, 2, algorithm="data-parallel")
-    return model.model.view(plan_of(found, 0, "mini_time", {}).strategy)
+    return model.model.view(found.plan(0, "mini_time").strategy)
 
 
 def trained(engine: Engine, model: zoo.Recorded) -> tuple[list[np.ndarray], tuple[Collective, ...]]:

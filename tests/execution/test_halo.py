@@ -64,13 +64,18 @@ def plan_of_view(view: StrategyView) -> Plan:
     for charge in cost_entries(view):
         route = router.route(charge.resharding)
         if not route.is_free:
-            sharding, reduction = charge.resharding.sharding, charge.resharding.reduction
-            ways = route.forward, route.backward
-            planned = PlannedResharding(charge.tensor, charge.consumers, sharding, charge.is_shared, *ways, 0.0, reduction)
+            planned = PlannedResharding(
+                tensor=charge.tensor, consumers=charge.consumers, sharding=charge.resharding.sharding,
+                is_shared=charge.is_shared, forward=route.forward, backward=route.backward, time_us=0.0,
+                reduction=charge.resharding.reduction,
+            )
             reshardings.append(planned)
     graph, strategy = view.graph, view.strategy
     operators = [
         PlannedOperator(name, graph.operators[name].type, strategy.configs[name], seen.results, 0, 0.0)
         for name, seen in view.interfaces.items()
     ]
-    return Plan(strategy.mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, graph.digest, False, "mini_time")
+    return Plan(
+        mesh=strategy.mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,
+        compute_time_us=0.0, model_digest=graph.digest, exact=False, option="mini_time",
+    )

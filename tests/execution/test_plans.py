@@ -17,7 +17,6 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import plan_of
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
@@ -50,7 +49,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str) -> No
         assert (mem_bytes + missing[point], time_ns) == (found.mem_bytes[point], found.time_ns[point])
     step = max(1, -(-len(found) // MOST_POINTS))
     for point in sorted({*range(0, len(found), step), len(found) - 1}):
-        plan = plan_of(frontier, point, "mini_time", {})
+        plan = frontier.plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = model.model.view(plan.strategy)

@@ -1,13 +1,22 @@
-"""Heuristic elimination: real strategies, never below the true frontier, counted, and said."""
+"""Heuristic elimination: real strategies, never below the true frontier, and counted."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Budget, Edge, InfeasibleError, Node, Problem, search
+from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
+from tensoropt.ft.elimination.tracking import Limits, Tracked, track
+from tensoropt.ft.tables.table import NO_SLACK
+from tensoropt.ft.tables.thinning import Thinning
 
 from .problems import SHAPES, Costs, build, random_problem
+
+
+def tracked(problem: Problem, max_table_cells: int, algorithm: str = "ft-ldp") -> Tracked:
+    """What eliminations give that make no larger tables than this."""
+    thinning = Thinning(NO_SLACK, len(problem.nodes), 10_000)
+    return track(problem, algorithm == "ft-ldp", thinning, Limits(max_table_cells), lambda graph: None)
 
 
 @pytest.mark.parametrize("algorithm", ["ft-ldp", "ft-elimination"])
@@ -20,18 +29,18 @@ def test_heuristic_results_are_never_below_the_true_frontier(algorithm: str, max
             true = search(problem, "exhaustive")
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0, weighted=False))
+                tracked(problem, max_table_cells, algorithm)
             continue
-        got = search(problem, algorithm, budget=Budget(max_table_cells=max_table_cells, seconds=0, weighted=False))
-        for mem, time, strategy in zip(got.mem_bytes, got.time_ns, got.strategies, strict=True):
+        got = tracked(problem, max_table_cells, algorithm)
+        for mem, time, strategy in zip(got.mem, got.time, got.strategies, strict=True):
             assert problem.cost(strategy) == (mem, time)
             within = true.at(int(mem))
             assert within is not None
             assert true.time_ns[within] <= time
-        assert got.exact or got.eliminations["heuristic"] > 0
-        same = got.mem_bytes.tolist() == true.mem_bytes.tolist() and got.time_ns.tolist() == true.time_ns.tolist()
-        assert same or not got.exact
-        n_inexact += not got.exact
+        assert got.is_complete == (got.counts["heuristic"] == 0)
+        same = got.mem.tolist() == true.mem_bytes.tolist() and got.time.tolist() == true.time_ns.tolist()
+        assert same or not got.is_complete
+        n_inexact += not got.is_complete
         n_worse += not same
     assert n_inexact > 0
     assert n_worse > 0  # otherwise this would not test anything
@@ -41,12 +50,8 @@ def test_states_are_given_up_only_where_tables_grow_too_large() -> None:
     """A table of 64 cells holds a mask and its neighbours, six operators of 8 states."""
     n, pairs = SHAPES["mask"]
     problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
-    true = search(problem)
-    assert true.exact
-    assert search(problem, budget=Budget(max_table_cells=64, seconds=0, weighted=False)).exact
-    rough = search(problem, budget=Budget(max_table_cells=8, seconds=0, weighted=False))
-    assert not rough.exact
-    assert rough.eliminations["heuristic"] > 0
+    assert tracked(problem, 64).is_complete
+    assert tracked(problem, 8).counts["heuristic"] > 0
 
 
 def _tied(n_blocks: int) -> tuple[int, list[tuple[int, int]]]:
@@ -65,20 +70,10 @@ def test_nodes_held_back_by_parameters_are_eliminated_before_tables_grow() -> No
     """Operators with parameters are cut vertices at first, and none any more once the parameters are summed into them."""
     n, pairs = _tied(3)
     problem = build(np.random.default_rng(0), [4] * n, pairs, Costs(100))
-    budget = Budget(max_table_cells=64, seconds=0, weighted=False)
-    by_ldp, by_elimination = (search(problem, algorithm, budget=budget) for algorithm in ("ft-ldp", "ft-elimination"))
-    assert by_ldp.exact and by_elimination.exact
-    assert by_ldp.mem_bytes.tolist() == by_elimination.mem_bytes.tolist()
-    assert by_ldp.time_ns.tolist() == by_elimination.time_ns.tolist()
-
-
-def test_a_search_that_is_not_exact_goes_on_while_there_is_time() -> None:
-    n, pairs = SHAPES["mask"]
-    problem = build(np.random.default_rng(0), [8] * n, pairs, Costs(100))
-    assert search(problem, budget=Budget(max_table_cells=1, seconds=60, weighted=False)).exact
-    enough = search(problem, budget=Budget(max_table_cells=1, seconds=60, gap=100.0, weighted=False))
-    assert not enough.exact
-    assert enough.worst_gap <= 100.0
+    by_ldp, by_elimination = (tracked(problem, 64, algorithm) for algorithm in ("ft-ldp", "ft-elimination"))
+    assert by_ldp.is_complete and by_elimination.is_complete
+    assert by_ldp.mem.tolist() == by_elimination.mem.tolist()
+    assert by_ldp.time.tolist() == by_elimination.time.tolist()
 
 
 def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
@@ -104,6 +99,6 @@ def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
     true = search(problem, "exhaustive")
     assert set(true.strategies[:, 0].tolist()) == {1}
     for algorithm in ("ft-ldp", "ft-elimination"):
-        frontier = search(problem, algorithm, budget=Budget(max_table_cells=1, seconds=0, weighted=False))
-        assert frontier.eliminations["heuristic"] > 0
-        assert frontier.mem_bytes[0] >= true.mem_bytes[0]
+        got = tracked(problem, 1, algorithm)
+        assert got.counts["heuristic"] > 0
+        assert got.mem[0] >= true.mem_bytes[0]

@@ -1,4 +1,4 @@
-"""The search and the layouts load without TensorFlow, and under their own names only."""
+"""The search, the layouts and the graph load without TensorFlow, and under their own names only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 SCRIPT = """
-import sys
-import tensoropt.ft, tensoropt.reschedule
+import importlib, pkgutil, sys
+import tensoropt.ft, tensoropt.ir, tensoropt.reschedule
+for package in (tensoropt.ft, tensoropt.ir, tensoropt.reschedule):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.rpartition(".")[2].startswith("numba") and not module.name.endswith("reschedule.compiled"):
+            importlib.import_module(module.name)
 loaded = set(sys.modules)
 assert "tensorflow" not in loaded and "keras" not in loaded, "TensorFlow was imported"
 assert not loaded & {"ft", "reschedule", "profiling"}, loaded & {"ft", "reschedule", "profiling"}

@@ -97,7 +97,7 @@ def test_a_coarse_staircase_is_below_and_near(points: list[tuple[int, int]]) -> 
 def test_a_search_that_is_thinned_is_bounded_by_lines_too() -> None:
     rng = np.random.default_rng(0)
     problem = build(rng, [8] * 25, resnet_pairs(6), Costs(10**6))
-    alone = search(problem, budget=Budget(max_points=6, seconds=0, weighted=False))
+    alone = search(problem, budget=Budget(max_points=6, seconds=0))
     both = search(problem, budget=Budget(max_points=6, seconds=4))
     true = search(problem)
     assert true.exact

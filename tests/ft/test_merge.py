@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tensoropt.ft import INFEASIBLE, Budget, search
+from tensoropt.ft import INFEASIBLE, search
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import merge
 from tensoropt.ft.tables.merge import Arcs, merge_compiled, merge_in_numpy
@@ -65,17 +65,3 @@ def test_whole_searches_agree(way, monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.time_ns.tolist() == expected.time_ns.tolist()
     for strategy, mem, time in zip(got.strategies, got.mem_bytes, got.time_ns, strict=True):
         assert problem.cost(strategy) == (mem, time)
-
-
-@pytest.mark.parametrize("n_threads", [2, 5])
-def test_threads_change_nothing(n_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "_WORTH_THREADS", 1.0)
-    monkeypatch.setattr(merge, "is_for_compiled_code", lambda n: True)
-    divided = []
-    cut = merge._parts
-    monkeypatch.setattr(merge, "_parts", lambda *args: divided.append(len(parts := cut(*args))) or parts)
-    problem = build(np.random.default_rng(3), [6] * 17, resnet_pairs(4), Costs(10**5, infeasible=0.1, interfaces=0.5))
-    one, several = (search(problem, budget=Budget(threads=n)) for n in (1, n_threads))
-    assert max(divided) == n_threads
-    for name in ("mem_bytes", "time_ns", "strategies"):
-        assert (getattr(one, name) == getattr(several, name)).all()

@@ -8,12 +8,13 @@ import keras
 import pytest
 import tensorflow as tf
 from helpers import zoo
+from oracles.gradients import traced
 
 from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.recorded_graph import RecordedStep
 from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.ir.graph import Graph
-from tensoropt.lowering.gradient_analysis import analyse, traced
+from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.optimizers.classic import Classic
 from tensoropt.tools import offline
 

@@ -8,7 +8,7 @@ from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import check_reshardings, plan_of
+from tensoropt.plan.build import check_reshardings
 from tensoropt.plan.find_frontier import find_frontier
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.layout import axes_text
@@ -22,7 +22,7 @@ def test_points_of_a_frontier(name: str) -> None:
     case = case_of(*CASES[name])
     frontier = find_frontier(case.model, resolve("v100-1x2"), 2)
     for point in {0, len(frontier.found) - 1}:
-        plan = plan_of(frontier, point, "mini_time", {})
+        plan = frontier.plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = case.model.view(plan.strategy)

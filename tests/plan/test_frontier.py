@@ -7,26 +7,18 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from plan.frontiers import changed, frontier_of, two_layers
 from session.models import begin, built, losses, network
 
 import tensoropt
 from tensoropt.ft.lower_bound import LowerBound
-from tensoropt.plan.build import plan_of
 from tensoropt.plan.compress import kept
-from tensoropt.plan.frontier_file import SavedFrontier, _checksum, _chosen, _runs
 
 matplotlib.use("Agg")
-
-
-def two_layers():
-    network()
 
 
 def with_metrics_and_adam():
@@ -58,44 +50,8 @@ def normalised():
     tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_mean(tensoropt.nn.relu(h)))
 
 
-def frontier_of(record, hardware: str = "v100-1x4", **options):
-    begin(hardware)
-    record()
-    return tensoropt.find_strategy(**options).frontier
-
-
-@pytest.fixture(scope="module")
-def found():
-    return frontier_of(two_layers)
-
-
-@pytest.fixture(scope="module")
-def whole(found, tmp_path_factory) -> Path:
-    file = tmp_path_factory.mktemp("frontier") / "frontier.json"
-    found.save(file)
-    return file
-
-
-@pytest.fixture
-def file(whole, tmp_path) -> Path:
-    copy = tmp_path / "frontier.json"
-    copy.write_bytes(whole.read_bytes())
-    return copy
-
-
 def same(plan, other) -> bool:
     return json.dumps(plan.to_json()) == json.dumps(other.to_json())
-
-
-def changed(file: Path, change, checked: bool = True) -> Path:
-    """Change the file's value; with a checksum that fits the change, so that the parts have to tell."""
-    value = json.loads(file.read_text())
-    change(value)
-    if checked:
-        del value["checksum"]
-        value["checksum"] = _checksum(value)
-    file.write_text(json.dumps(value))
-    return file
 
 
 @pytest.mark.parametrize("options", [{}, {"option": "mini_parallelism", "parallelism": [2, 4]}, {"cluster": "v100-2x3"}])
@@ -106,7 +62,7 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     assert len(loaded) == len(searched)
     for point in range(len(searched)):
-        plan = plan_of(searched, point, "point", dict(searched.assumed))
+        plan = searched.plan(point)
         assert same(loaded.plan(point), plan) and loaded.plan(point).point == point
         assert loaded.plan(point).reshardings == plan.reshardings
     assert repr(loaded) == repr(searched)
@@ -300,127 +256,3 @@ def test_it_is_drawn(found, whole, tmp_path):
     with pytest.raises(tensoropt.InputError, match=r"picture '.*frontier.what' can't be drawn: Format 'what'"):
         found.plot(tmp_path / "frontier.what")
     assert not list(tmp_path.glob("*what"))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is not whole JSON"),
-        ("\x80", "is not whole JSON"),
-        ("[" * 100_000, "is not whole JSON"),
-        ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 2}', "has version 2, expected 3"),
-        ('{"format": "tensoropt/frontier", "version": 3}', "is damaged (KeyError: 'checksum')"),
-    ],
-)
-def test_files_that_are_no_frontiers(tmp_path, text, said):
-    file = tmp_path / "frontier.json"
-    file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(tensoropt.InputError, match=re.escape(said)):
-        tensoropt.load_frontier(file)
-    with pytest.raises(tensoropt.InputError, match=r"frontier '/no/such.json' can't be read: No such file"):
-        tensoropt.load_frontier("/no/such.json")
-
-
-def test_a_file_that_is_cut_off_anywhere_is_refused(file):
-    text = file.read_text()
-    for length in range(0, len(text) - 2, 499):
-        file.write_text(text[:length])
-        with pytest.raises(tensoropt.InputError, match="is not whole JSON"):
-            tensoropt.load_frontier(file)
-
-
-def test_any_key_that_is_missing_is_noticed(whole, file):
-    value = json.loads(whole.read_text())
-    for key in value:
-        changed(file, lambda value, key=key: value.pop(key), checked=False)
-        with pytest.raises(tensoropt.InputError):
-            tensoropt.load_frontier(file)
-        file.write_bytes(whole.read_bytes())
-    for part in ("operators", "reshardings", "points"):
-        for key in value[part][0]:
-            changed(file, lambda value, part=part, key=key: value[part][0].pop(key), checked=False)
-            with pytest.raises(tensoropt.InputError, match=r"is damaged|was changed since it was saved"):
-                tensoropt.load_frontier(file)
-            file.write_bytes(whole.read_bytes())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda value: value["points"][1].update(memory_bytes=value["points"][1]["memory_bytes"] + 1),
-        lambda value: value["points"][1].update(compute_time_us=0.5),
-        lambda value: value["points"][1].update(exact=False),
-        lambda value: value["operators"][0]["choices"][0].update(memory_bytes=1),
-        lambda value: value["operators"][0]["choices"][0].update(config="-"),
-        lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
-        lambda value: value.update(model_digest="0123456789abcdef"),
-        lambda value: value["assumed"].update(tensorflow="1.0"),
-        lambda value: value.update(checksum="0123456789abcdef"),
-    ],
-)
-def test_what_was_changed_by_hand_is_noticed(file, change):
-    before = json.loads(file.read_text())
-    changed(file, change, checked=False)
-    assert json.loads(file.read_text()) != before
-    with pytest.raises(tensoropt.InputError, match=r"was changed since it was saved: its checksum is '[0-9a-f]{16}', its"):
-        tensoropt.load_frontier(file)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda value: value["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
-        (lambda value: value["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, "a"), "ValueError"),
-        (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
-        (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
-        (lambda value: value["operators"][0].update(column="0"), "TypeError"),
-        (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
-        (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
-        (lambda value: value["points"].reverse(), "strictly ascending memory"),
-        (lambda value: value["points"][0].update(memory_bytes=1.5), "must be integers"),
-        (lambda value: value["points"][0].update(memory_bytes="1"), "must be integers"),
-        (lambda value: value["points"][0].update(memory_bytes=2**80), "must be integers"),
-        (lambda value: value.update(points=[]), "must be integers"),
-        (lambda value: value.update(mesh=[{"name": "device", "count": 0}]), "ValueError"),
-        (lambda value: value.update(bound=3), "TypeError"),
-    ],
-)
-def test_parts_that_do_not_fit_together_are_named(file, change, said):
-    with pytest.raises(tensoropt.InputError, match=rf"frontier '.*' is damaged \(.*{re.escape(said)}"):
-        tensoropt.load_frontier(changed(file, change))
-
-
-def test_a_config_that_makes_no_sense_is_noticed_when_its_plan_is_asked_for(file):
-    loaded = tensoropt.load_frontier(
-        changed(file, lambda value: [op.update(choices=[{**op["choices"][0], "config": "n:Z"}] * 99)
-                                     for op in value["operators"]])
-    )  # fmt: skip
-    with pytest.raises(tensoropt.InputError, match=r"point 0 of the frontier is damaged \(IndexError"):
-        loaded.plan(0)
-
-
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=60))
-def test_runs_tell_every_choice(choices):
-    column = np.array(choices, np.int32)
-    text = _runs(column)
-    np.testing.assert_array_equal(_chosen(text, len(choices)), column)
-    assert all(a.split("x")[0] != b.split("x")[0] for a, b in zip(text.split(), text.split()[1:], strict=False))
-
-
-def test_the_file_has_what_points_share_once(found, whole):
-    value = json.loads(whole.read_text())
-    for operator in value["operators"]:
-        texts = [json.dumps(choice) for choice in operator["choices"]]
-        assert len(set(texts)) == len(texts)
-    for part in value["reshardings"]:
-        texts = [json.dumps(row) for row in part["pool"]]
-        assert len(set(texts)) == len(texts) and len(set(map(tuple, part["choices"]))) == len(part["choices"])
-    assert len(set(value["columns"])) == len(value["columns"])
-    plans = sum(len(json.dumps(plan.to_json())) for plan in map(found.plan, range(len(found))))
-    assert len(whole.read_text()) < plans / 4
-    assert isinstance(tensoropt.load_frontier(whole), SavedFrontier)

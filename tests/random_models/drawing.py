@@ -13,18 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from random_models.menus import (
-    MOST_ELEMENTS,
-    Entry,
-    Head,
-    Made,
-    Shape,
-    batch_norm,
-    drawn_entry,
-    drawn_head,
-    drawn_optimizer,
-    layer,
-)
+from random_models.menus import MOST_ELEMENTS, Entry, Made, Shape, batch_norm, drawn_entry, layer
+from random_models.training import Head, drawn_head, drawn_optimizer
 
 CLUSTERS = {2: ("v100-1x2",), 3: ("v100-1x3",), 4: ("v100-1x4", "v100-2x2"), 5: ("v100-1x5",), 6: ("v100-1x6", "v100-2x3")}
 PLANS = ("random",) * 6 + ("fastest", "point", "force", "limit")

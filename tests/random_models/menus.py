@@ -1,4 +1,4 @@
-"""What random models are made of: layers, losses, metrics and optimizers, each drawn with its arguments.
+"""What random models are made of: layers, each drawn with its arguments.
 
 A menu is a tuple of functions that draw one entry from the shape at hand, batch apart, or None where the shape doesn't allow
 it. Extents stay small, so that a model is captured and planned within a second.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -359,6 +359,7 @@ def drawn_entry(rng: random.Random, shape: Shape, but: Sequence[Draw] = (), keep
         entry = rng.choice(menu)(rng, shape)
         if entry is not None:
             return entry
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 
 
 # Optimizers
@@ -450,3 +451,5 @@ def drawn_head(rng: random.Random, sees_whole_batch: bool) -> Head:
     )
     head = rng.choice(heads)
     return replace(head, loss=Made(head.loss.name, (*head.loss.options, ("reduction", reduction))))
+=======
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd

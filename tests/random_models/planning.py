@@ -102,6 +102,7 @@ def _as_plan(view: StrategyView, seed: int, request: Request, n_micro_batches: i
     reshardings = [planned for charge in cost_entries(view, costing) if (planned := charge.planned(router)) is not None]
     digest = view.graph.full_batch.digest
     plan = Plan(
-        mesh, tuple(operators), tuple(reshardings), 0, 0.0, 0.0, digest, False, "random", micro_batches=n_micro_batches
+        mesh=mesh, operators=tuple(operators), reshardings=tuple(reshardings), memory_bytes=0, time_us=0.0,
+        compute_time_us=0.0, model_digest=digest, exact=False, option="random", micro_batches=n_micro_batches,
     )
     return Plan.from_json(json.loads(json.dumps(plan.to_json())))

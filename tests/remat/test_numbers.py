@@ -1,10 +1,15 @@
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 """Rematerialized operators: one device's numbers, each collective as it is charged."""
+=======
+"""Operators and copies that are made again in the backward pass: one device's numbers, each collective as it is charged."""
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 
 from __future__ import annotations
 
 from functools import cache
 
 import composite.models
+import numpy as np
 import pytest
 from helpers import zoo
 from helpers.strategies import (
@@ -17,14 +22,20 @@ from helpers.strategies import (
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
+from tensoropt.plan.build import cost_entries
 from tensoropt.reschedule.mesh import Mesh
 
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, zoo.broadcasting)}
 COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
 MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 SHARES = ((0.5, 0.0), (1.0, 0.0), (0.5, 0.5), (1.0, 1.0), (0.8, 0.3))
 """Shares of rematerialized operators, and of regathered copies."""
+=======
+SHARES = ((0.5, 0.0), (1.0, 0.0), (0.5, 0.5), (1.0, 1.0), (0.8, 0.3), (0.0, 0.5), (0.0, 1.0))
+"""Of operators that are computed again, of copies that are made again."""
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 
 
 @cache
@@ -32,34 +43,46 @@ def recorded(function: str, optimizer: str) -> zoo.Recorded:
     return zoo.record({**MODELS, **COMPOSITES}[function], optimizer)
 
 
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
     """Train by a random strategy that rematerializes half of the operators, or all; return how many."""
+=======
+def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> np.ndarray:
+    """Train by a random strategy that computes operators and makes copies again; how many these are."""
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
     share_rematerialized, share_regathered = SHARES[seed % len(SHARES)]
     view = random_strategy(model, mesh, seed, share_regathered=share_regathered, share_rematerialized=share_rematerialized)
     engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
     train_and_check(engine, model)
     assert_variables(model, view, local_shards(engine))
-    return len(view.rematerialized)
+    return np.array([len(view.rematerialized), sum(charge.is_regathered for charge in cost_entries(view))])
 
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("start", range(0, 15, 5))
+@pytest.mark.parametrize("start", range(0, 21, 7))
 @pytest.mark.parametrize("function", MODELS)
 def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_rematerialized = 0
-    for seed in range(start, start + 5):
-        n_rematerialized += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_rematerialized
+    n_again = np.zeros(2)
+    for seed in range(start, start + len(SHARES)):
+        n_again += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
+    assert n_again.all()
 
 
 @pytest.mark.parametrize("function", ["mlp", "cnn"])
 def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
     """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
     for seed in range(2300, 2303):
         assert check(recorded(function, "adam"), Mesh.of(4), seed)
+=======
+    """Which merges operators that are equal, and removes control dependencies."""
+    for seed in range(2300, 2305):
+        assert check(recorded(function, "adam"), Mesh.of(4), seed).any()
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("function", COMPOSITES)
 def test_loops_and_custom_gradients_give_one_device_numbers(function: str) -> None:
-    check(recorded(function, "momentum"), Mesh.of(4), 2401)
+    for seed in (2401, 2405):
+        assert check(recorded(function, "momentum"), Mesh.of(4), seed).any()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.steps import legal_steps
 
 from tensoropt.reschedule import bulk, path
 from tensoropt.reschedule.bulk import Weighted
@@ -22,7 +23,7 @@ from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on
 from tensoropt.reschedule.path import all_layouts, all_pairs, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.quick import quick_moves
 from tensoropt.reschedule.search import StepTimes, cheapest_moves
-from tensoropt.reschedule.steps import State, legal_steps
+from tensoropt.reschedule.steps import State
 
 
 @dataclass(frozen=True)

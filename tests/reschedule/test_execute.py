@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.steps import legal_steps
 
-from tensoropt.reschedule.execute import apply_local, pack, rank_step, run_path, unpack
+from tensoropt.reschedule.execute import RankPath, apply_local, pack, rank_step, unpack
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, all_layouts
 from tensoropt.reschedule.simulate import gather, scatter, simulate_all_reduce, simulate_step
-from tensoropt.reschedule.steps import Step, legal_steps
+from tensoropt.reschedule.steps import Step
 from tensoropt.reschedule.summing import reduce_in_order
 from tensoropt.runtime.collectives.single import SingleCommunicator
 
@@ -107,7 +108,7 @@ def test_a_shard_of_the_wrong_shape_is_refused() -> None:
 
 def test_an_empty_path_hands_back_what_it_got() -> None:
     layout, array = Layout.replicated(Mesh.of(1), 1), np.ones(3)
-    assert run_path(Path(layout, layout, (), (3,)), 0, array, SingleCommunicator()) is array
+    assert RankPath.of(Path(layout, layout, (), (3,)), 0).run(array, SingleCommunicator()) is array
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=7))

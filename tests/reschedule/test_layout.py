@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.reschedule.layout import Layout, block_bounds, gradient_layouts
+from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh, prime_factors
 from tensoropt.reschedule.path import all_layouts
 
@@ -81,27 +81,3 @@ def test_shards_tile_the_tensor() -> None:
         largest = layout.largest_local_shape(shape)
         assert largest == tuple(map(max, *(layout.local_shape(shape, rank) for rank in range(mesh.n_devices))))
         assert layout.is_even(shape) == (len({layout.local_shape(shape, rank) for rank in range(6)}) == 1)
-
-
-@pytest.mark.parametrize(
-    ("result", "operand", "config_axes", "operand_gradient", "result_gradient"),
-    [
-        # A replicated weight of a data-parallel operator: every device has a summand of its gradient.
-        ("[-, -]", "[-, -]", "ab", "[-, -] +ab", "[-, -]"),
-        # The same weight where axis b does nothing: the summands of b are equal and not to be added.
-        ("[-, -]", "[-, -]", "a", "[-, -] +a", "[-, -]"),
-        # Split stays split.
-        ("[a, -]", "[a, b]", "ab", "[a, b]", "[a, -]"),
-        # A partial result that is summed for its consumer: the gradient of each summand is the whole gradient.
-        ("[-, -] +a", "[-, -]", "", "[-, -]", "[-, -]"),
-        # A partial operand: its gradient is replicated.
-        ("[-, b] +a", "[-, b] +a", "ab", "[-, b]", "[-, b]"),
-        # All at once.
-        ("[c, -] +a", "[-, c]", "bc", "[-, c] +b", "[c, -]"),
-    ],
-)
-def test_gradient_layouts(result: str, operand: str, config_axes: str, operand_gradient: str, result_gradient: str) -> None:
-    mesh = Mesh.of(2, 4)
-    axes = tuple("abc".index(name) for name in config_axes)
-    got = gradient_layouts(Layout.parse(mesh, result), Layout.parse(mesh, operand), axes)
-    assert tuple(map(str, got)) == (operand_gradient, result_gradient)

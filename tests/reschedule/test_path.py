@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.steps import legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.graph import all_states
@@ -19,7 +20,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, ReschedulingError, all_layouts, all_pairs, cheapest_path, step_time_ns
 from tensoropt.reschedule.search import enumeration_order
 from tensoropt.reschedule.simulate import gather, scatter, simulate
-from tensoropt.reschedule.steps import Step, legal_steps
+from tensoropt.reschedule.steps import Step
 
 
 @dataclass(frozen=True)

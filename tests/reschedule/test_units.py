@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.steps import legal_steps
 
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.graph import all_states
@@ -17,7 +18,6 @@ from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_pairs, cheapest_path, step_time_ns
 from tensoropt.reschedule.simulate import gather, scatter, simulate
-from tensoropt.reschedule.steps import legal_steps
 from tensoropt.reschedule.units import MOST_AXES, UnitMesh, units
 
 MESHES = [Mesh.of(4, 8), Mesh.of(8, 8), Mesh.of(64, 8), Mesh.of(12, 6)]

@@ -6,34 +6,27 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
-import composite.models
 import numpy as np
-import pytest
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import (
     Link,
-    assert_variables,
     engine_of,
     feeds_of,
-    local_shards,
-    random_router,
-    random_strategy,
     train_and_check,
     training_fetch,
 )
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.lowering.resharding.callbacks import Runner
-from tensoropt.plan.build import cost_entries
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.rules.rule import Config
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
 MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}
 COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
@@ -80,6 +73,8 @@ def test_loops_and_custom_gradients_give_one_device_numbers(function: str) -> No
 # Memory
 
 
+=======
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 ALIGNMENT = 64
 
 

@@ -7,16 +7,14 @@ except where ties are meant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from tensoropt.rules.gradients import OF_OPERAND, OF_RESULT
 
 from .array_cases import array_cases
-from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, complexes, f, f32, ints, positive, ties
+from .case import FLOAT, Case, Input, SpecialValues, Static, away, bools, case, complexes, f, ints, positive, ties
+from .image_cases import image_cases
 
 
 def _elementwise() -> list[Case]:
@@ -177,6 +175,7 @@ def _products() -> list[Case]:
     return cases
 
 
+<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
 def _images() -> list[Case]:
     return _convolutions() + _transposed() + _pools() + _volumes() + _batch_norms()
 
@@ -318,6 +317,8 @@ def _batch_norms() -> list[Case]:
     return cases
 
 
+=======
+>>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 def _reductions() -> list[Case]:
     cases = []
     for kind in ("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm"):
@@ -485,6 +486,6 @@ def _softmaxes() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _elementwise() + _binary() + _complex() + _products() + _images() + _reductions() + _moving() + _softmaxes()
+    _elementwise() + _binary() + _complex() + _products() + image_cases() + _reductions() + _moving() + _softmaxes()
     + _gradients() + array_cases()
 )

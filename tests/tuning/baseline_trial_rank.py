@@ -57,7 +57,10 @@ with session.recording_for("a baseline trial").paused(), closing(opened_store(pr
     def told(plan):
         return {"measured": 0, "predicted": len(plan.operators), "measured_time_percent": 0.0}
 
-    baseline_trial = BaselineTrial(processes, model, first_values, MPI, None, 60.0, store, told)
+    baseline_trial = BaselineTrial(
+        processes=processes, model=model, first_values=first_values, collectives=MPI, limit_bytes=None, budget_s=60.0,
+        store=store, told=told,
+    )
     first, again = (baseline_trial.winner(plan, on_first_rank) for _ in range(2))
 assert not any(isinstance(each, Engine) for each in gc.get_objects()), "what was built for a while is still there"
 taken = first.assumed.get("interleaved_steps", {})

@@ -25,7 +25,10 @@ def not_asked() -> FirstValue:
 
 def baseline_trial(model: Model, limit_bytes: int | None = None, budget_s: float = 60.0) -> BaselineTrial:
     alone, store = Processes(0, 1, ("here",)), Store(None, "here")
-    return BaselineTrial(alone, model, not_asked, MPI, limit_bytes, budget_s, store, lambda plan: {})
+    return BaselineTrial(
+        processes=alone, model=model, first_values=not_asked, collectives=MPI, limit_bytes=limit_bytes, budget_s=budget_s,
+        store=store, told=lambda plan: {},
+    )
 
 
 def test_data_parallelism_is_tried_where_it_is_near_the_plan():

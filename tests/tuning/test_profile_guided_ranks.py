@@ -9,7 +9,7 @@ from tensoropt.profiling.store import FILE
 
 def test_ranks_measure_together_and_get_one_plan(tmp_path):
     script = Path(__file__).with_name("profile_guided_rank.py")
-    env = {"TENSOROPT_CACHE": str(tmp_path), "PYTHONPATH": str(script.parent.parent)}
+    env = {"TENSOROPT_CACHE": str(tmp_path)}
     done = run_ranks(2, script, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     said = sorted(done.stdout.splitlines())

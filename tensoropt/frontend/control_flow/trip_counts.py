@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ...ir.shape_queries import reads_known_shapes, shape_value
+from ..shape_queries import reads_known_shapes, shape_value
 
 _MOST_TRIPS = 1_000_000
 _NOT_STATIC = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp", "EmptyTensorList")

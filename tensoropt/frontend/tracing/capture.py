@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...common.errors import InputError, short
-from ...ir.attributes import LOADED_ATTRIBUTE
+from ..attributes import LOADED_ATTRIBUTE
 from .by_sample import BySample
 from .flatten import Flattener
 from .preprocessing import Preprocessing, find_preprocessing

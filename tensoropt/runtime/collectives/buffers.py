@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,32 @@ def keep_freed_memory() -> None:
             mallopt(parameter, n_bytes)
 
 
-class Scratch:
-    """Named buffers that grow and are reused: fresh large ones cost more in page faults than a copy."""
+class OwnMemory:
+    """The methods of a communicator about memory, where collectives use the process's own.
+
+    Scratch memory is buffers with names that grow and are reused: fresh large ones cost more in page faults than a copy.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
     @property
-    def n_bytes(self) -> int:
-        """The bytes of all buffers."""
+    def workspace_bytes(self) -> int:
+        """The bytes that are kept between collectives; see :mod:`...costs.collective_workspace`."""
         return sum(block.nbytes for block in self._memory.values())
 
-    def take(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised array that TensorFlow takes over without a copy."""
+        return aligned_empty(shape, dtype)
+
+    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
         resolved = np.dtype(dtype)
         n_bytes = count * resolved.itemsize
         if name not in self._memory or self._memory[name].nbytes < n_bytes:
             self._memory[name] = aligned_empty((n_bytes,), np.uint8)
         return self._memory[name][:n_bytes].view(resolved)
+
+    def rounds(self) -> AbstractContextManager[object]:
+        """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""
+        return nullcontext()

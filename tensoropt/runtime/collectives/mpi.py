@@ -21,7 +21,6 @@ exchanges everything in parts, since a critical message leaves the link only aft
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from ...reschedule.execute import ROUND_BYTES
 from ...reschedule.layout import Axes, Shape, axes_text, block_bounds
 from ...reschedule.mesh import Mesh
 from ...reschedule.summing import reduce_in_order
-from .buffers import Scratch, aligned_empty, keep_freed_memory
+from .buffers import OwnMemory, keep_freed_memory
 from .outbox import Outbox, opaque, parts_of, wait
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ Array = npt.NDArray[Any]
 _HALVES, _SUMS, _SHARDS = 1, 2, 3  # tags of messages
 
 
-class MpiCommunicator:
+class MpiCommunicator(OwnMemory):
     """A :class:`~tensoropt.reschedule.communicator.Communicator` over the processes of an MPI communicator.
 
     Rank r of ``comm`` is device r of ``mesh``. Forming a group is itself a collective of all ranks, so groups are formed
@@ -66,10 +65,10 @@ class MpiCommunicator:
     ) -> None:
         if comm.size != mesh.n_devices:
             raise ValueError(f"{comm.size} MPI ranks, but mesh {mesh} has {mesh.n_devices} devices; start that many")
+        super().__init__()
         keep_freed_memory()
         self._comm, self._mesh = comm, mesh
         self._groups: dict[Axes, Comm] = {}
-        self._scratch = Scratch()
         self._on_collective = on_collective
         self._naps = naps or gives_way
         self._gives_way = gives_way
@@ -98,23 +97,6 @@ class MpiCommunicator:
         """Free the groups in MPI. All ranks must call this."""
         for axes in sorted(self._groups):
             self._groups.pop(axes).Free()
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The bytes that are kept between collectives; see :mod:`...costs.collective_workspace`."""
-        return self._scratch.n_bytes
-
-    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
-        """Return an uninitialised array that TensorFlow takes over without a copy."""
-        return aligned_empty(shape, dtype)
-
-    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return a flat array that is valid until ``name`` is taken again."""
-        return self._scratch.take(name, count, dtype)
-
-    def rounds(self) -> AbstractContextManager[object]:
-        """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""
-        return nullcontext()
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy.typing as npt
 
 from ...reschedule.layout import Axes, Shape
-from .buffers import Scratch, aligned_empty
+from .buffers import OwnMemory
 
 Array = npt.NDArray[Any]
 
 
-class SingleCommunicator:
+class SingleCommunicator(OwnMemory):
     """A :class:`~tensoropt.reschedule.communicator.Communicator` whose groups have one member."""
-
-    def __init__(self) -> None:
-        self._scratch = Scratch()
 
     def prepare(self, axes_list: Iterable[Axes]) -> None:
         """Do nothing: there are no groups to form."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self._scratch.n_bytes
-
-    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
-        return aligned_empty(shape, dtype)
-
-    def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
-        return self._scratch.take(name, count, dtype)
-
-    def rounds(self) -> AbstractContextManager[object]:
-        """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""
-        return nullcontext()
 
     def all_gather(
         self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None

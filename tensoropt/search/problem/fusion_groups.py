@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Operator
 from ...rules.rule import Rule
 from ...sharding.consumers import Consumer
@@ -129,13 +131,7 @@ def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
     """
     place = {op.name: index for index, op in enumerate(operators)}
     every = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
-    parent: dict[Member, Member] = {member: member for member in every}
-
-    def root(member: Member) -> Member:
-        while parent[member] != member:
-            member = parent[member]
-        return member
-
+    classes: DisjointSet = DisjointSet(every)
     made = {tensor.name: (op, index) for op in operators for index, tensor in enumerate(op.outputs)}
     for op in operators:
         for position, tensor in op.operands:
@@ -149,10 +145,10 @@ def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
                 group = f"+{rules[op.name].linear.index((position,))}"
                 alike += [(group, other) for other in _pending(rules[producer.name], index)]
             for name, other in alike:
-                parent[root((place[op.name], name))] = root((place[producer.name], other))
+                classes.merge((place[op.name], name), (place[producer.name], other))
     joined: dict[Member, list[Member]] = {}
-    for member in parent:
-        joined.setdefault(root(member), []).append(member)
+    for member in every:
+        joined.setdefault(classes[member], []).append(member)
     contraction = next((i for i, op in enumerate(operators) if is_contraction(op, rules[op.name])), None)
     kept = (each for each in joined.values() if contraction is None or any(i == contraction for i, _ in each))
     return FusionGroup(operators, tuple(tuple(members) for members in kept))

@@ -204,16 +204,16 @@ def _search(arguments: argparse.Namespace) -> None:
     print(introduction(setup), flush=True)
     with display.phase("search for a plan"):
         request = Request(
-            recorded.model,
-            hardware,
-            limit,
-            {},
-            assumptions(hardware),
-            arguments.algorithm,
-            display.update,
-            arguments.space,
-            objectives,
-            budget,
+            model=recorded.model,
+            hardware=hardware,
+            limit_bytes=limit,
+            force={},
+            assumed=assumptions(hardware),
+            algorithm=arguments.algorithm,
+            progress=display.update,
+            space=arguments.space,
+            objectives=objectives,
+            budget=budget,
             without=without,
             micro_batches=micro_batches,
         )

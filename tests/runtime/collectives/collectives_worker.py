@@ -18,17 +18,18 @@ from itertools import combinations
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
+from oracles.steps import legal_steps
 
 from tensoropt.common.watchdog import ChainState
 from tensoropt.costs import collective_workspace as workspace
 from tensoropt.costs.collective_workspace import workspace_bytes
 from tensoropt.reschedule import execute
-from tensoropt.reschedule.execute import rank_step, run_path
+from tensoropt.reschedule.execute import RankPath, rank_step
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import all_layouts, all_pairs
 from tensoropt.reschedule.simulate import scatter, simulate, simulate_all_reduce, simulate_step
-from tensoropt.reschedule.steps import KINDS, legal_steps
+from tensoropt.reschedule.steps import KINDS
 from tensoropt.runtime.collectives import mpi, outbox
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
@@ -101,7 +102,7 @@ def check_random_paths(mesh, communicator, shape, count):
         dtype = DTYPES[number % len(DTYPES)]
         values = np.random.default_rng(number).integers(0, 9, shape).astype(dtype)
         shards = scatter(values, path.source)
-        got = run_path(path, RANK, shards[RANK], communicator)
+        got = RankPath.of(path, RANK).run(shards[RANK], communicator)
         assert_same(got, simulate(path, shards)[RANK], f"{path} {shape} {np.dtype(dtype)}")
 
 
@@ -112,7 +113,7 @@ def check_booleans(mesh, communicator):
     for i in range(len(pairs.layouts)):
         path = pairs.path(i, (i * 5 + 1) % len(pairs.layouts))
         if path.steps:
-            got = run_path(path, RANK, scatter(values, path.source)[RANK], communicator)
+            got = RankPath.of(path, RANK).run(scatter(values, path.source)[RANK], communicator)
             assert_same(got, scatter(values, path.target)[RANK], path)
 
 

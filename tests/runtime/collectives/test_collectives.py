@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.mpirun import run_ranks
 
-from tensoropt.runtime.collectives.buffers import ALIGNMENT, Scratch, aligned_empty
+from tensoropt.runtime.collectives.buffers import ALIGNMENT, OwnMemory, aligned_empty
 from tensoropt.runtime.collectives.single import SingleCommunicator
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
@@ -34,14 +34,14 @@ def test_aligned_buffers(shape: tuple[int, ...], dtype: type) -> None:
 
 
 def test_scratch_is_used_again_and_grows() -> None:
-    scratch = Scratch()
+    scratch = OwnMemory()
     small, again, other = (
-        scratch.take("a", 10, np.int32),
-        scratch.take("a", 5, np.int64),
-        scratch.take("b", 10, np.int32),
+        scratch.scratch("a", 10, np.int32),
+        scratch.scratch("a", 5, np.int64),
+        scratch.scratch("b", 10, np.int32),
     )
     assert np.shares_memory(small, again) and not np.shares_memory(small, other)
-    assert scratch.take("a", 1000, np.float64).shape == (1000,)
+    assert scratch.scratch("a", 1000, np.float64).shape == (1000,)
 
 
 def test_one_device_needs_no_mpi() -> None:

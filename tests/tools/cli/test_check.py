@@ -142,7 +142,10 @@ def test_the_report_puts_the_most_wrong_first():
     rows = tuple(Compared(f"op{i}", 1000.0, 1000.0 + 100 * i) for i in range(8))
     total = Compared("step", 900.0, 1000.0)
     memory = Compared("memory", 2e6, 1e6)
-    check = PlanCheck(total, (900.0, 1000.0, 1100.0), total, total, 7.0, memory, (10**6,), (), rows, ())
+    check = PlanCheck(
+        step=total, steps_us=(900.0, 1000.0, 1100.0), compute=total, network=total, waiting_us=7.0, memory=memory,
+        memory_bytes=(10**6,), collectives=(), operators=rows, edges=(),
+    )
     text = report(check)
     assert [line.split()[0] for line in text.splitlines() if line.startswith("op")] == ["op7", "op6", "op5", "op4", "op3"]
     assert "-10%" in text and "+100%" in text and "1 MB" in text

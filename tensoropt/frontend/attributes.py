@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .graph import ARGUMENTS, LOADED
+from ..ir.graph import ARGUMENTS, LOADED
 
 LOADED_ATTRIBUTE = "_tensoropt_loaded"
 """The attribute that marks a placeholder of a batch of which every rank loads its share."""
