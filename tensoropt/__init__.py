@@ -82,7 +82,8 @@ def find_strategy(
         parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
             devices at hand.
         cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file.
-        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
+        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name, or by a
+            type that isn't the name of an operator.
         profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
             measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
             some steps in turn (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
