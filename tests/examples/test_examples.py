@@ -18,6 +18,7 @@ DIGITS, LISTING, PLAIN = (
     ROOT / "examples" / name for name in ("train_digits.py", "listing1.py", "listing1_tensorflow.py")
 )
 KERAS = ROOT / "examples" / "train_keras.py"
+RECOMMENDER = ROOT / "examples" / "gallery" / "recommender.py"
 STEPS = 20
 
 
@@ -111,3 +112,15 @@ def test_a_keras_model_learns_the_same_on_two_ranks_and_goes_on_where_it_stopped
     assert first["split_operators"] > 0
     np.testing.assert_allclose(first["losses"] + second["losses"], alone["losses"], rtol=1e-10)
     np.testing.assert_allclose(first["val_losses"] + second["val_losses"], alone["val_losses"], rtol=1e-10)
+
+
+def test_a_recommender_whose_tables_do_not_fit_one_rank_has_one_device_s_loss() -> None:
+    def said(n_ranks: int, *arguments: str) -> list[str]:
+        done = run_ranks(n_ranks, RECOMMENDER, "--cluster", f"v100-1x{n_ranks}", *arguments, timeout=240)
+        assert done.returncode == (0 if n_ranks > 1 or not arguments else 2), done.stderr
+        return (done.stdout or done.stderr).splitlines()
+
+    *_, split, held, loss = said(2, "--memory", "30MB")
+    assert split == "tables split: 6 of 6" and held == "parameters per rank: 8.7 MB, 8.7 MB"
+    assert said(1)[-1] == loss
+    assert said(1, "--memory", "30MB")[0].startswith("tensoropt: no plan fits 30,000,000 bytes")
