@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from ..reschedule.layout import block_bounds
 from ..runtime.objects_between_ranks import complete, receive_object
@@ -84,3 +85,13 @@ def _receive(processes: Processes) -> Posted:
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:
     return leaf.reshape(-1).view(np.uint8)
+
+
+def is_determined(source: Any) -> bool:
+    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
+
+    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
+    """
+    if isinstance(source, array_data_adapter.ArrayDataAdapter):
+        return not source._shuffle
+    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)

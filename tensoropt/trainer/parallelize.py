@@ -26,6 +26,7 @@ from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
+from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation
 from .programs import TRAIN, Captured, capture_program
@@ -53,11 +54,52 @@ class Wishes:
     micro_batches: int | None = None
 
 
-def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
-    """Plan a trainer's training step, and make the trainer ready to run.
+@dataclass(frozen=True)
+class _Start:
+    """The capture and planning of a trainer's training step, which make the trainer ready to run.
+
+    Attributes:
+        trainer: the trainer.
+        optimizer: the user's optimizer, with loss scaling where that is needed.
+    """
+
+    trainer: Trainer | FunctionTrainer
+    optimizer: keras.optimizers.Optimizer
+    wishes: Wishes
+    context: Context
+    collectives: str
+
+    def __call__(self, signature: Signature) -> None:
+        """Capture the training step for a signature, plan it, and start the trainer.
+
+        Raises:
+            InputError: something can't be captured, or no plan fits.
+        """
+        trainer, context = self.trainer, self.context
+        objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
+
+        def capture(kind: str, at: Signature) -> Captured:
+            return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
+
+        def first_values(captured: Captured) -> _FirstValues:
+            return _FirstValues(captured, context)
+
+        with own_values():  # of a model, optimizer and metrics that other trainers may have
+            captured = capture(TRAIN, signature)
+            model = model_of(captured.graph, context)
+            if self.wishes.plan is not None:
+                plan = _given(self.wishes.plan, context)
+            else:
+                plan = _found(model, context, self.wishes, lambda: first_values(captured), self.collectives)
+            execution = execute(plan, model, first_values(captured), context.processes, self.collectives)
+            trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), self.optimizer)
+
+
+def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes) -> _Start:
+    """Return how a trainer is started.
 
     Raises:
-        InputError: something can't be captured, no plan fits, or an option isn't available.
+        InputError: an option isn't available, or there is no such optimizer or hardware.
     """
     collectives = checked_collectives(wishes.collectives)
     if wishes.option not in RUNNING_OPTIONS:
@@ -69,22 +111,7 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
-    objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
-
-    def capture(kind: str, at: Signature) -> Captured:
-        return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
-
-    def first_values(captured: Captured) -> _FirstValues:
-        return _FirstValues(captured, context)
-
-    captured = capture(TRAIN, signature)
-    model = model_of(captured.graph, context)
-    if wishes.plan is not None:
-        plan = _given(wishes.plan, context)
-    else:
-        plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
-    execution = execute(plan, model, first_values(captured), context.processes, collectives)
-    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
+    return _Start(trainer, chosen, wishes, context, collectives)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -202,15 +229,20 @@ def parallelized(
                 "a captured function returns its own loss for the batch of its signature; leave loss=, metrics=, "
                 "batch_size=, labels= and data="
             )
-        trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
+        trainer = FunctionTrainer(model)
+        _start_of(trainer, optimizer, wishes)(Signature(list(model.signature)))
     else:
         check_model(model)
         check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
-        signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
+        expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
         tell_of_reads(model.variables)
-    with own_values():  # of a model, optimizer and metrics that other trainers may have
-        start(trainer, optimizer, signature, wishes)
+        start = _start_of(trainer, optimizer, wishes)
+        if expected.waits_for:
+            trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
+        else:
+            build(model, expected.inputs)
+            start(expected)
     return trainer

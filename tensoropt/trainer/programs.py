@@ -118,13 +118,25 @@ def _step(
             f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, "
             "or with a Keras loss whose reduction is 'sum_over_batch_size'"
         )
-    trained = [variable for variable in objective.trained if capture.name(inner(variable)) is not None]
+    read = _needed_by([loss.op, *program.writes])
+    trained = [variable for variable in objective.trained if capture.name(inner(variable)) in read]
     if not trained:
         raise InputError("the loss depends on no trainable variable; build the model first, and leave its layers trainable")
     with capture.graph.as_default(), tf.control_dependencies(program.writes):
         op = tf.no_op(name=TRAIN)
     names = tuple(capture.name(inner(variable)) or "" for variable in trained)
     return RecordedStep(op, loss, names, optimizer(trained))
+
+
+def _needed_by(targets: Sequence[tf.Operation]) -> set[str]:
+    """Return the names of the operators that some operators need, among them variables: a result may have no loss."""
+    pending, found = list(targets), set[str]()
+    while pending:
+        op = pending.pop()
+        if op.name not in found:
+            found.add(op.name)
+            pending += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return found
 
 
 def inner(variable: Any) -> tf.Variable:

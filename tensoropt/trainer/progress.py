@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,3 +62,15 @@ class PositionRecorder(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.epoch, self._progress.step = epoch + 1, 0
+
+
+def skip_steps(iterator: Any, n_steps: int) -> None:
+    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
+    steps = iterator._enumerate_iterator
+
+    def steps_left() -> Iterator[Any]:
+        nonlocal n_steps
+        skipped, n_steps = n_steps, 0
+        return itertools.islice(steps(), skipped, None)
+
+    iterator._enumerate_iterator = steps_left

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -89,22 +90,14 @@ def check_fits(
     Raises:
         InputError: they differ by more than a conversion of numbers and trailing dimensions of extent 1.
     """
-    short, long = _without_ones(got), _without_ones(expected)
-    pairs = zip(short, long, strict=False)
-    if len(short) != len(long) or any(a != b for a, b in pairs if a is not None and b is not None):
+    pairs = zip_longest(got, expected, fillvalue=1)
+    if any(a != b for a, b in pairs if a is not None and b is not None):
         raise InputError(
             f"a batch has shape {_text(got)} for '{name}', expected {_text(expected)}, for which the plan was made; give "
             "batches of this shape, or parallelize the model for yours"
         )
     if got_dtype != expected_dtype and not (_is_number(got_dtype) and _is_number(expected_dtype)):
         raise InputError(f"a batch has type {got_dtype} for '{name}', expected {expected_dtype}; convert it")
-
-
-def _without_ones(shape: Sequence[int | None]) -> tuple[int | None, ...]:
-    shape = tuple(shape)
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 def _text(shape: Sequence[int | None]) -> str:
