@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from ..reschedule.layout import block_bounds
-from ..runtime.objects_between_ranks import complete, receive_object
+from ..runtime.objects_between_ranks import complete, is_finalized, receive_object
 from ..runtime.ranks import Processes
 from .batch import Batch
 
@@ -43,8 +43,8 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
             posted = following
             yield batch
     finally:
-        # If the iteration stops early, the next batch is already under way on every rank.
-        if posted is not None:
+        # If the iteration stops early, the next batch is already under way on every rank, unless all end.
+        if posted is not None and not is_finalized():
             processes.complete(posted[1], _BATCH)
 
 

@@ -66,11 +66,11 @@ class PositionRecorder(keras.callbacks.Callback):
 
 def skip_steps(iterator: Any, n_steps: int) -> None:
     """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
-    steps = iterator._enumerate_iterator
 
     def steps_left() -> Iterator[Any]:
-        nonlocal n_steps
-        skipped, n_steps = n_steps, 0
-        return itertools.islice(steps(), skipped, None)
+        # An iterator that refers to itself would live on after its loop, with the data that it reads ahead.
+        del iterator._enumerate_iterator
+        return itertools.islice(iterator._enumerate_iterator(), n_steps, None)
 
-    iterator._enumerate_iterator = steps_left
+    if n_steps:
+        iterator._enumerate_iterator = steps_left
