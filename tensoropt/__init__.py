@@ -41,12 +41,15 @@ _OWN = {
 }
 
 
-def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Session:
+def init(
+    hardware: Hardware | str | None = None, seed: int | None = None, *, batch_size: int | None = None
+) -> Session:
     """Start a session: connect the ranks, measure the hardware, and begin to record.
 
     Args:
         hardware: the hardware to plan for, instead of measuring it: an object, a cluster's name, or a file.
         seed: the seed of the recorded graph, as in ``tf.compat.v1.set_random_seed``; rank 0 draws it if None.
+        batch_size: the leading extent of placeholders that leave it open, as ``[None, 784]`` does.
 
     Returns:
         The session. Its ``processes`` know this process's rank; its ``hardware`` describes the hardware that was found.
@@ -59,7 +62,7 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Ses
     import_tensorflow()
     from .session.session import start
 
-    return start(hardware, seed)
+    return start(hardware, seed, batch_size)
 
 
 def find_strategy(

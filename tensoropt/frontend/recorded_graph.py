@@ -57,7 +57,9 @@ def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
             + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
         )
     what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
+    is_batch = tensor.shape.rank and tensor.shape[1:].is_fully_defined()
+    advice = "say the batch size by tensoropt.init(batch_size=...), or write it" if is_batch else "write the extent"
     raise InputError(
         f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
-        "is made for one batch: write the batch size where the shape says None"
+        f"is made for one batch: {advice} where the shape says None"
     )
