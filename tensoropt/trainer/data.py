@@ -62,6 +62,10 @@ class Sharing:
         specs = _each(tf.TensorSpec.from_tensor, element)
         parts = _Parts.of(specs, self._expected(lambda: specs))
         batch = parts.batch(element)
+        if parts.is_open and not self._ranks.leads:
+            other = self._ranks.processes.first_that_differs(repr(batch.extents))
+            if other is not None:
+                raise InputError(f"ranks 0 and {other} give batches ({running_line()}) of different shapes: {SAME_BATCHES}")
         if not self._ranks.leads:
             self._same.check(lambda: ((parts.names[i], leaf.numpy()) for i, leaf in enumerate(batch.leaves)))
         return batch
@@ -173,7 +177,7 @@ class Shares:
         if first is not None:
             yield first
         for number, (digest, batch) in enumerate(batches, 1):
-            if is_compared(number):
+            if is_compared(number) or self.parts.is_open:
                 self._check_same(digest)
             yield batch
 
@@ -218,8 +222,8 @@ class Shares:
     def _cut(self, n_shares: int) -> Callable[[Any, Structure], tuple[tf.Tensor, ...]]:
         """Return a function of an element's number and the element.
 
-        It returns a digest, the number of samples and this rank's share of the tensors. The digest is empty for a batch that
-        isn't compared. A batch with fewer samples than ``n_shares`` isn't cut.
+        It returns a digest, the number of samples and this rank's share of the tensors. The digest of a batch that isn't
+        compared is that of its shapes, as far as these are open. A batch with fewer samples than ``n_shares`` isn't cut.
         """
         rank = self._ranks.rank if n_shares > 1 else 0
         parts = self.parts
@@ -229,7 +233,7 @@ class Shares:
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
                 return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: tf.constant(b""))
+            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: _shapes(leaves, parts))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = n_samples >= n_shares
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
@@ -260,6 +264,10 @@ def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
 
     rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
     return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
+
+
+def _shapes(leaves: Sequence[tf.Tensor], parts: _Parts) -> tf.Tensor:
+    return tf.io.serialize_tensor(tf.concat(list(map(tf.shape, leaves)), 0)) if parts.is_open else tf.constant(b"")
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,6 +314,11 @@ class _Parts:
                 specs.append(spec)
                 paths.append((place, leaf))
         return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether batches may differ in extents other than the batch, which every rank must see alike."""
+        return any(None in spec.shape[1:] for spec in self.specs)
 
     @property
     def names(self) -> tuple[str, ...]:

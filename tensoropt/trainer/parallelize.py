@@ -14,7 +14,7 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.options import OPTIONS, find, request_of
+from ..plan.options import OPTIONS, find, limit_of, request_of
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
@@ -30,8 +30,8 @@ from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation
 from .programs import TRAIN, Captured, capture_program
-from .runs import Run, Runs
-from .signature import Signature, signature_of
+from .runs import Limit, Run, Runs
+from .signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -60,11 +60,13 @@ class _Start:
 
     Attributes:
         trainer: the trainer.
+        told: the specs of inputs that a Keras model tells; None if it tells none.
         optimizer: the user's optimizer, with loss scaling where that is needed.
     """
 
     trainer: Trainer | FunctionTrainer
     optimizer: keras.optimizers.Optimizer
+    told: Structure
     wishes: Wishes
     context: Context
     collectives: str
@@ -92,10 +94,15 @@ class _Start:
             else:
                 plan = _found(model, context, self.wishes, lambda: first_values(captured), self.collectives)
             execution = execute(plan, model, first_values(captured), context.processes, self.collectives)
-            trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), self.optimizer)
+            expected = signature
+            if isinstance(trainer, Trainer):
+                expected = opened(signature, self.told, bool(left_open_by(trainer.compilation.loss)))
+            limit = Limit(limit_of(self.wishes.memory, context.hardware), context.hardware)
+            runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
+            trainer.start(execution, runs, self.optimizer)
 
 
-def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes) -> _Start:
+def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes, told: Structure = None) -> _Start:
     """Return how a trainer is started.
 
     Raises:
@@ -111,7 +118,7 @@ def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
-    return _Start(trainer, chosen, wishes, context, collectives)
+    return _Start(trainer, chosen, told, wishes, context, collectives)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -239,7 +246,7 @@ def parallelized(
         expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
         tell_of_reads(model.variables)
-        start = _start_of(trainer, optimizer, wishes)
+        start = _start_of(trainer, optimizer, wishes, inputs_of(model, batch_size)[0])
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
         else:

@@ -69,12 +69,32 @@ class Signature:
         parts = {name: getattr(self, name) for name in ("inputs", "labels", "weights")}
         return replace(self, **{name: None if part is None else sized(part) for name, part in parts.items()})
 
-    def of(self, batch_size: int, weights: Structure) -> Signature:
-        """Return the signature for another batch size, with sample weights like the given tensors, or without for None."""
+    @property
+    def extents(self) -> tuple[tuple[int | None, ...], ...]:
+        """The extents of inputs and labels other than the batch."""
+        leaves = tf.nest.flatten([self.inputs, self.labels])
+        return tuple(tuple(leaf.shape[1:]) for leaf in leaves if leaf is not None)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether batches may differ in extents other than the batch."""
+        return any(None in shape for shape in self.extents)
+
+    def of(self, batch_size: int, inputs: Sequence[Any], labels: Sequence[Any], weights: Structure) -> Signature:
+        """Return the signature of a batch, given its tensors: without labels with those known, without weights for None."""
+
+        def like(spec: tf.TensorSpec, tensor: Any) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *tensor.shape[1:]], spec.dtype, spec.name)
+
+        flat = [like(*each) for each in zip(tf.nest.flatten(self.inputs), inputs, strict=True)]
+        of_labels = self.labels
+        if labels:
+            known = [leaf for leaf in tf.nest.flatten(self.labels) if leaf is not None]
+            of_labels = self.labels_of([like(*each) for each in zip(known, labels, strict=True)])
         if weights is not None:
             specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
             weights = named(specs, "sample_weight")
-        return replace(self, weights=weights).resized(batch_size)
+        return Signature(tf.nest.pack_sequence_as(self.inputs, flat), of_labels, weights).resized(batch_size)
 
 
 def signature_of(
@@ -91,7 +111,7 @@ def signature_of(
         raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
     if data is not None:
         return _from_data(data).resized(batch_size)
-    inputs, waits_for = _inputs(model, batch_size)
+    inputs, waits_for = inputs_of(model, batch_size)
     if labels is not None:
         labels = named(tf.nest.map_structure(_spec_of_labels, labels), "labels")
         if any(None in spec.shape[1:] for spec in tf.nest.flatten(labels)):
@@ -114,6 +134,32 @@ def labels_for(model: keras.Model, loss: Any, inputs: Structure, waits_for: str 
     if isinstance(loss, (Mapping, list, tuple)):
         _check_count(loss, results, names)
     return None if waits_for else named(_labels(loss, results, names), "labels")
+
+
+def opened(signature: Signature, told: Structure, has_open_labels: bool) -> Signature:
+    """Return a signature with None for the extents in which later batches may differ.
+
+    Args:
+        told: the specs of inputs that the model tells; None if it tells none, so that all extents may differ.
+        has_open_labels: whether the loss takes labels of any shape.
+    """
+
+    def free(spec: tf.TensorSpec | None, extents: Sequence[int | None] | None = None) -> tf.TensorSpec | None:
+        return spec and tf.TensorSpec([None] * spec.shape.rank if extents is None else extents, spec.dtype, spec.name)
+
+    specs, open_inputs = tf.nest.flatten(signature.inputs), signature.inputs
+    if told is None:
+        open_inputs = tf.nest.map_structure(free, signature.inputs)
+    else:
+        shapes = [each.shape for each in tf.nest.flatten(told)]
+        if [spec.shape.rank for spec in specs] == [shape.rank for shape in shapes]:
+            freed = [free(spec, [None, *shape[1:]]) for spec, shape in zip(specs, shapes, strict=True)]
+            if all(one.is_compatible_with(other) for one, other in zip(freed, specs, strict=True)):
+                open_inputs = tf.nest.pack_sequence_as(signature.inputs, freed)
+    made = replace(signature, inputs=open_inputs)
+    if signature.labels is None or not (has_open_labels or made.has_open_inputs):
+        return made
+    return replace(made, labels=tf.nest.map_structure(free, signature.labels))
 
 
 def assumed(signature: Signature, model: keras.Model, loss: Any) -> Signature:
@@ -224,7 +270,7 @@ def _spec_of_labels(leaf: Any) -> tf.TensorSpec:
     )
 
 
-def _inputs(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
+def inputs_of(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
     """Return the specs of a model's inputs, None if only a call of it shows them, and the clause that says what is open."""
     structure = _symbolic_inputs(model)
     if structure is None:

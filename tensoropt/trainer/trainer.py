@@ -81,7 +81,7 @@ class Trainer(LiveModel):
         """Return what batches are expected to be; a model that waits for its first batch is captured for what is seen."""
         if self.deferred is not None:
             self.deferred.capture(seen())
-        return self.ranks.runs.signature
+        return self.ranks.runs.expected
 
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run, once its training step is captured and planned."""

@@ -107,6 +107,21 @@ def generated(model: Any) -> Any:
     return model.fit(batches(), epochs=2, steps_per_epoch=2, verbose=0).history
 
 
+def bucketed(model: Any) -> Any:
+    """Batches of three lengths, the last one of them smaller; then one length more that isn't trained on."""
+
+    def batches() -> Iterator[Any]:
+        for begin, length in ((0, 5), (8, 7), (0, 3), (16, 5)):
+            yield X[begin : begin + BATCH, :length], LABELS[begin : begin + BATCH]
+
+    specs = (tf.TensorSpec([None, None, 5], "float64"), tf.TensorSpec([None, 1], "int64"))
+    known = tf.data.experimental.assert_cardinality(4)
+    data = tf.data.Dataset.from_generator(batches, output_signature=specs).apply(known)
+    history = model.fit(data, epochs=2, verbose=0).history
+    evaluated = [float(model.evaluate(X[:, :n], LABELS, batch_size=BATCH, verbose=0)) for n in (1, 7)]
+    return history, evaluated, float(np.sum(model.predict(data, verbose=0)))
+
+
 def by_batches(model: Any) -> Any:
     return [model.train_on_batch(X[:BATCH], LABELS[:BATCH]) for _ in range(2)]
 
@@ -139,6 +154,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], Callable[[A
 }
 ON_RANKS = {
     "an unbuilt model": (unbuilt, lambda: "mse", fitted(X, Y)),
+    "batches of several lengths": (averaged, lambda: contrastive, bucketed),
     "a generator": (averaged, lambda: contrastive, generated),
 }
 
