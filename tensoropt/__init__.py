@@ -156,13 +156,14 @@ def parallelize(
     model itself stays as it is.
 
     Args:
-        model: a built Keras model, or the result of :func:`capture`.
+        model: a Keras model, or the result of :func:`capture`. If the model and the loss leave open what a batch is, the
+            model is captured and planned for its first batch.
         batch_size: samples per step, over all devices.
         option: ``mini_time`` or ``mini_parallelism``; with ``memory``, ``parallelism``, ``cluster`` and ``force`` as for
             :func:`find_strategy`.
         plan: a plan to use instead of a search, or the file of one.
         collectives: as for :func:`build_execution_graph`.
-        labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
+        labels: ``tf.TensorSpec`` of the labels, to plan before the data where the loss doesn't tell.
         sample_weight: whether batches come with sample weights.
         data: a dataset of batches, or arrays ``(x, y)``, that shows what inputs, labels and weights are, in place of the
             model and the loss.

@@ -386,8 +386,8 @@ def _converted(leaf: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     leaf = tf.cast(leaf, spec.dtype) if leaf.dtype != spec.dtype else leaf
     if leaf.shape.rank is not None:
         n_ones = spec.shape.rank - leaf.shape.rank
-        if n_ones > 0:
-            leaf = leaf[(..., *[tf.newaxis] * n_ones)]
-        elif n_ones < 0:
-            leaf = tf.squeeze(leaf, list(range(n_ones, 0)))
+        for _ in range(n_ones):
+            leaf = tf.expand_dims(leaf, -1)
+        for _ in range(-n_ones):
+            leaf = tf.squeeze(leaf, [-1])
     return leaf

@@ -66,8 +66,9 @@ class Signature:
                 lambda spec: spec and tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, spec.name), structure
             )
 
-        parts = {name: getattr(self, name) for name in ("inputs", "labels", "weights")}
-        return replace(self, **{name: None if part is None else sized(part) for name, part in parts.items()})
+        parts = (self.inputs, self.labels, self.weights)
+        inputs, labels, weights = (None if part is None else sized(part) for part in parts)
+        return replace(self, inputs=inputs, labels=labels, weights=weights)
 
     @property
     def extents(self) -> tuple[tuple[int | None, ...], ...]:
@@ -152,10 +153,10 @@ def opened(signature: Signature, told: Structure, has_open_labels: bool) -> Sign
         open_inputs = tf.nest.map_structure(free, signature.inputs)
     else:
         shapes = [each.shape for each in tf.nest.flatten(told)]
-        if [spec.shape.rank for spec in specs] == [shape.rank for shape in shapes]:
-            freed = [free(spec, [None, *shape[1:]]) for spec, shape in zip(specs, shapes, strict=True)]
-            if all(one.is_compatible_with(other) for one, other in zip(freed, specs, strict=True)):
-                open_inputs = tf.nest.pack_sequence_as(signature.inputs, freed)
+        pairs = list(zip(specs, shapes, strict=False))
+        if len(specs) == len(shapes) and all(spec.shape[1:].is_compatible_with(shape[1:]) for spec, shape in pairs):
+            freed = [free(spec, [None, *shape[1:]]) for spec, shape in pairs]
+            open_inputs = tf.nest.pack_sequence_as(signature.inputs, freed)
     made = replace(signature, inputs=open_inputs)
     if signature.labels is None or not (has_open_labels or made.has_open_inputs):
         return made
