@@ -311,6 +311,11 @@ class _Parts:
                 if got.shape.rank is not None:
                     name = spec.name or PARTS[place]
                     check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
+                if PARTS[place] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
+                    raise InputError(
+                        f"{PARTS[place]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
+                        f"{spec.dtype.name}, to which it can't be converted without a loss; give all batches one type"
+                    )
                 specs.append(spec)
                 paths.append((place, leaf))
         return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])

@@ -48,7 +48,9 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
     else:
         labels = labels_for(model, loss, inputs)
     weights = expected.weights if weights is None else tf.nest.map_structure(planned_weight, part_of(weights, PARTS[2]))
-    return Signature(inputs, labels, weights).resized(batch_size)
+    told = (expected.inputs, expected.labels)
+    as_seen = frozenset(name for name, part in zip(PARTS, told, strict=False) if part is None)
+    return Signature(inputs, labels, weights, as_seen=as_seen).resized(batch_size)
 
 
 def _filled(expected: Structure, given: Structure, part: str) -> Structure:

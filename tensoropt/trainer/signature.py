@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -29,12 +29,14 @@ class Signature:
         weights: the sample weights.
         waits_for: what the model and its loss leave open, as a clause of a sentence; "" if they tell everything. Open
             extents are None; so are parts that only a batch shows.
+        as_seen: the parts whose types are those of a batch that was seen, where the model would take others too.
     """
 
     inputs: Structure
     labels: Structure = None
     weights: Structure = None
     waits_for: str = ""
+    as_seen: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def arguments(self) -> list[Structure]:
@@ -206,7 +208,8 @@ def _from_data(data: Any) -> Signature:
     parts = parts if isinstance(parts, tuple) else (parts,)
     if not 1 <= len(parts) <= 3:
         raise InputError(f"a dataset gives (x, y) or (x, y, sample_weight), got elements of {len(parts)} parts")
-    return Signature(*(part_of(part, name, "data=") for part, name in zip(parts, PARTS, strict=False) if part is not None))
+    specs = (part_of(part, name, "data=") for part, name in zip(parts, PARTS, strict=False) if part is not None)
+    return Signature(*specs, as_seen=frozenset(PARTS))
 
 
 def part_of(part: Structure, name: str, of: str = "a batch") -> Structure:

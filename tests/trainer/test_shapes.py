@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from trainer.deferred_cases import BATCH, LABELS, X, averaged, compared, contrastive, trainer_of
+from trainer.deferred_cases import BATCH, LABELS, X, Y, averaged, compared, contrastive, trainer_of
 
 import tensoropt
 
@@ -79,6 +79,8 @@ def test_fixed_extents_stay_fixed():
             return self.dense(x)
 
     trainer = trainer_of(Net(), "mse")
-    trainer.train_on_batch(X[:BATCH, 0], np.zeros((BATCH, 4)))
+    trainer.train_on_batch(X[:BATCH, 0], np.zeros((BATCH, 4), "int64"))
+    with refuses("y of a batch HERE has type float64 where the first one had int64, to which it can't be converted without"):
+        trainer.fit(X[:, 0], Y, verbose=0)
     with refuses(r"the model can't take batches HERE of x \[8, 3\], y \[8, 4\], the plan was made for x \[8, 5\], y"):
-        trainer.train_on_batch(X[:BATCH, 0, :3], np.zeros((BATCH, 4)))
+        trainer.train_on_batch(X[:BATCH, 0, :3], np.zeros((BATCH, 4), "int64"))
