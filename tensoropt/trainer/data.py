@@ -146,7 +146,7 @@ class Shares:
         if self._ranks.n_shares == 1:
             return self._counted(self._alone())
         if self.one_reads:
-            return self._counted(handed_out(self._whole(), self._ranks.processes))
+            return self._counted(handed_out(self._whole(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -172,7 +172,7 @@ class Shares:
         if other is not None:
             self._let_one_read(other)
             del batches
-            yield from handed_out(self._whole(), self._ranks.processes)
+            yield from handed_out(self._whole(), self._ranks)
             return
         if first is not None:
             yield first
@@ -223,9 +223,9 @@ class Shares:
         """Return a function of an element's number and the element.
 
         It returns a digest, the number of samples and this rank's share of the tensors. The digest of a batch that isn't
-        compared is that of its shapes, as far as these are open. A batch with fewer samples than ``n_shares`` isn't cut.
+        compared is that of its shapes, as far as these are open. A batch with too few samples isn't cut.
         """
-        rank = self._ranks.rank if n_shares > 1 else 0
+        rank, least = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared
         parts = self.parts
 
         def cut(number: Any, element: Structure) -> tuple[tf.Tensor, ...]:
@@ -235,7 +235,7 @@ class Shares:
                 return tf.constant(b""), n_samples, *leaves
             digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: _shapes(leaves, parts))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
-            is_share = n_samples >= n_shares
+            is_share = tf.cast(n_samples, tf.int64) >= least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
             return digest, n_samples, *(leaf[start:end] for leaf in leaves)
 
@@ -244,7 +244,7 @@ class Shares:
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         for digest, n_samples, *leaves in elements:
             n = int(n_samples)
-            yield digest.numpy(), self.parts.packed(leaves, n, is_share=1 < n_shares <= n)
+            yield digest.numpy(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
 
 
 def _in_order(data: tf.data.Dataset) -> tf.data.Dataset:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from ..common.errors import InputError, short
+from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, find, limit_of, request_of
@@ -20,7 +21,7 @@ from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, execute, loaded_plan
 from ..runtime.prepare import model_of
-from ..runtime.ranks import current_processes, install_error_handling
+from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
@@ -52,6 +53,7 @@ class Wishes:
     profile_budget: float | str | None = None
     without: Collection[str] = ()
     micro_batches: int | None = None
+    verbose: int | str | bool = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class _Start:
     wishes: Wishes
     context: Context
     collectives: str
+    display: Display
 
     def __call__(self, signature: Signature) -> None:
         """Capture the training step for a signature, plan it, and start the trainer.
@@ -77,29 +80,34 @@ class _Start:
         Raises:
             InputError: something can't be captured, or no plan fits.
         """
-        trainer, context = self.trainer, self.context
+        trainer, context, display = self.trainer, self.context, self.display
         objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
         def capture(kind: str, at: Signature) -> Captured:
-            return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
+            with display.phase("capture of the model"):
+                return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
 
         def first_values(captured: Captured) -> _FirstValues:
             return _FirstValues(captured, context)
 
-        with own_values():  # of a model, optimizer and metrics that other trainers may have
+        # The values are those of a model, optimizer and metrics that other trainers may have.
+        with own_values(), display.phase("start"):
             captured = capture(TRAIN, signature)
-            model = model_of(captured.graph, context)
+            with display.phase("gradients of the model"):
+                model = model_of(captured.graph, context)
             if self.wishes.plan is not None:
                 plan = _given(self.wishes.plan, context)
             else:
-                plan = _found(model, context, self.wishes, lambda: first_values(captured), self.collectives)
-            execution = execute(plan, model, first_values(captured), context.processes, self.collectives)
+                with display.phase("search for a plan"):
+                    plan = _found(model, context, self.wishes, lambda: first_values(captured), self.collectives)
+            execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
             expected = signature
             if isinstance(trainer, Trainer):
                 expected = opened(signature, self.told, bool(left_open_by(trainer.compilation.loss)))
             limit = Limit(limit_of(self.wishes.memory, context.hardware), context.hardware)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
             trainer.start(execution, runs, self.optimizer)
+        display.say(plan.brief())
 
 
 def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes, told: Structure = None) -> _Start:
@@ -114,11 +122,13 @@ def _start_of(trainer: Trainer | FunctionTrainer, optimizer: Any, wishes: Wishes
             f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
             "model is built to run"
         )
-    context = Context(wishes.cluster, None)
+    display = display_here(wishes.verbose)
+    with display.phase("start"):
+        context = Context(wishes.cluster, None, display)
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
-    return _Start(trainer, chosen, told, wishes, context, collectives)
+    return _Start(trainer, chosen, told, wishes, context, collectives, display)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -139,6 +149,7 @@ def _found(
     request = request_of(
         model, context.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
     )
+    request = replace(request, progress=context.display.update)
     if wishes.profile_budget is not None:
         return find_measured(
             wishes.option,
