@@ -39,7 +39,7 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
         labels = expected.labels
     elif y is not None:
         labels = part_of(y, PARTS[1]) if expected.labels is None else _filled(expected.labels, y, PARTS[1])
-    elif open_loss := left_open_by(loss):
+    elif open_loss := left_open_by(loss, has_data=False):
         raise InputError(
             f"the batch ({running_line()}) has no labels, and {open_loss}; train or evaluate on batches (x, y) first, say "
             "them by parallelize(..., labels=tf.TensorSpec(shape, dtype)), or predict by the model itself, whose values are "

@@ -182,16 +182,19 @@ def assumed(signature: Signature, model: keras.Model, loss: Any) -> Signature:
     return replace(signature, labels=labels, waits_for="").resized(signature.batch_size)
 
 
-def left_open_by(loss: Any) -> str:
+def left_open_by(loss: Any, has_data: bool = True) -> str:
     """Return the clause that says which loss doesn't tell its labels' shapes; "" if all do.
 
     Keras's own losses take labels like the results, or classes, except those of ``_OTHER_LABELS``.
+
+    Args:
+        has_data: whether data will tell; else a result without a loss is taken to have no labels.
     """
     if isinstance(loss, (Mapping, list, tuple)):
-        each = loss.values() if isinstance(loss, Mapping) else loss
-        return next(filter(None, map(left_open_by, each)), "")
+        losses = loss.values() if isinstance(loss, Mapping) else loss
+        return next(filter(None, (left_open_by(each, has_data) for each in losses)), "")
     if loss is None:
-        return "a result without a loss leaves open whether batches have labels for it"
+        return "a result without a loss leaves open whether batches have labels for it" if has_data else ""
     found = keras.losses.get(loss)
     of = getattr(found, "fn", None) or (type(found) if isinstance(found, keras.losses.Loss) else found)
     if of.__module__.startswith("keras.") and of.__name__ not in _OTHER_LABELS:
@@ -209,7 +212,7 @@ def _from_data(data: Any) -> Signature:
     if not 1 <= len(parts) <= 3:
         raise InputError(f"a dataset gives (x, y) or (x, y, sample_weight), got elements of {len(parts)} parts")
     specs = (part_of(part, name, "data=") for part, name in zip(parts, PARTS, strict=False) if part is not None)
-    return Signature(*specs, as_seen=frozenset(PARTS))
+    return replace(Signature(*specs), as_seen=frozenset(PARTS))
 
 
 def part_of(part: Structure, name: str, of: str = "a batch") -> Structure:
@@ -303,10 +306,12 @@ def symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
 
 
 def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure:
-    """Return the specs of the labels that Keras's losses take for a model's results.
+    """Return the specs of the labels that Keras's losses take for a model's results; None for a result without a loss.
 
     A sparse loss takes int64 classes, without the results' last dimension. Other losses take labels like the results.
     """
+    if loss is None:
+        return None
     if isinstance(loss, Mapping):
         of = results if isinstance(results, Mapping) else dict(zip(names or loss, tf.nest.flatten(results), strict=True))
         return {key: _labels(each, of[key], None) for key, each in loss.items()}

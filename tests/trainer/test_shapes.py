@@ -46,22 +46,22 @@ def test_a_length_beyond_the_memory_limit_is_refused_with_the_longest_that_fits(
     trainer = trainer_of(averaged(), contrastive, memory=60_000)
     trainer.fit(X[:BATCH], LABELS[:BATCH], verbose=0)
     before = trainer.get_weights()
-    long = np.zeros((BATCH, 300, 5))
+    long = np.zeros((BATCH, 120, 5))
     said = (
-        r"a batch HERE of x \[8, 300, 5\], y \[8, 1\] needs .* of a device with the configs of the plan, more than the "
+        r"a batch HERE of x \[8, 120, 5\], y \[8, 1\] needs .* of a device with the configs of the plan, more than the "
         r"limit of .*; the longest that fits is x \[8, \d+, 5\]"
     )
     with refuses(said) as found:
         trainer.fit(long, LABELS[:BATCH], verbose=0)
     longest = int(str(found.value).partition("fits is x [8, ")[2].partition(",")[0])
-    assert 7 < longest < 300
+    assert 7 < longest < 120
     with refuses(rf"a batch HERE .* the longest that fits is x \[8, {longest}, 5\]"):
         trainer.train_on_batch(long[:, : longest + 1], LABELS[:BATCH])
     for one, other in zip(trainer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
     trainer.train_on_batch(long[:, :longest], LABELS[:BATCH])
-    with refuses(r"a batch HERE of x \[8, 9999, 5\], .* the longest that fits is"):
-        trainer.predict_on_batch(np.zeros((BATCH, 9999, 5)))
+    with refuses(r"a batch HERE of x \[8, 999, 5\], .* the longest that fits is"):
+        trainer.predict_on_batch(np.zeros((BATCH, 999, 5)))
 
 
 def test_fixed_extents_stay_fixed():
