@@ -108,17 +108,17 @@ def generated(model: Any) -> Any:
 
 
 def bucketed(model: Any) -> Any:
-    """Batches of three lengths, the last one of them smaller; then one length more that isn't trained on."""
+    """Batches of two lengths, the last one of them smaller; then one length more that isn't trained on."""
 
     def batches() -> Iterator[Any]:
-        for begin, length in ((0, 5), (8, 7), (0, 3), (16, 5)):
+        for begin, length in ((0, 5), (8, 7), (16, 5)):
             yield X[begin : begin + BATCH, :length], LABELS[begin : begin + BATCH]
 
     specs = (tf.TensorSpec([None, None, 5], "float64"), tf.TensorSpec([None, 1], "int64"))
-    known = tf.data.experimental.assert_cardinality(4)
+    known = tf.data.experimental.assert_cardinality(3)
     data = tf.data.Dataset.from_generator(batches, output_signature=specs).apply(known)
     history = model.fit(data, epochs=2, verbose=0).history
-    evaluated = [float(model.evaluate(X[:, :n], LABELS, batch_size=BATCH, verbose=0)) for n in (1, 7)]
+    evaluated = float(model.evaluate(X[:16, :1], LABELS[:16], batch_size=BATCH, verbose=0))
     return history, evaluated, float(np.sum(model.predict(data, verbose=0)))
 
 
@@ -127,7 +127,7 @@ def by_batches(model: Any) -> Any:
 
 
 def other_calls_first(model: Any) -> Any:
-    evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0), float(np.sum(model.predict_on_batch(X[:3])))
+    evaluated = float(model.evaluate(X[:16], Y[:16], batch_size=BATCH, verbose=0))
     return evaluated, fitted(X, Y, sample_weight=np.arange(20.0))(model)
 
 
@@ -136,7 +136,7 @@ def with_labels_for_one_result(model: Any) -> Any:
 
 
 def predicted_first(model: Any) -> Any:
-    return float(np.sum(model.predict(X, batch_size=BATCH, verbose=0))), fitted(X, Y)(model)
+    return float(np.sum(model.predict_on_batch(X[:3]))), fitted(X[:16], Y[:16])(model)
 
 
 def classes() -> Any:
