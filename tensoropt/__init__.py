@@ -41,12 +41,15 @@ _OWN = {
 }
 
 
-def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Session:
+def init(
+    hardware: Hardware | str | None = None, seed: int | None = None, *, batch_size: int | None = None
+) -> Session:
     """Start a session: connect the ranks, measure the hardware, and begin to record.
 
     Args:
         hardware: the hardware to plan for, instead of measuring it: an object, a cluster's name, or a file.
         seed: the seed of the recorded graph, as in ``tf.compat.v1.set_random_seed``; rank 0 draws it if None.
+        batch_size: the leading extent of placeholders that leave it open, as ``[None, 784]`` does.
 
     Returns:
         The session. Its ``processes`` know this process's rank; its ``hardware`` describes the hardware that was found.
@@ -59,7 +62,7 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None) -> Ses
     import_tensorflow()
     from .session.session import start
 
-    return start(hardware, seed)
+    return start(hardware, seed, batch_size)
 
 
 def find_strategy(
@@ -158,13 +161,14 @@ def parallelize(
     model itself stays as it is.
 
     Args:
-        model: a built Keras model, or the result of :func:`capture`.
+        model: a Keras model, or the result of :func:`capture`. If the model and the loss leave open what a batch is, the
+            model is captured and planned for its first batch.
         batch_size: samples per step, over all devices.
         option: ``mini_time`` or ``mini_parallelism``; with ``memory``, ``parallelism``, ``cluster`` and ``force`` as for
             :func:`find_strategy`.
         plan: a plan to use instead of a search, or the file of one.
         collectives: as for :func:`build_execution_graph`.
-        labels: ``tf.TensorSpec`` of the labels, where the loss doesn't tell.
+        labels: ``tf.TensorSpec`` of the labels, to plan before the data where the loss doesn't tell.
         sample_weight: whether batches come with sample weights.
         data: a dataset of batches, or arrays ``(x, y)``, that shows what inputs, labels and weights are, in place of the
             model and the loss.

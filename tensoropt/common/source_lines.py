@@ -6,6 +6,8 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
@@ -19,6 +21,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(
     {os.path.join(path, "") for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))}
 )
+# The line of a call whose work is done later.
+_called_at: ContextVar[str] = ContextVar("tensoropt_called_at", default="")
 
 
 def source_line(op: Any) -> str:
@@ -29,8 +33,20 @@ def source_line(op: Any) -> str:
     return ""
 
 
+@contextmanager
+def called_at(line: str) -> Iterator[None]:
+    """Have :func:`running_line` return a line within this context: that of an earlier call, whose work is done now."""
+    token = _called_at.set(line)
+    try:
+        yield
+    finally:
+        _called_at.reset(token)
+
+
 def running_line() -> str:
     """Return the innermost line of the user's code that is being executed, as ``file:line``."""
+    if _called_at.get():
+        return _called_at.get()
     for frame in _outwards(sys._getframe(1)):
         if _kind(frame.f_code.co_filename) == _USERS:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -82,6 +98,8 @@ def code_location(frame: FrameType | None) -> CodeLocation:
             continue
         innermost = innermost or kind
         if kind == _OURS:
+            if each.f_code.co_name == "__getattribute__":
+                continue  # on the way to a property, by whose name the user called it
             call = outermost_call = each.f_code.co_name
             continue
         at = f"{os.path.basename(each.f_code.co_filename)}:{each.f_lineno}"

@@ -87,7 +87,9 @@ def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
             "values that the model computes, and what such operators give in the end must have a known shape; reduce it, "
             "tell its shape by tf.ensure_shape, or keep all and choose by tf.where(condition, x, y) or a mask"
         )
+    is_batch = tensor.shape.rank and tensor.shape[1:].is_fully_defined()
+    advice = "say the batch size by tensoropt.init(batch_size=...), or write it" if is_batch else "write the extent"
     raise InputError(
         f"placeholder '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
-        "is made for one batch: write the batch size where the shape says None"
+        f"is made for one batch: {advice} where the shape says None"
     )

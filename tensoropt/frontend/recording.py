@@ -18,11 +18,32 @@ from ..optimizers.classic import Classic
 from .recorded_graph import RecordedStep
 
 
+class _OfBatchSize(tf.Graph):
+    """A graph whose placeholders have the batch size as their leading extent where they leave that open.
+
+    So all shapes that follow are inferred with it.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self._batch_size = batch_size
+
+    def _create_op_internal(self, op_type: str, *arguments: Any, **named: Any) -> tf.Operation:
+        attributes = named.get("attrs") or {}
+        if op_type in ("Placeholder", "PlaceholderWithDefault") and attributes["shape"].shape.dim:
+            shape = tf.compat.v1.AttrValue()
+            shape.CopyFrom(attributes["shape"])
+            leading = shape.shape.dim[0]
+            leading.size = self._batch_size if leading.size < 0 else leading.size
+            named["attrs"] = {**attributes, "shape": shape}
+        return super()._create_op_internal(op_type, *arguments, **named)
+
+
 class Recording:
     """The graph that is being recorded, and its training steps. It is the default graph until :meth:`close`."""
 
-    def __init__(self, seed: int) -> None:
-        self.graph = tf.Graph()
+    def __init__(self, seed: int, batch_size: int | None = None) -> None:
+        self.graph = tf.Graph() if batch_size is None else _OfBatchSize(batch_size)
         self.is_open = False
         self.steps: list[RecordedStep] = []
         self._entered = ExitStack()

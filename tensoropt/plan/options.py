@@ -56,7 +56,7 @@ def request_of(
         InputError: ``memory`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't be trained
             in so many micro-batches.
     """
-    limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+    limit = limit_of(memory, hardware)
     forced, left_out = checked_force(force), checked_choices(without)
     return Request(
         model,
@@ -67,6 +67,15 @@ def request_of(
         without=left_out,
         micro_batches=checked_micro_batches(model, micro_batches, left_out),
     )
+
+
+def limit_of(memory: int | str | None, hardware: Hardware) -> int:
+    """Return the memory limit per device in bytes: the given one, or the default limit of the hardware's device.
+
+    Raises:
+        InputError: ``memory`` is malformed.
+    """
+    return default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
 
 
 def checked_micro_batches(model: Model, requested: object, without: Container[str]) -> int | None:

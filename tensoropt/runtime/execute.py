@@ -17,15 +17,19 @@ from ..common.errors import InputError, short
 from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
+from ..costs.model_costs import costing_of
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend, Collective
 from ..plan.build import check_reshardings
 from ..plan.plan import Plan
+from ..profiling.hardware import Hardware
+from ..program.replay import peak_of
 from ..reschedule.layout import Axes, parse_axes
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts, Router
+from ..sharding.strategy import StrategyView
 from .collectives.single import SingleCommunicator
 from .engine import Engine
 from .memory_check import check_available_memory, state_bytes
@@ -158,11 +162,9 @@ def execute_beside(
     Args:
         initial_value: returns the global initial value of a variable that the first engine doesn't have.
     """
-    plan, first = execution.plan, execution.engine
-    strategy = inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh)
-    view = model.view(strategy)
+    first = execution.engine
     engine = Engine(
-        view,
+        _view_beside(execution.plan, model),
         Router(PlainCosts()),
         first.backend,
         initial_value,
@@ -173,6 +175,17 @@ def execute_beside(
         display=first.display,
     )
     return replace(execution, engine=engine)
+
+
+def peak_beside(execution: Execution, model: Model, hardware: Hardware) -> int:
+    """Return the most memory that is alive at once on a device while :func:`execute_beside` runs a program."""
+    plan = execution.plan
+    costing = costing_of(model, hardware, plan.mesh)
+    return peak_of(_view_beside(plan, model), model.backward, costing, Router(PlainCosts())).n_bytes
+
+
+def _view_beside(plan: Plan, model: Model) -> StrategyView:
+    return model.view(inherited(model.graph, {op.name: op.config for op in plan.operators}, plan.mesh))
 
 
 def _check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:

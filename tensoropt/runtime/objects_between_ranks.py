@@ -28,6 +28,13 @@ def complete(*requests: Any) -> None:
     _until(lambda: MPI.Request.Testall(pending))
 
 
+def is_finalized() -> bool:
+    """Return whether MPI has ended: no request can be waited for any more."""
+    from mpi4py import MPI
+
+    return bool(MPI.Is_finalized())
+
+
 def receive_object(comm: Any, rank: int, tag: int) -> Any:
     """Return the object that another rank sends by ``comm.isend``."""
     return _until(lambda: comm.improbe(source=rank, tag=tag)).recv()

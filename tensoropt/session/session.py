@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..common.errors import InputError
+from ..common.errors import InputError, short
 from ..common.source_lines import is_users
 from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
@@ -51,12 +51,12 @@ class Session:
         execution: the plan that runs, after :meth:`build`.
     """
 
-    def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
+    def __init__(self, hardware: Hardware | str | None, seed: int | None, batch_size: int | None) -> None:
         self._display = display_here()
         self.context = Context(hardware, seed, self._display)
         self.execution: Execution | None = None
         self._same_feeds: SameData | None = None
-        self._recording = Recording(self.context.seed)
+        self._recording = Recording(self.context.seed, batch_size)
         self._model: Model | None = None
         self._initializers: frozenset[str] = frozenset()
 
@@ -236,11 +236,12 @@ def standing_in(recorder: Any) -> Iterator[None]:
         _stand_in = None
 
 
-def start(hardware: Hardware | str | None, seed: int | None) -> Session:
+def start(hardware: Hardware | str | None, seed: int | None, batch_size: int | None = None) -> Session:
     """Begin a session; a session that is still recording ends.
 
     Raises:
-        InputError: TensorFlow isn't in eager mode, in which the built model runs, or a model is recorded without a session.
+        InputError: the batch size isn't one, TensorFlow isn't in eager mode, in which the built model runs, or a model is
+            recorded without a session.
     """
     global _current
     if _stand_in is not None:
@@ -257,7 +258,9 @@ def start(hardware: Hardware | str | None, seed: int | None) -> Session:
             "tf.Graph().as_default() and tf.function, and without tf.compat.v1.disable_eager_execution() or "
             "disable_v2_behavior()"
         )
-    _current = Session(hardware, seed)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
+    _current = Session(hardware, seed, batch_size)
     return _current
 
 

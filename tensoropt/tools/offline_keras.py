@@ -19,7 +19,7 @@ from ..sharding.model import Model
 from ..trainer.accepting import check_model
 from ..trainer.objective import Compilation, KerasObjective
 from ..trainer.programs import TRAIN, capture_program
-from ..trainer.signature import signature_of
+from ..trainer.signature import assumed, signature_of
 from .offline import Recorded
 
 OPTIMIZERS = {
@@ -65,7 +65,7 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     model = make()
     check_model(model)
     compilation, chosen = _compiled(model, optimizer)
-    signature = signature_of(model, compilation.loss, batch_size, None, False, None)
+    signature = assumed(signature_of(model, compilation.loss, batch_size, None, False, None), model, compilation.loss)
     objective = KerasObjective(model, compilation)
     captured = capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(chosen, variables))
     recorded = time.perf_counter()

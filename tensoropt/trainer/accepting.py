@@ -1,4 +1,4 @@
-"""Check that a Keras model can be parallelized: it must be built and use Keras's own steps."""
+"""Check that a Keras model can be parallelized: it must use Keras's own steps."""
 
 from __future__ import annotations
 
@@ -41,15 +41,10 @@ def check_model(model: Any) -> None:
     """Check that a model can be parallelized.
 
     Raises:
-        InputError: it isn't a Keras model, it isn't built, or it overrides one of the methods of Keras's steps.
+        InputError: it isn't a Keras model, or it overrides one of the methods of Keras's steps.
     """
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    if not model.built:
-        raise InputError(
-            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
-            "model.build(shape)"
-        )
     for name, instead in _NOT_CALLED.items():
         method = getattr(type(model), name)
         if method is not getattr(keras.Model, name):

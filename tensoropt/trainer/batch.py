@@ -37,11 +37,11 @@ class Batch:
         return [*self.inputs, *self.labels, *([] if self.weights is None else tf.nest.flatten(self.weights))]
 
     @property
-    def weights_key(self) -> Any:
-        """The shapes of the sample weights without the batch dimension, to tell batches apart; None without weights."""
-        if self.weights is None:
-            return None
-        return tuple(tuple(each.shape[1:]) for each in tf.nest.flatten(self.weights))
+    def extents(self) -> Any:
+        """The shapes of inputs, labels and weights without the batch dimension, to tell batches apart."""
+        weights = None if self.weights is None else tf.nest.flatten(self.weights)
+        parts = (self.inputs, self.labels, weights)
+        return tuple(None if part is None else tuple(tuple(each.shape[1:]) for each in part) for part in parts)
 
     def with_leaves(self, leaves: Sequence[Any], is_share: bool) -> Batch:
         """Return the same batch with other tensors, given in the order of :attr:`leaves`."""

@@ -8,9 +8,11 @@ later batches differ, all ranks end.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -18,26 +20,34 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError
+from ..common.source_lines import running_line
 from ..runtime.same_data import DIGESTED_BYTES, PERIOD, SameData, is_compared
 from .batch import SAME_BATCHES, Batch
 from .handing_out import handed_out
 from .ranks import TrainerRanks
 from .runs import check_fits
-from .signature import PARTS, Signature, Structure, check_dense
+from .signature import PARTS, Signature, Structure, check_dense, is_none
 
 logger = logging.getLogger("tensoropt")
+
+
+Expected = Callable[[Callable[[], Structure]], Signature]
+"""Returns what batches are expected to be, given a function that returns the specs of those at hand."""
 
 
 class Sharing:
     """The distribution strategy for Keras's loops: it cuts datasets and batches into this rank's shares."""
 
-    def __init__(self, ranks: TrainerRanks, signature: Signature) -> None:
-        self._ranks, self._signature = ranks, signature
-        self._same = SameData(ranks.processes, "train_on_batch, test_on_batch or predict_on_batch", SAME_BATCHES)
+    def __init__(self, ranks: TrainerRanks, expected: Expected) -> None:
+        self._ranks, self._expected = ranks, expected
 
     def experimental_distribute_dataset(self, data: tf.data.Dataset) -> Shares:
         """Return this rank's shares of a dataset."""
-        return Shares(data, self._ranks, self._signature)
+        return Shares(data, self._ranks, self._expected)
+
+    @cached_property
+    def _same(self) -> SameData:
+        return SameData(self._ranks.processes, "train_on_batch, test_on_batch or predict_on_batch", SAME_BATCHES)
 
     def full_batch(self, element: Structure) -> Batch:
         """Return a global batch that every rank has, as given to ``train_on_batch``.
@@ -49,15 +59,23 @@ class Sharing:
             for leaf in tf.nest.flatten(part):
                 check_dense(leaf, f"{name} of a batch")
         element = _each(tf.convert_to_tensor, element)
-        parts = _ElementParts.of(_each(tf.TensorSpec.from_tensor, element), self._signature)
+        specs = _each(tf.TensorSpec.from_tensor, element)
+        parts = _ElementParts.of(specs, self._expected(lambda: specs))
         batch = parts.batch(element)
+        if parts.is_open and not self._ranks.leads:
+            other = self._ranks.processes.first_that_differs(repr(batch.extents))
+            if other is not None:
+                raise InputError(f"ranks 0 and {other} give batches ({running_line()}) of different shapes: {SAME_BATCHES}")
         if not self._ranks.leads:
             self._same.check(lambda: ((parts.names[i], leaf.numpy()) for i, leaf in enumerate(batch.leaves)))
         return batch
 
 
 def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
-    return tuple(part if part is None else keras.tree.map_structure(change, part) for part in element)
+    return tuple(
+        part if part is None else keras.tree.map_structure(lambda leaf: leaf if is_none(leaf) else change(leaf), part)
+        for part in element
+    )
 
 
 class Shares:
@@ -69,10 +87,10 @@ class Shares:
         taken: the number of batches taken since the last opening.
     """
 
-    def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, signature: Signature) -> None:
-        self._data, self._ranks = data, ranks
-        self._parts = _ElementParts.of(data.element_spec, signature)
+    def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
+        self._data, self._ranks, self._expected = data, ranks, expected
         self._begin = 0
+        self._begun: Iterator[Any] | None = None
         self._pipelines: dict[int, tf.data.Dataset] = {}
         self.one_reads, self.opened, self.taken = False, 0, 0
 
@@ -82,12 +100,51 @@ class Shares:
             iter(self._data)
         self.opened, self._begin = opened, taken
 
+    @cached_property
+    def parts(self) -> _ElementParts:
+        """The mapping from the dataset's elements to the tensors that programs take.
+
+        Raises:
+            InputError: the dataset doesn't have what is expected.
+        """
+        return _ElementParts.of(self._data.element_spec, self._expected(self._seen))
+
+    def check(self) -> None:
+        """Check that the dataset has what is expected; its first batch may decide what is.
+
+        Raises:
+            InputError: it doesn't.
+        """
+        assert self.parts
+
+    def _seen(self) -> Structure:
+        """Return the specs of the dataset's elements, on all ranks those of rank 0.
+
+        Where the dataset leaves extents open, they are those of its first batch. The next iteration begins with that batch,
+        so that the dataset isn't opened once more.
+        """
+        spec = self._data.element_spec
+        leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
+        if any(leaf.shape.rank is None or None in leaf.shape[1:] for leaf in leaves):
+            spec = None
+            if not self.one_reads or self._ranks.rank == 0:
+                elements = iter(_in_order(self._data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))
+                first = next(elements, None)
+                if first is not None:
+                    spec = _each(tf.TensorSpec.from_tensor, first if isinstance(first, tuple) else (first,))
+                    self._begun = itertools.chain([first], elements)
+        spec = self._ranks.processes.broadcast(spec, "the shapes of rank 0's first batch")
+        if spec is None:
+            raise InputError(f"the data ({running_line()}) is empty; the model is captured for the shapes of a first batch")
+        return spec if isinstance(spec, tuple) else (spec,)
+
     def __iter__(self) -> Iterator[Batch]:
+        self.check()  # before the dataset is opened, which may begin with the batch that was seen
         self.opened += 1
         self.taken, self._begin = self._begin, 0
         # The dataset is opened at once, as Keras's loops expect, but read only when the first batch is asked for.
         if self._ranks.n_shares == 1:
-            return self._counted(self._alone(self._open(1)))
+            return self._counted(self._alone())
         if self.one_reads:
             return self._counted(handed_out(self._full_batches(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
@@ -97,31 +154,30 @@ class Shares:
             self.taken += 1
             yield batch
 
-    def _alone(self, elements: Iterator[Any]) -> Iterator[Batch]:
-        return (batch for _, batch in self._read(elements, 1))
+    def _alone(self) -> Iterator[Batch]:
+        return (batch for _, batch in self._open(1))
 
     def _full_batches(self) -> Iterator[Batch] | None:
         """Return an iterator over global batches on rank 0; None on the other ranks."""
-        return self._alone(self._open(1)) if self._ranks.rank == 0 else None
+        return self._alone() if self._ranks.rank == 0 else None
 
-    def _agreed(self, elements: Iterator[Any]) -> Iterator[Batch]:
+    def _agreed(self, batches: Iterator[tuple[bytes, Batch]]) -> Iterator[Batch]:
         """Yield this rank's shares if the ranks' first batches are equal; else its shares of what rank 0 reads.
 
         Raises:
             InputError: later batches differ.
         """
-        batches = self._read(elements, self._ranks.n_shares)
         digest, first = next(batches, (None, None))
         other = self._ranks.processes.first_that_differs(digest)
         if other is not None:
             self._let_one_read(other)
-            del batches, elements
+            del batches
             yield from handed_out(self._full_batches(), self._ranks)
             return
         if first is not None:
             yield first
         for number, (digest, batch) in enumerate(batches, 1):
-            if is_compared(number):
+            if is_compared(number) or self.parts.is_open:
                 self._check_same(digest)
             yield batch
 
@@ -144,47 +200,57 @@ class Shares:
                 other,
             )
 
-    def _open(self, n_shares: int) -> Iterator[Any]:
-        """Return an iterator over an epoch's elements, each cut into ``n_shares`` shares.
+    def _open(self, n_shares: int) -> Iterator[tuple[bytes, Batch]]:
+        """Return an iterator over an epoch's digests and batches, each cut into ``n_shares`` shares.
 
         Tracing a pipeline takes longer than a small epoch, so the pipeline is reused for the next epoch.
         """
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return self._read(itertools.starmap(self._cut(n_shares), enumerate(begun)), n_shares)
         if self.taken:
-            return iter(self._pipeline(self._data.skip(self.taken), n_shares))
+            return self._read(iter(self._pipeline(self._data.skip(self.taken), n_shares)), n_shares)
         if n_shares not in self._pipelines:
             self._pipelines[n_shares] = self._pipeline(self._data, n_shares)
-        return iter(self._pipelines[n_shares])
+        return self._read(iter(self._pipelines[n_shares]), n_shares)
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
-        """Return a dataset that gives, for each batch, a digest, the number of samples and this rank's share of the tensors.
+        """Return a dataset that gives what :meth:`_cut` makes of each element."""
+        shares = data.enumerate().map(self._cut(n_shares), num_parallel_calls=tf.data.AUTOTUNE)
+        return _in_order(shares.prefetch(tf.data.AUTOTUNE))
 
-        The digest is empty for a batch that isn't compared. A batch with too few samples isn't cut.
+    def _cut(self, n_shares: int) -> Callable[[Any, Structure], tuple[tf.Tensor, ...]]:
+        """Return a function of an element's number and the element.
+
+        It returns a digest, the number of samples and this rank's share of the tensors. The digest of a batch that isn't
+        compared is that of its shapes, as far as these are open. A batch with too few samples isn't cut.
         """
         rank, least = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared
-        parts = self._parts
+        parts = self.parts
 
-        def cut(number: tf.Tensor, *element: Structure) -> tuple[tf.Tensor, ...]:
-            leaves = parts.converted(element)
+        def cut(number: Any, element: Structure) -> tuple[tf.Tensor, ...]:
+            leaves = parts.converted(parts.as_tuple(element))
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
                 return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: tf.constant(b""))
+            digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: _shapes(leaves, parts))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = tf.cast(n_samples, tf.int64) >= least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
             return digest, n_samples, *(leaf[start:end] for leaf in leaves)
 
-        options = tf.data.Options()
-        options.deterministic = True
-        shares = data.enumerate().map(
-            lambda number, element: cut(number, *parts.as_tuple(element)), num_parallel_calls=tf.data.AUTOTUNE
-        )
-        return shares.prefetch(tf.data.AUTOTUNE).with_options(options)
+        return cut
 
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         for digest, n_samples, *leaves in elements:
             n = int(n_samples)
-            yield digest.numpy(), self._parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
+            yield digest.numpy(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
+
+
+def _in_order(data: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    return data.with_options(options)
 
 
 def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
@@ -198,6 +264,10 @@ def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
 
     rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
     return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
+
+
+def _shapes(leaves: Sequence[tf.Tensor], parts: _ElementParts) -> tf.Tensor:
+    return tf.io.serialize_tensor(tf.concat(list(map(tf.shape, leaves)), 0)) if parts.is_open else tf.constant(b"")
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,23 +297,33 @@ class _ElementParts:
         """
         is_tuple = isinstance(element, tuple)
         parts = data_adapter_utils.unpack_x_y_sample_weight(element if is_tuple else (element,))
-        weights = None if parts[2] is None else keras.tree.map_structure(_planned_weight, parts[2])
+        weights = None if parts[2] is None else keras.tree.map_structure(planned_weight, parts[2])
         specs: list[tf.TensorSpec] = []
         paths: list[tuple[int, int]] = []
         n_of_part = []
         for place, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
             for leaf in tf.nest.flatten(given):
                 check_dense(leaf, f"{PARTS[place]} of a batch")
-            taken = [] if given is None or planned is None else _matched(given, planned, PARTS[place])
+            taken = [] if given is None or planned is None else matched(given, planned, PARTS[place])
             n_of_part.append(len(taken))
-            for spec, leaf in zip(tf.nest.flatten(planned), taken, strict=False):
+            for spec, leaf in zip(_dense(planned), taken, strict=False):
                 got = tf.nest.flatten(given)[leaf]
                 if got.shape.rank is not None:
                     name = spec.name or PARTS[place]
                     check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
+                if PARTS[place] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
+                    raise InputError(
+                        f"{PARTS[place]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
+                        f"{spec.dtype.name}, to which it can't be converted without a loss; give all batches one type"
+                    )
                 specs.append(spec)
                 paths.append((place, leaf))
         return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1])
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether batches may differ in extents other than the batch, which every rank must see alike."""
+        return any(None in spec.shape[1:] for spec in self.specs)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -271,35 +351,48 @@ class _ElementParts:
         return self.packed(leaves, int(leaves[0].shape[0]), is_share=False)
 
 
-def _planned_weight(spec: Any) -> tf.TensorSpec:
+def _dense(structure: Structure) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(structure) if not is_none(leaf)]
+
+
+def planned_weight(spec: Any) -> tf.TensorSpec:
+    """Return the spec of sample weights in the type that Keras weighs losses by."""
     return tf.TensorSpec(spec.shape, keras.backend.floatx())
 
 
-def _matched(given: Structure, planned: Structure, what: str) -> list[int]:
+def matched(given: Structure, planned: Structure, what: str) -> list[int]:
     """Return, for each planned tensor, the index of the given one: by name if the given ones are named, else in order.
 
     Raises:
         InputError: a name is missing, or the number of tensors differs.
     """
     if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
-        names = sorted(planned) if isinstance(planned, Mapping) else [spec.name for spec in tf.nest.flatten(planned)]
+        is_named = isinstance(planned, Mapping)
+        names = [name for name in sorted(planned) if planned[name] is not None] if is_named else [
+            spec.name for spec in _dense(planned)
+        ]
         places = {name: i for i, name in enumerate(sorted(given))}
         missing = [name for name in names if name not in places]
         if missing and not (len(names) == len(given) == 1):
             got = ", ".join(map(repr, places))
             raise InputError(f"{what} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
         return [places.get(name, 0) for name in names]
-    n_given, n_planned = len(tf.nest.flatten(given)), len(tf.nest.flatten(planned))
-    if n_given != n_planned:
+    taken = [index for index, leaf in enumerate(tf.nest.flatten(given)) if not is_none(leaf)]
+    n_planned = len(_dense(planned))
+    if len(taken) != n_planned:
         raise InputError(
-            f"{what} of a batch has {n_given} tensors, expected {n_planned}, for which the plan was made; give batches like "
-            "those, or parallelize(..., data=dataset) for yours"
+            f"{what} of a batch has {len(taken)} tensors, expected {n_planned}, for which the plan was made; give batches "
+            "like those, or parallelize(..., data=dataset) for yours"
         )
-    return list(range(n_given))
+    return taken
 
 
 def _converted(leaf: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     leaf = tf.cast(leaf, spec.dtype) if leaf.dtype != spec.dtype else leaf
-    if leaf.shape.rank is not None and leaf.shape.rank != spec.shape.rank:
-        leaf = tf.reshape(leaf, [tf.shape(leaf)[0], *spec.shape[1:]])
+    if leaf.shape.rank is not None:
+        n_ones = spec.shape.rank - leaf.shape.rank
+        for _ in range(n_ones):
+            leaf = tf.expand_dims(leaf, -1)
+        for _ in range(-n_ones):
+            leaf = tf.squeeze(leaf, [-1])
     return leaf

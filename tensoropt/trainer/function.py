@@ -97,7 +97,8 @@ class FunctionTrainer:
 
     def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
-        self._ranks = TrainerRanks(execution, runs)
+        self._ranks = TrainerRanks(execution.processes)
+        self._ranks.start(execution, runs)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)
         self.optimizer = RunningRate(self._ranks)
 

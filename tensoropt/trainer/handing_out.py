@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from ..reschedule.layout import block_bounds
-from ..runtime.objects_between_ranks import complete, receive_object
+from ..runtime.objects_between_ranks import complete, is_finalized, receive_object
 from ..runtime.ranks import Processes
 from .batch import Batch
 from .ranks import TrainerRanks
@@ -45,8 +46,8 @@ def handed_out(batches: Iterator[Batch] | None, ranks: TrainerRanks) -> Iterator
             posted = following
             yield batch()
     finally:
-        # If the iteration stops early, the next batch is already under way on every rank.
-        if posted is not None:
+        # If the iteration stops early, the next batch is already under way on every rank, unless all end.
+        if posted is not None and not is_finalized():
             processes.complete(posted[1], _BATCH)
 
 
@@ -106,3 +107,13 @@ def _serialized(leaf: np.ndarray) -> np.ndarray:
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:
     return leaf.reshape(-1).view(np.uint8)
+
+
+def is_determined(source: Any) -> bool:
+    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
+
+    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
+    """
+    if isinstance(source, array_data_adapter.ArrayDataAdapter):
+        return not source._shuffle
+    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)

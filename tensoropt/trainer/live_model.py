@@ -8,8 +8,9 @@ from typing import Any
 
 import keras
 
-from ..common.errors import InputError
+from ..common.errors import InputError, short
 from ..common.source_lines import running_line
+from .deferred import Deferred
 from .live import LiveValues
 from .objective import KerasObjective
 
@@ -38,9 +39,11 @@ class LiveModel(KerasObjective):
 
     Attributes:
         live: the values on the ranks; None before :meth:`go_live`.
+        deferred: the capture that waits for the first batch; None otherwise.
     """
 
     live: LiveValues | None = None
+    deferred: Deferred | None = None
     _trained_before: Sequence[int] = ()
 
     def go_live(self, live: LiveValues, optimizer: keras.optimizers.Optimizer) -> None:
@@ -52,12 +55,22 @@ class LiveModel(KerasObjective):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the user's model, with the trained values once it is live."""
         if self.live is None:
+            self._check_readable()
             return super().call(*args, **kwargs)
         with self.live.trained():
             return self.inner(*args, **kwargs)
 
     def _through(self, found: Any) -> Any:
+        self._check_readable()
         return found if self.live is None else self.live.through(found)
+
+    def _check_readable(self) -> None:
+        if self.deferred is not None:
+            self.deferred.check_readable()
+
+    @property
+    def _is_parallelized(self) -> bool:
+        return self.live is not None or self.deferred is not None
 
     @property
     def layers(self) -> list[keras.Layer]:
@@ -92,18 +105,18 @@ class LiveModel(KerasObjective):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name in _REFUSED and self.live is not None:
+        if name in _REFUSED and self._is_parallelized:
             return partial(_refuse, self.inner.name, name)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and self.live is not None and getattr(self, name, None) != value:
+        if name in _FIXED and self._is_parallelized and getattr(self, name, None) != value:
             raise _captured(self.inner.name, f"{name} of the trainer can't be set")
         super().__setattr__(name, value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
         """Refuse TensorFlow's checkpoints and SavedModels, which would hold the values from before the training."""
-        if self.live is not None:
+        if self._is_parallelized:
             raise InputError(
                 f"the trainer of model '{self.inner.name}' can't be used by tf.train.Checkpoint or tf.saved_model "
                 f"({running_line()}): its values are sharded over the ranks; call trainer.save(path), trainer.load(path), "
@@ -118,9 +131,22 @@ class LiveModel(KerasObjective):
 
     @optimizer.setter
     def optimizer(self, value: Any) -> None:
-        if self.live is not None:
+        if self._is_parallelized:
             raise _captured(self.inner.name, "another optimizer can't be set", "; its learning rate can")
         self._optimizer = value
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Always 1: ranks run one step at a time."""
+        return 1
+
+    @steps_per_execution.setter
+    def steps_per_execution(self, value: Any) -> None:
+        if value != 1:
+            raise InputError(
+                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers "
+                "are the same"
+            )
 
     def compile(self, *arguments: Any, **named: Any) -> None:
         """Compile the model like ``keras.Model.compile``, before :meth:`go_live`.
@@ -128,7 +154,7 @@ class LiveModel(KerasObjective):
         Raises:
             InputError: the model is live already.
         """
-        if self.live is not None:
+        if self._is_parallelized:
             raise _captured(self.inner.name, "the trainer can't be compiled again")
         super().compile(*arguments, **named)
 

@@ -93,10 +93,9 @@ class KerasObjective(keras.Model):
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""
-        parts = [part for part in (signature.inputs, signature.labels, signature.weights) if part is not None]
         return {
-            TRAIN: (self._step(signature, training=True), parts),
-            EVALUATE: (self._step(signature, training=False), parts),
+            TRAIN: (self._step(signature, training=True), signature.arguments),
+            EVALUATE: (self._step(signature, training=False), signature.arguments),
             PREDICT: (lambda x: self.inner(x, training=False), [signature.inputs]),
         }
 
@@ -104,7 +103,7 @@ class KerasObjective(keras.Model):
         """Return a function that computes the loss, and the metrics' results after a batch, as Keras's own steps do."""
 
         def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            labels = rest[0] if signature.labels is not None else None
+            labels = signature.labels_of(rest[0]) if signature.labels is not None else None
             weights = rest[-1] if signature.weights is not None else None
             predicted = self.inner(x, training=training)
             loss = self.compute_loss(x, labels, predicted, weights, training=training)

@@ -15,7 +15,7 @@ from ..common.errors import InputError, short
 from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
-from ..plan.options import OPTIONS, find, request_of
+from ..plan.options import OPTIONS, find, limit_of, request_of
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
@@ -27,11 +27,12 @@ from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
+from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation
 from .programs import TRAIN, Captured, capture_program
-from .runs import Run, Runs
-from .signature import Signature, signature_of
+from .runs import Limit, Run, Runs
+from .signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -55,50 +56,81 @@ class TrainingOptions:
     verbose: int | str | bool = 1
 
 
-def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, options: TrainingOptions) -> None:
-    """Plan a trainer's training step, and make the trainer ready to run.
+@dataclass(frozen=True)
+class _Start:
+    """The capture and planning of a trainer's training step, which make the trainer ready to run.
+
+    Attributes:
+        trainer: the trainer.
+        told: the specs of inputs that a Keras model tells; None if it tells none.
+        optimizer: the user's optimizer, with loss scaling where that is needed.
+    """
+
+    trainer: Trainer | FunctionTrainer
+    optimizer: keras.optimizers.Optimizer
+    told: Structure
+    options: TrainingOptions
+    context: Context
+    collectives: str
+    display: Display
+
+    def __call__(self, signature: Signature) -> None:
+        """Capture the training step for a signature, plan it, and start the trainer.
+
+        Raises:
+            InputError: something can't be captured, or no plan fits.
+        """
+        trainer, context, display = self.trainer, self.context, self.display
+        objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
+
+        def capture(kind: str, at: Signature) -> Captured:
+            with display.phase("capture of the model"):
+                return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
+
+        def first_values(captured: Captured) -> _FirstValues:
+            return _FirstValues(captured, context)
+
+        # The values are those of a model, optimizer and metrics that other trainers may have.
+        with own_values(), display.phase("start"):
+            captured = capture(TRAIN, signature)
+            with display.phase("gradients of the model"):
+                model = model_of(captured.graph, context)
+            if self.options.plan is not None:
+                plan = _given(self.options.plan, context)
+            else:
+                with display.phase("search for a plan"):
+                    plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
+            execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
+            expected = signature
+            if isinstance(trainer, Trainer):
+                expected = opened(signature, self.told, bool(left_open_by(trainer.compilation.loss)))
+            limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
+            runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
+            trainer.start(execution, runs, self.optimizer)
+        display.say(plan.brief())
+
+
+def _start_of(
+    trainer: Trainer | FunctionTrainer, optimizer: Any, options: TrainingOptions, told: Structure = None
+) -> _Start:
+    """Return how a trainer is started.
 
     Raises:
-        InputError: something can't be captured, no plan fits, or an option isn't available.
+        InputError: an option isn't available, or there is no such optimizer or hardware.
     """
-    display = display_here(options.verbose)
-    with display.phase("start"):
-        _start(trainer, optimizer, signature, options, display)
-    display.say(trainer.plan.brief())
-
-
-def _start(
-    trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, options: TrainingOptions, display: Display
-) -> None:
     collectives = checked_collectives(options.collectives)
     if options.option not in RUNNING_OPTIONS:
         raise InputError(
             f"unknown option {short(options.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
             "model is built to run"
         )
-    context = Context(options.cluster, None, display)
+    display = display_here(options.verbose)
+    with display.phase("start"):
+        context = Context(options.cluster, None, display)
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer):
         chosen = _scaling(chosen, trainer.inner)
-    objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
-
-    def capture(kind: str, at: Signature) -> Captured:
-        with display.phase("capture of the model"):
-            return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
-
-    def first_values(captured: Captured) -> _FirstValues:
-        return _FirstValues(captured, context)
-
-    captured = capture(TRAIN, signature)
-    with display.phase("gradients of the model"):
-        model = model_of(captured.graph, context)
-    if options.plan is not None:
-        plan = _given(options.plan, context)
-    else:
-        with display.phase("search for a plan"):
-            plan = _found(model, context, options, lambda: first_values(captured), collectives)
-    execution = execute(plan, model, first_values(captured), context.processes, collectives, display)
-    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
+    return _Start(trainer, chosen, told, options, context, collectives, display)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -217,15 +249,20 @@ def parallelized(
                 "a captured function returns its own loss for the batch of its signature; leave loss=, metrics=, "
                 "batch_size=, labels= and data="
             )
-        trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
+        trainer = FunctionTrainer(model)
+        _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
         check_model(model)
         check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
-        signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
+        expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
         tell_of_reads(model.variables)
-    with own_values():  # of a model, optimizer and metrics that other trainers may have
-        start(trainer, optimizer, signature, options)
+        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0])
+        if expected.waits_for:
+            trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
+        else:
+            build(model, expected.inputs)
+            start(expected)
     return trainer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,3 +62,15 @@ class PositionRecorder(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.epoch, self._progress.step = epoch + 1, 0
+
+
+def skip_steps(iterator: Any, n_steps: int) -> None:
+    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
+
+    def steps_left() -> Iterator[Any]:
+        # An iterator that refers to itself would live on after its loop, with the data that it reads ahead.
+        del iterator._enumerate_iterator
+        return itertools.islice(iterator._enumerate_iterator(), n_steps, None)
+
+    if n_steps:
+        iterator._enumerate_iterator = steps_left

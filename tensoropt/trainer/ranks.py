@@ -52,29 +52,27 @@ class TrainerRanks:
     """All ranks of a trainer, with the operations that they run together.
 
     Attributes:
-        execution: the execution of the plan.
-        runs: the trainer's programs.
+        processes: the processes that take part; before :meth:`start` all of the run.
+        execution: the execution of the plan, after :meth:`start`.
+        runs: the trainer's programs, after :meth:`start`.
         objects: returns the user's objects, with the names of their variables in a checkpoint.
         passing: the keys of variables that no checkpoint saves.
         changed: the keys of variables that may have other values than the user's own variables.
         leads: whether this is rank 0 within :meth:`lead`, with the other ranks waiting.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        runs: Runs,
-        objects: Callable[[], Objects | None] = lambda: None,
-    ) -> None:
-        self.execution, self.runs, self.objects = execution, runs, objects
+    execution: Execution
+    runs: Runs
+
+    def __init__(self, processes: Processes, objects: Callable[[], Objects | None] = lambda: None) -> None:
+        self.processes, self.objects = processes, objects
         self.passing: frozenset[str] = frozenset()
         self.changed: set[str] = set()
         self.leads = False
 
-    @property
-    def processes(self) -> Processes:
-        """The processes that take part."""
-        return self.execution.processes
+    def start(self, execution: Execution, runs: Runs) -> None:
+        """Make the ranks that a plan needs ready to run its programs."""
+        self.execution, self.runs, self.processes = execution, runs, execution.processes
 
     @property
     def rank(self) -> int:

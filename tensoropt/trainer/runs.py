@@ -6,19 +6,25 @@ graphs use the same variables, and inherit configs from the plan wherever their 
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..common.errors import InputError
+from ..common.errors import InputError, cut
+from ..common.memory_units import memory_text
+from ..common.source_lines import running_line
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
+from ..profiling.hardware import Hardware
 from ..reschedule.layout import block_bounds
-from ..runtime.execute import Execution, execute_beside
+from ..runtime.execute import Execution, execute_beside, peak_beside
 from ..runtime.functions import Feed, Fetch
 from ..runtime.step_errors import refused_values
 from ..sharding.model import Model
@@ -26,6 +32,18 @@ from .batch import Batch
 from .programs import TRAIN, Captured
 from .signature import Signature
 from .watched import own_values
+
+logger = logging.getLogger("tensoropt")
+MOST_SHAPES = 8
+"""The most shapes for which a trainer makes programs of a kind, the planned one among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The memory limit per device, and the hardware that it is of."""
+
+    n_bytes: int
+    hardware: Hardware
 
 
 @dataclass(frozen=True)
@@ -101,22 +119,14 @@ def check_fits(
     Raises:
         InputError: they differ by more than a conversion of numbers and trailing dimensions of extent 1.
     """
-    short, long = _without_ones(got), _without_ones(expected)
-    pairs = zip(short, long, strict=False)
-    if len(short) != len(long) or any(a != b for a, b in pairs if a is not None and b is not None):
+    pairs = zip_longest(got, expected, fillvalue=1)
+    if any(a != b for a, b in pairs if a is not None and b is not None):
         raise InputError(
             f"a batch has shape {_text(got)} for '{name}', expected {_text(expected)}, for which the plan was made; give "
             "batches of this shape, or parallelize the model for yours"
         )
     if got_dtype != expected_dtype and not (_is_number(got_dtype) and _is_number(expected_dtype)):
         raise InputError(f"a batch has type {got_dtype} for '{name}', expected {expected_dtype}; convert it")
-
-
-def _without_ones(shape: Sequence[int | None]) -> tuple[int | None, ...]:
-    shape = tuple(shape)
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 def _text(shape: Sequence[int | None]) -> str:
@@ -135,6 +145,8 @@ class Runs:
     Attributes:
         planned: the planned training step.
         signature: the signature of its batches.
+        expected: the signature with None for the extents in which batches may differ; a program is made for each shape.
+        limit: the memory limit per device, and the hardware that it is of.
         capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.
         first_values: returns, for a captured program, a function from a variable's operator name to the variable's global
             initial value. It is used for variables that the planned step doesn't have.
@@ -142,22 +154,128 @@ class Runs:
 
     planned: Run
     signature: Signature
+    expected: Signature
+    limit: Limit
     capture: Callable[[str, Signature], Captured]
     first_values: Callable[[Captured], Callable[[str], np.ndarray]]
     _others: dict[tuple[Any, ...], Run] = field(default_factory=dict)
+    _shapes: dict[str, set[Any]] = field(default_factory=dict)
 
     def of(self, kind: str, batch: Batch) -> Run:
-        """Return the program of a kind for a batch. A new program is captured, on all ranks together."""
-        key = (kind, batch.n_samples, batch.weights_key)
+        """Return the program of a kind for a batch. A new program is captured, on all ranks together.
+
+        Raises:
+            InputError: the batches have too many shapes, or one of this shape needs too much memory.
+        """
+        key = (kind, batch.n_samples, batch.extents)
         if key not in self._others:
-            signature = self.signature.of(batch.n_samples, batch.weights)
+            signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
+            if not batch.labels:
+                signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
             self._others[key] = self._made(kind, signature)
         return self._others[key]
 
     def _made(self, kind: str, signature: Signature) -> Run:
         if kind == TRAIN and signature == self.signature:
             return self.planned
+        shapes = self._shapes.setdefault(kind, {self.signature.extents})
+        is_new = signature.extents not in shapes
+        if is_new and len(shapes) == MOST_SHAPES:
+            raise InputError(
+                f"batches ({running_line()}) have more than {MOST_SHAPES} shapes, {_shapes_text(signature)} among them; a "
+                "program is made for each: pad to fewer lengths, as by padded_batch(..., padded_shapes=...), or by "
+                "bucket_by_sequence_length(..., pad_to_bucket_boundary=True)"
+            )
         with own_values():
-            captured = self.capture(kind, signature)
-            model = Model(captured.graph, analyse(captured.graph))
+            captured, model = self._captured(kind, signature)
+            if is_new:
+                self._check_memory(kind, signature, model)
+                self._say_once(signature)
+                shapes.add(signature.extents)
             return Run(captured, execute_beside(self.planned.execution, model, self.first_values(captured)))
+
+    def _captured(self, kind: str, signature: Signature) -> tuple[Captured, Model]:
+        try:
+            captured = self.capture(kind, signature)
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            if signature.extents == self.signature.extents:
+                raise
+            raise InputError(
+                f"the model can't take batches ({running_line()}) of {_shapes_text(signature)}, the plan was made for "
+                f"{_shapes_text(self.signature)}: {cut(error)}"
+            ) from error
+        return captured, Model(captured.graph, analyse(captured.graph))
+
+    def _say_once(self, signature: Signature) -> None:
+        if self.planned.execution.processes.rank == 0 and all(len(shapes) == 1 for shapes in self._shapes.values()):
+            logger.warning(
+                "batches have %s where the plan was made for %s: a program is made for each shape, with the configs of the "
+                "plan, for at most %d shapes",
+                _shapes_text(signature),
+                _shapes_text(self.signature),
+                MOST_SHAPES,
+            )
+
+    # Memory
+
+    def _check_memory(self, kind: str, signature: Signature, model: Model) -> None:
+        """Check that a program for batches of another shape fits the memory limit.
+
+        Raises:
+            InputError: it doesn't; the message says the longest that does.
+        """
+        peak_bytes = self._peak_bytes(model)
+        if peak_bytes <= self.limit.n_bytes:
+            return
+        fits = self._longest_that_fits(kind, signature)
+        advice = f"the longest that fits is {_shapes_text(fits)}" if fits else "not even shapes near the plan's fit"
+        raise InputError(
+            f"a batch ({running_line()}) of {_shapes_text(signature)} needs {memory_text(peak_bytes)} of a device with the "
+            f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}: cut or pad to that, "
+            "give smaller batches, or parallelize with data= of this shape"
+        )
+
+    def _peak_bytes(self, model: Model) -> int:
+        return peak_beside(self.planned.execution, model, self.limit.hardware)
+
+    def _longest_that_fits(self, kind: str, signature: Signature) -> Signature | None:
+        """Return the signature with the largest extents between the plan's and the given ones that fits; None if none does.
+
+        All extents that differ grow together. Complexity: O(log extents) captures.
+        """
+        signature = replace(signature, weights=None)
+        begin = replace(self.signature, weights=None).resized(signature.batch_size)
+        pairs = zip(itertools.chain(*begin.extents), itertools.chain(*signature.extents), strict=True)
+        steps = max(abs((given or 0) - (planned or 0)) for planned, given in pairs)
+        fitting, too_many, found = -1, steps, None
+        while too_many - fitting > 1:
+            middle = (fitting + too_many) // 2
+            tried = _between(begin, signature, middle, steps)
+            if self._peak_bytes(self._captured(kind, tried)[1]) <= self.limit.n_bytes:
+                fitting, found = middle, tried
+            else:
+                too_many = middle
+        return found
+
+
+def _flat(signature: Signature) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
+    inputs, labels = tf.nest.flatten(signature.inputs), tf.nest.flatten(signature.labels)
+    return inputs, [leaf for leaf in labels if leaf is not None]
+
+
+def _between(begin: Signature, end: Signature, step: int, n_steps: int) -> Signature:
+    """Return the signature whose extents are ``step`` of ``n_steps`` on the way from one signature to another."""
+
+    def at(one: tf.TensorSpec, other: tf.TensorSpec) -> tf.TensorSpec:
+        extents = [a + (b - a) * step // n_steps for a, b in zip(one.shape, other.shape, strict=True)]
+        return tf.TensorSpec(extents, one.dtype)
+
+    parts = zip(_flat(begin), _flat(end), strict=True)
+    inputs, labels = ([at(*each) for each in zip(*part, strict=True)] for part in parts)
+    return end.of(end.batch_size, inputs, labels, end.weights)
+
+
+def _shapes_text(signature: Signature) -> str:
+    """Return the shapes of inputs and labels for messages, such as ``x [8, 7, 5]``."""
+    inputs, labels = _flat(signature)
+    return ", ".join(f"{spec.name} {_text(spec.shape)}" for spec in [*inputs, *labels][:4])

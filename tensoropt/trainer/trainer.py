@@ -8,34 +8,38 @@ the captured programs: their variables live on the ranks, and a step returns the
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
-from ..common.errors import InputError, short
+from ..common.errors import InputError
 from ..common.files import path_text
 from ..common.source_lines import running_line
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
+from ..runtime.checkpoint import read_metadata
 from ..runtime.execute import Execution
+from ..runtime.ranks import current_processes
 from .batch import Batch
 from .callbacks import on_ranks
 from .data import Sharing
+from .deferred import Deferred
+from .handing_out import is_determined
 from .live import LiveValues
 from .live_model import LiveModel
+from .objective import Compilation
 from .programs import inner
-from .progress import FitProgress, Logs, PositionRecorder
+from .progress import FitProgress, Logs, PositionRecorder, skip_steps
 from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
 from .saving import Position, Saving, is_keras_format
+from .signature import Signature
 from .watched import own_values
 from .watched_objects import WatchedMetrics, WatchedOptimizer
 
@@ -50,19 +54,61 @@ class Trainer(LiveModel):
         ranks: the operations that all ranks run together.
     """
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
-        self._execution = execution
-        self.ranks = TrainerRanks(execution, runs, lambda: self._saving.objects)
-        live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
-        self._sharing = Sharing(self.ranks, runs.signature)
+    def __init__(self, model: keras.Model, compilation: Compilation) -> None:
+        super().__init__(model, compilation)
+        self.ranks = TrainerRanks(current_processes(), lambda: self._saving.objects)
+        self._sharing = Sharing(self.ranks, self._expected)
         self._progress = FitProgress()
+        self._loop: ExitStack | None = None
+
+    def defer(self, deferred: Deferred, optimizer: keras.optimizers.Optimizer) -> None:
+        """Capture the model at its first batch. :func:`tensoropt.parallelize` calls it."""
+        self.optimizer = optimizer
+        self.deferred = deferred
+
+    @property
+    def _saving(self) -> Saving:
+        """The saving and loading of the values on the ranks.
+
+        Raises:
+            InputError: the model isn't captured yet.
+        """
+        if self.deferred is not None:
+            raise self.deferred.refusal()
+        return self._started_saving
+
+    def _expected(self, seen: Callable[[], Any]) -> Signature:
+        """Return what batches are expected to be; a model that waits for its first batch is captured for what is seen."""
+        if self.deferred is not None:
+            self.deferred.capture(seen())
+        return self.ranks.runs.expected
+
+    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
+        """Make the trainer ready to run, once its training step is captured and planned."""
+        deferred, self.deferred = self.deferred, None
+        self.ranks.start(execution, runs)
+        live = LiveValues(self.inner, self.ranks, self._key_of)
+        self._started_saving = Saving(self, optimizer, self.ranks, self._key_of, live)
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
         live.other_watches = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
+        if deferred is not None and deferred.checkpoint is not None:
+            self._saving.load(deferred.checkpoint)
+        if self._loop is not None:
+            self._loop.enter_context(live.running())
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run one of Keras's loops, which captures the model if that waits for the first batch."""
+        with ExitStack() as loop:
+            if self.deferred is None:
+                loop.enter_context(self._saving.live.running())
+            else:
+                self._loop = loop
+                loop.callback(setattr, self, "_loop", None)
+            yield
 
     def _key_of(self, variable: tf.Variable) -> str | None:
         op = self.ranks.runs.planned.captured.variable(variable)
@@ -71,7 +117,7 @@ class Trainer(LiveModel):
     @property
     def plan(self) -> Plan:
         """The plan that runs."""
-        return self._execution.plan
+        return self._saving.ranks.execution.plan
 
     @property
     def frontier(self) -> PlanFrontier | None:
@@ -81,25 +127,12 @@ class Trainer(LiveModel):
     @property
     def batch_size(self) -> int:
         """The number of samples per step, over all ranks."""
-        return self.ranks.runs.signature.batch_size
+        return self.ranks.runs.signature.batch_size if self.deferred is None else self.deferred.batch_size
 
     @property
     def position(self) -> Position:
         """The run's position in its epochs and in its data, as :meth:`save` records it."""
         return self._progress.position
-
-    @property
-    def steps_per_execution(self) -> int:
-        """Always 1: ranks run one step at a time."""
-        return 1
-
-    @steps_per_execution.setter
-    def steps_per_execution(self, value: Any) -> None:
-        if value != 1:
-            raise InputError(
-                f"steps_per_execution ({running_line()}) is 1 where a plan runs, got {short(value)}; leave it, the numbers "
-                "are the same"
-            )
 
     def explain(self) -> str:
         """Return tables: what the plan was chosen from, where its time and memory go, and the plan itself."""
@@ -124,21 +157,21 @@ class Trainer(LiveModel):
         position = PositionRecorder(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or Position()
-        with self._saving.live.running():
+        with self._running():
             return super().fit(**given)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        with self._saving.live.running():
+        with self._running():
             return super().evaluate(**given)
 
     def predict(self, *arguments: Any, **named: Any) -> Any:
         """Return the results for all samples on all ranks, like ``keras.Model.predict``."""
         given = self._arguments("predict", arguments, named)
         given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        with self._saving.live.running():
+        with self._running():
             return super().predict(**given)
 
     def save(
@@ -178,7 +211,11 @@ class Trainer(LiveModel):
             self.load_weights(path)
             return
         self._progress.shares = None
-        self._progress.resumes = self._saving.load(path)
+        if self.deferred is None:
+            self._progress.resumes = self._saving.load(path)
+        else:
+            self._progress.resumes = Position(**self.ranks.lead(lambda: read_metadata(path).content).get("position", {}))
+            self.deferred.checkpoint = path
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **options: Any) -> None:
         """Have rank 0 save the weights like ``keras.Model.save_weights``."""
@@ -205,6 +242,8 @@ class Trainer(LiveModel):
 
     def get_weights(self) -> list[np.ndarray]:
         """Return the global values of the model's weights in Keras's order, on every rank."""
+        if self.deferred is not None:
+            return self.deferred.own_weights()
         return self._saving.values_of(self.inner.weights)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
@@ -283,8 +322,9 @@ class Trainer(LiveModel):
         """Return the function that predicts a list of batches and concatenates the results."""
 
         def function(elements: Sequence[Any]) -> Any:
+            batches = list(map(self._batch, elements))
             self._saving.live.before_step()
-            made = [self.ranks.predict(self._batch(element)) for element in elements]
+            made = list(map(self.ranks.predict, batches))
             return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
 
         self.predict_function = function
@@ -322,24 +362,25 @@ class Trainer(LiveModel):
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Prepare the data that Keras is about to iterate over; a resumed run continues where it was saved.
 
-        Keras calls this method to build the model, which is built already. It is where Keras shows its iterator.
+        Keras calls this method to build the model, before any callback. It is where Keras shows its iterator.
         """
         if iterator is None:
             return
         shares = iterator._distributed_dataset
-        shares.one_reads = not _is_determined(iterator.data_adapter)
+        shares.one_reads = not is_determined(iterator.data_adapter)
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
             self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)
             shares.go_on(opens.opened, opens.taken)
-            _skip_steps(iterator, opens.step)
+            skip_steps(iterator, opens.step)
+        shares.check()
 
     def reset_metrics(self) -> None:
         """Reset the metrics' variables to their initial values, on the ranks too."""
         with own_values():
             super().reset_metrics()
         self._progress.results = None
-        for metric in self.metrics:
+        for metric in self.metrics if self.deferred is None else ():
             for variable in metric.variables:
                 key = self._key_of(inner(variable))
                 if key is not None:
@@ -351,25 +392,3 @@ class Trainer(LiveModel):
             with own_values():
                 return super().get_metrics_result()
         return self._progress.results
-
-
-def _is_determined(source: Any) -> bool:
-    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
-
-    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
-    """
-    if isinstance(source, array_data_adapter.ArrayDataAdapter):
-        return not source._shuffle
-    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
-
-
-def _skip_steps(iterator: Any, n_steps: int) -> None:
-    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
-    steps = iterator._enumerate_iterator
-
-    def steps_left() -> Iterator[Any]:
-        nonlocal n_steps
-        skipped, n_steps = n_steps, 0
-        return itertools.islice(steps(), skipped, None)
-
-    iterator._enumerate_iterator = steps_left

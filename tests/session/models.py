@@ -20,10 +20,10 @@ def begin(hardware: str = "v100-1x4") -> Session:
     return tensoropt.init(hardware=hardware, seed=1)
 
 
-def network(trained: bool = True, hidden: int = HIDDEN) -> SimpleNamespace:
+def network(trained: bool = True, hidden: int = HIDDEN, batch: int | None = BATCH) -> SimpleNamespace:
     """Two layers; the attributes are its tensors, its variables and its training step."""
-    x = tensoropt.placeholder(tensoropt.float32, [BATCH, INPUTS], name="x")
-    y = tensoropt.placeholder(tensoropt.int64, [BATCH], name="y")
+    x = tensoropt.placeholder(tensoropt.float32, [batch, INPUTS], name="x")
+    y = tensoropt.placeholder(tensoropt.int64, [batch], name="y")
     w = tensoropt.get_variable("w", [INPUTS, hidden])
     v = tensoropt.get_variable("v", [hidden, CLASSES])
     b = tensoropt.get_variable("b", [CLASSES], initializer=tensoropt.zeros_initializer())

@@ -207,8 +207,16 @@ def test_a_batch_that_is_open():
     x = tensoropt.placeholder(tensoropt.float32, [None, 6], name="images")
     w = tensoropt.get_variable("w", [6, 2])
     tensoropt.GradientDescentOptimizer().minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
-    with refuses(r"placeholder 'images' \(test_bad_input.py:\d+\) has shape \(None, 6\); .* write the batch size"):
+    with refuses(r"placeholder 'images' \(test_bad_input.py:\d+\) has shape \(None, 6\); .*: say the batch size by "
+                 r"tensoropt.init\(batch_size=...\), or write it where the shape says None"):
         tensoropt.find_strategy()
+    tensoropt.init("v100-1x4", seed=1, batch_size=8)
+    x = tensoropt.placeholder(tensoropt.float32, [8, None], name="images")
+    tensoropt.GradientDescentOptimizer().minimize(tensoropt.reduce_sum(x * tensoropt.get_variable("w", [])))
+    with refuses(r"placeholder 'images' .* has shape \(8, None\); .*: write the extent where the shape says None"):
+        tensoropt.find_strategy()
+    with refuses("batch_size is the number of samples in a step over all devices, got '8'"):
+        tensoropt.init("v100-1x4", batch_size="8")
 
 
 def test_what_waits_for_a_training_step():

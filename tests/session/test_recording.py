@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tensoropt
 
-from .models import begin
+from .models import BATCH, begin, built, losses, network
 
 V1 = tf.compat.v1
 INPUT = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
@@ -157,6 +157,16 @@ def test_recorded_models_train_as_tensorflow(make):
     ours = tensoropt.run(recorded, feeds)
     for name in recorded:
         np.testing.assert_allclose(ours[name], variables[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_placeholders_that_leave_the_batch_open_take_its_size_from_init():
+    expected = losses(built(parallelism=2))
+    tensoropt.init("v100-1x4", seed=1, batch_size=BATCH)
+    model = network(batch=None)
+    kept = tf.compat.v1.placeholder_with_default(tf.ones([BATCH]), [None])
+    assert model.logits.shape == [BATCH, 5] and kept.shape == [BATCH]
+    tensoropt.build_execution_graph(plan=tensoropt.find_strategy(parallelism=2), collectives="emulated")
+    assert losses(model) == expected
 
 
 def test_two_optimizers_train_their_own_variables():

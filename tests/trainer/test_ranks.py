@@ -88,7 +88,7 @@ def test_models_that_differ_between_ranks_end_all_with_one_sentence():
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("unbuilt", "isn't built: its variables don't exist yet"),
+        ("unbuilt", "waits for the first batch, since model 'unbuilt' (Sequential) doesn't tell the shapes of its inputs"),
         ("unknown extent", "expected every extent to be known"),
     ],
 )

@@ -113,7 +113,7 @@ def main() -> None:
     if what == "models":
         parallelized(network(units=8 + RANK))
     elif what == "unbuilt":
-        parallelized(keras.Sequential([keras.layers.Dense(3)]))
+        parallelized(keras.Sequential([keras.layers.Dense(3)], name="unbuilt")).explain()
     elif what == "unknown extent":
         tensoropt.capture(tf.reduce_sum, [tf.TensorSpec([None], tf.float32)])
     elif what == "callback":

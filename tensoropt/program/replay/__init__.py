@@ -33,7 +33,7 @@ __all__ = ["GRADIENTS", "INPUTS", "STATE", "peak_of", "program_of"]
 
 
 def peak_of(view: StrategyView, backward: Backward, costing: OperatorCosting, router: Router) -> Peak:
-    """Return the peak memory of one run of all training steps.
+    """Return the peak memory of one run of all training steps, or of the whole graph if it has none.
 
     Args:
         view: a strategy on its graph; operators without a config aren't run.
@@ -50,7 +50,8 @@ def program_of(view: StrategyView, backward: Backward, costing: OperatorCosting,
     program, gradient_flow = StepProgram(view, costing, router), GradientFlow(view, router)
     forward = Forward(program, gradient_flow)
     gradients = Gradients(program, gradient_flow, forward, backward)
-    operators = [op for op in graph.step_operators if (op.updates or op.name) in view.interfaces]
+    needed = graph.step_operators if graph.train_steps else graph.operators.values()
+    operators = [op for op in needed if (op.updates or op.name) in view.interfaces]
     if graph.micro_batching is not None:
         # Metrics and their updates run after all micro-batches, when the memory of these is free again.
         operators = [op for op in operators if op.name not in graph.micro_batching.after]

@@ -1,0 +1,166 @@
+"""Defer the capture of a model to its first batch, where the model and its loss don't tell what a batch is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from ..common.errors import InputError, cut
+from ..common.source_lines import called_at, code_location, running_line, users_line_of
+from .data import matched, planned_weight
+from .runs import check_fits
+from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
+from .watched import own_values
+
+
+def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int) -> Signature:
+    """Return the signature of batches like one that was seen, and build the model for them.
+
+    Args:
+        expected: what the model and the loss tell.
+        seen: the specs of a batch: a tuple of ``x``, ``y`` and ``sample_weight``, of which the latter may be left out.
+
+    Raises:
+        InputError: the batch isn't what is expected, the model can't be called on it, or it has no labels to go by.
+    """
+    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(seen)
+    inputs = part_of(x, PARTS[0]) if expected.inputs is None else _filled(expected.inputs, x, PARTS[0])
+    build(model, inputs)
+    if loss is None or (y is None and expected.labels is not None):
+        labels = expected.labels
+    elif y is not None:
+        labels = part_of(y, PARTS[1]) if expected.labels is None else _filled(expected.labels, y, PARTS[1])
+    elif open_loss := left_open_by(loss, has_data=False):
+        raise InputError(
+            f"the batch ({running_line()}) has no labels, and {open_loss}; train or evaluate on batches (x, y) first, say "
+            "them by parallelize(..., labels=tf.TensorSpec(shape, dtype)), or predict by the model itself, whose values are "
+            "those of the trainer until it has trained"
+        )
+    else:
+        labels = labels_for(model, loss, inputs)
+    weights = expected.weights if weights is None else tf.nest.map_structure(planned_weight, part_of(weights, PARTS[2]))
+    told = (expected.inputs, expected.labels)
+    as_seen = frozenset(name for name, part in zip(PARTS, told, strict=False) if part is None)
+    return Signature(inputs, labels, weights, as_seen=as_seen).resized(batch_size)
+
+
+def _filled(expected: Structure, given: Structure, part: str) -> Structure:
+    """Return the expected specs of one part of a batch, with the extents that they leave open taken from given specs.
+
+    Raises:
+        InputError: the given tensors aren't those that are expected.
+    """
+    leaves, specs = tf.nest.flatten(given), tf.nest.flatten(expected)
+    filled = []
+    for spec, index in zip(specs, matched(given, expected, part), strict=True):
+        leaf = leaves[index]
+        check_dense(leaf, f"{part} of a batch")
+        shape = [None, *leaf.shape[1:]]
+        check_fits(spec.name or part, shape, leaf.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
+        extents = [known or got for known, got in zip_longest(spec.shape, shape[: spec.shape.rank], fillvalue=1)]
+        filled.append(tf.TensorSpec(extents, spec.dtype, spec.name))
+    return tf.nest.pack_sequence_as(expected, filled)
+
+
+def is_built(model: keras.Model) -> bool:
+    """Return whether all layers of a model have their variables."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
+def build(model: keras.Model, inputs: Structure) -> None:
+    """Build the layers of a model that a call of it builds, as Keras does at its first batch.
+
+    Raises:
+        InputError: the model can't be called on such inputs.
+    """
+    if is_built(model):
+        return
+    try:
+        backend.compute_output_spec(model, keras.tree.map_structure(symbolic, inputs), training=False)
+    except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:
+        if isinstance(error, InputError):
+            raise
+        shapes = ", ".join(f"{list(spec.shape)} of {spec.dtype.name}" for spec in tf.nest.flatten(inputs))
+        raise InputError(
+            f"model '{model.name}' can't be called on a batch of x {shapes} ({users_line_of(error)}): {cut(error)}"
+        ) from error
+
+
+@dataclass
+class Deferred:
+    """The capture of a model that waits for its first batch.
+
+    Attributes:
+        model: the user's model.
+        loss: its loss.
+        expected: what the model and the loss tell of a batch; see :attr:`.signature.Signature.waits_for`.
+        batch_size: the number of samples per step, over all ranks.
+        start: captures and plans the model for a signature.
+        line: the line of the user's code that called ``parallelize``.
+        checkpoint: a checkpoint to load once the model is captured; None without.
+        is_capturing: whether the capture is under way.
+    """
+
+    model: keras.Model
+    loss: Any
+    expected: Signature
+    batch_size: int
+    start: Callable[[Signature], None]
+    line: str
+    checkpoint: str | None = None
+    is_capturing: bool = False
+
+    def capture(self, seen: Structure) -> None:
+        """Capture the model for batches like one that was seen.
+
+        Args:
+            seen: the specs of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+        Raises:
+            InputError: the model can't be called on such batches, they don't have what is waited for, or no plan fits.
+        """
+        signature = completed(self.expected, seen, self.model, self.loss, self.batch_size)
+        self.is_capturing = True
+        try:
+            with called_at(self.line):
+                self.start(signature)
+        finally:
+            self.is_capturing = False
+
+    def own_weights(self) -> list[np.ndarray]:
+        """Return the values of the model's weights.
+
+        Raises:
+            InputError: it isn't built, or a checkpoint is to be loaded.
+        """
+        self.check_readable()
+        if not is_built(self.model):
+            raise self.refusal()
+        with own_values():
+            return self.model.get_weights()
+
+    def check_readable(self) -> None:
+        """Check that the model's own values are those that training will begin with.
+
+        Raises:
+            InputError: a checkpoint is to be loaded.
+        """
+        if self.checkpoint is not None and not self.is_capturing:
+            raise self.refusal(f"; '{self.checkpoint}' is loaded then")
+
+    def refusal(self, advice: str = "") -> InputError:
+        """Return the error for a call that needs what there is only once the model is captured."""
+        return InputError(
+            f"{code_location(sys._getframe()).call} needs a plan, which waits for the first batch, since "
+            f"{self.expected.waits_for}: call fit, train_on_batch or evaluate first, or show a batch by data=(x, y) of "
+            f"parallelize ({self.line}){advice}"
+        )
