@@ -26,55 +26,6 @@ from tensoropt.rules.rule import Config
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
-<<<<<<< e205f49e8d9f6381723cff42db5787b6e9fd347c
-OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
-MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}
-COMPOSITES = {function.__name__: function for function in composite.models.MODELS}
-MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
-
-
-@cache
-def recorded(function: str, optimizer: str) -> zoo.Recorded:
-    return zoo.record({**MODELS, **COMPOSITES}[function], optimizer)
-
-
-def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
-    """Train by a random strategy that makes half of the copies again, or all; how many that are."""
-    view = random_strategy(model, mesh, seed, share_regathered=(0.5, 1.0)[seed % 2])
-    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
-    train_and_check(engine, model)
-    assert_variables(model, view, local_shards(engine))
-    return sum(charge.is_regathered for charge in cost_entries(view))
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("start", range(0, 12, 4))
-@pytest.mark.parametrize("function", MODELS)
-def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_regathered = 0
-    for seed in range(start, start + 4):
-        n_regathered += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_regathered
-
-
-@pytest.mark.parametrize("function", ["mlp", "cnn"])
-def test_numbers_stay_with_tensorflows_graph_optimizer(function: str) -> None:
-    """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
-    for seed in range(2300, 2303):
-        assert check(recorded(function, "adam"), Mesh.of(4), seed)
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("function", COMPOSITES)
-def test_loops_and_custom_gradients_give_one_device_numbers(function: str) -> None:
-    check(recorded(function, "momentum"), Mesh.of(4), 2401)
-
-
-# Memory
-
-
-=======
->>>>>>> b578d4feec875a144ffdef4d55a92f1b69cf86cd
 ALIGNMENT = 64
 
 
