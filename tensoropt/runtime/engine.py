@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from ..ir.slicing import Slice
@@ -34,6 +35,7 @@ from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .feed_shards import cut, fed_layout, fed_shape, is_of_slices, is_sliced, rows_of
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
+from .process_limit import check_memory_left
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -58,6 +60,7 @@ class Engine:
         sliced: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else None.
         in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
         lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
+        display: shows that a function is being built, and runs for the first time.
         variables: by operator name, a variable's shards on the ranks that are built here.
         optimizers: the optimizer of each training step, by the step's name.
     """
@@ -71,6 +74,7 @@ class Engine:
     sliced: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
+    display: Display = HIDDEN
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -150,7 +154,10 @@ class Engine:
             InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
         with only_step():
-            return self._run(fetch, feeds)
+            if (fetch, tuple(feeds)) in self._functions:
+                return self._run(fetch, feeds)
+            with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
+                return self._run(fetch, feeds)
 
     def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         built = self.function(fetch, tuple(feeds))
@@ -164,6 +171,7 @@ class Engine:
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
+        check_memory_left()
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 
