@@ -18,7 +18,7 @@ SHOWN = {
 
 
 def test_rank_0_shows_each_phase_and_each_plan_once() -> None:
-    done = run_ranks(2, SCRIPT, env={"TENSOROPT_QUIET": "0"})
+    done = run_ranks(2, SCRIPT, env={"TENSOROPT_QUIET": "0", "TENSOROPT_CACHE": "off"})
     assert done.returncode == 0, done.stderr
     said = {rank: [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}: ")] for rank in (0, 1)}
     assert said[0] == [f"rank 0: {name}" for train, phases in SHOWN.items() for name in (train, *phases)]
