@@ -17,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo test test-all horovod lint bench clean
+.PHONY: help install demo test test-fast test-all horovod lint bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -41,12 +41,18 @@ demo: install ## train on handwritten digits with NP=2 ranks
 
 test: install ## all tests, those on several ranks too
 	@# Those that start no ranks run two at a time; the others have the cores to themselves.
-	$(BIN)/python -m pytest -n 2 -m "not ranks"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks"
 	$(BIN)/python -m pytest -m ranks
 
-test-all: install ## every Keras model at full depth against plain Keras, too
-	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 tests/models/test_models.py --all-models
-	$(BIN)/python -m pytest tests/models/test_ranks.py --all-models
+# The folders that say the most in the least time.
+FAST := frontend ft lowering plan profiling program reschedule session
+
+test-fast: install ## what the quick folders hold without ranks: three minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" $(addprefix tests/,$(FAST))
+
+test-all: install ## all seeds, configs and models at full depth: hours
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks" --all
+	$(BIN)/python -m pytest -m ranks --all
 
 horovod: install ## build Horovod for collectives="horovod": optional, needs a C++ compiler and says what else
 	$(BIN)/python -m tensoropt.runtime.collectives.build_horovod

@@ -1,9 +1,11 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import settings
@@ -14,6 +16,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TENSOROPT_CACHE"] = "off"
 # What commands say isn't mixed with how far they are, where the machine is slow.
 os.environ["TENSOROPT_QUIET"] = "1"
+
+# Recorded graphs are many objects that refer to each other: as often as Python looks for those that nobody needs any more,
+# a sixth of the time goes into it.
+gc.set_threshold(50_000, 10, 10)
 
 # Other work on the machine must not fail a property.
 settings.register_profile("tensoropt", deadline=None)
@@ -55,12 +61,40 @@ def graphs_as_built() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-models", action="store_true", help="hold every model of tests/models, at full depth: an hour")
+    parser.addoption("--all", action="store_true", help="leave nothing out: all seeds, configs and models; hours")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that start ranks are marked: their tests need the cores for themselves."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that start ranks, which need the cores for themselves, and leave out what only ``--all`` holds."""
+    large = [] if config.getoption("--all") else [item for item in items if item.get_closest_marker("large")]
+    if large:
+        config.hook.pytest_deselected(items=large)
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
     for item in items:
-        module = getattr(item, "module", None)
-        if hasattr(module, "run_ranks") or hasattr(module, "run_command"):
+        if isinstance(item, pytest.Function) and _starts_processes(item):
             item.add_marker(pytest.mark.ranks)
+
+
+STARTING = {"run_ranks", "run_command", "child_environment"}
+
+
+def _starts_processes(item: pytest.Function) -> bool:
+    """Return whether a test, or what it calls in its module, or a fixture of its, has functions of helpers/mpirun.py."""
+    fixtures = (found[-1].func for found in item._fixtureinfo.name2fixturedefs.values())
+    waiting, seen = [item.function, *fixtures], set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        names = _names(function.__code__)
+        if names & STARTING:
+            return True
+        called = map(function.__globals__.get, names)
+        waiting += [each for each in called if isinstance(each, FunctionType) and each.__module__ == function.__module__]
+    return False
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)

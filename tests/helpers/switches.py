@@ -29,7 +29,7 @@ def floats(dtype: str) -> Iterator[None]:
 @contextmanager
 def graphs_as_built() -> Iterator[None]:
     """No graph optimizer, and no looking for garbage over and over: most of the time goes into building graphs that run a
-    few times.
+    few times. What is there at the end stays, as modules and recorded models do, and isn't looked through again.
     """
     before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -39,4 +39,5 @@ def graphs_as_built() -> Iterator[None]:
     finally:
         gc.enable()
         gc.collect()
+        gc.freeze()
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})

@@ -15,30 +15,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.large import first
 
 from models.all_strategies import MOST_TOLD, differing
 from models.catalog import APPLICATIONS, SEQUENCES
 
-# Strategy of each model that is held by default: a seed, or a plan.
-FAST = {
-    "resnet": "0",
-    "resnet_v2": "fastest",
-    "densenet": "fastest",
-    "mobilenet_v3": "0",
-    "efficientnet": "0",
-    "efficientnet_v2": "smallest",
-    "convnext": "fastest",
-    "bert_of_one_layer": "0",
-    "fnet_of_one_layer": "0",
-    "gpt_of_one_layer": "0",
-    "vit_of_one_layer": "fastest",
-    "encoder_decoder_of_one_layer": "smallest",
-    "lstm_of_one_layer": "2",
-    "gru_of_one_layer": "fastest",
-    "gru_unrolled_of_one_layer": "0",
-}
-SINGLE = {("resnet", "fastest"), ("bert_of_one_layer", "1")}
-ADAM = {("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1")}
+# Strategy of each shallow model: a seed, or a plan. By default those that are unlike each other.
+FAST = (
+    ("resnet", "0"),
+    ("densenet", "fastest"),
+    ("mobilenet_v3", "0"),
+    ("convnext", "fastest"),
+    ("bert_of_one_layer", "0"),
+    ("gpt_of_one_layer", "0"),
+    ("encoder_decoder_of_one_layer", "smallest"),
+    ("lstm_of_one_layer", "2"),
+)
+ALIKE = (
+    ("resnet_v2", "fastest"),
+    ("efficientnet", "0"),
+    ("efficientnet_v2", "smallest"),
+    ("fnet_of_one_layer", "0"),
+    ("vit_of_one_layer", "fastest"),
+    ("gru_of_one_layer", "fastest"),
+    ("gru_unrolled_of_one_layer", "0"),
+)
+SINGLE = (("bert_of_one_layer", "1"), ("resnet", "fastest"))
+ADAM = (("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1"))
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
@@ -47,11 +50,10 @@ def check(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sg
     assert not off, f"{len(off)} tensors differ:\n" + "\n".join(off[:MOST_TOLD])
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", [*APPLICATIONS, *SEQUENCES])
-def test_every_model_at_full_depth(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_model_at_full_depth(name: str) -> None:
     """In a process for each model, since graphs of all its ranks take gigabytes; first, while this process is small."""
-    if not request.config.getoption("--all-models"):
-        pytest.skip("held by pytest tests/models --all-models")
     folder = Path(__file__).parents[1]
     command = [sys.executable, "-m", "models.all_strategies", name]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -59,16 +61,16 @@ def test_every_model_at_full_depth(name: str, request: pytest.FixtureRequest) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("name", "strategy"), FAST.items())
+@pytest.mark.parametrize(("name", "strategy"), first(len(FAST), [*FAST, *ALIKE]))
 def test_models_train_as_on_one_device(name: str, strategy: str) -> None:
     check(name, strategy)
 
 
-@pytest.mark.parametrize(("name", "strategy"), sorted(SINGLE))
+@pytest.mark.parametrize(("name", "strategy"), first(1, SINGLE))
 def test_models_train_in_single_precision(name: str, strategy: str) -> None:
     check(name, strategy, dtype="float32")
 
 
-@pytest.mark.parametrize(("name", "strategy"), sorted(ADAM))
+@pytest.mark.parametrize(("name", "strategy"), first(1, ADAM))
 def test_models_train_by_adam(name: str, strategy: str) -> None:
     check(name, strategy, optimizer="adam")

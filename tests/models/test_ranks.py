@@ -44,8 +44,7 @@ def test_four_ranks_train_as_one_device() -> None:
     check("lstm")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["bert", "mobilenet_v3", "MobileNetV3Small", "ResNet50"])
-def test_four_ranks_train_larger_models_as_one_device(name: str, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--all-models"):
-        pytest.skip("held by pytest tests/models --all-models")
+def test_four_ranks_train_larger_models_as_one_device(name: str) -> None:
     check(name)

@@ -1,6 +1,7 @@
 """Whatever the model, the optimizer and the plan: one device's numbers, or a sentence that says what isn't done.
 
-Fifty random cases here; ``tests/benchmarks/random_models.py`` runs as many as one likes, or one by its seed.
+Twenty random cases here, fifty by ``--all``; ``tests/benchmarks/random_models.py`` runs as many as one likes, or one by its
+seed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
+from helpers.large import first
 
 from random_models import running
 from random_models.drawing import Case, CaseOptions, Training, drawn
@@ -21,15 +23,15 @@ from tensoropt.lowering.resharding import backends
 from tensoropt.runtime import engine
 from tensoropt.runtime.engine import Engine
 
-CASES, IN_A_TEST, LEAST_SAME = 50, 5, 3
+CASES, IN_A_TEST, BY_DEFAULT, LEAST_SAME = 50, 5, 4, 3
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
 simulate, gradients_of, update = backends.simulate, engine.gradients_of, Engine._update
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
-@pytest.mark.parametrize("first", range(0, CASES, IN_A_TEST))
-def test_random_models_train_as_on_one_device(first: int) -> None:
-    outcomes = [run(drawn(seed)) for seed in range(first, first + IN_A_TEST)]
+@pytest.mark.parametrize("start", first(BY_DEFAULT, range(0, CASES, IN_A_TEST)))
+def test_random_models_train_as_on_one_device(start: int) -> None:
+    outcomes = [run(drawn(seed)) for seed in range(start, start + IN_A_TEST)]
     faults = "\n".join(str(outcome) for outcome in outcomes if outcome.is_fault)
     assert not faults, f"python tests/benchmarks/random_models.py --seed N runs one alone:\n{faults}"
     same = sum(outcome.kind == SAME for outcome in outcomes)

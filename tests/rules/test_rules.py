@@ -1,7 +1,7 @@
 """Every rule, every config: values and gradients are the unsplit operator's.
 
 By default all configs on meshes (2) and (3), and on (2,2) and (2,3) up to a number of configs a case, drawn with a fixed
-seed. ``pytest tests/rules --all-configs`` leaves none out, which takes several times as long.
+seed. ``pytest tests/rules --all`` leaves none out, which takes several times as long.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_extents_that_do_not_divide_are_split() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_split_operators_equal_unsplit_ones(case: Case, request: pytest.FixtureRequest) -> None:
-    rule, everything = rule_of(case.op), request.config.getoption("--all-configs", default=False)
+    rule, everything = rule_of(case.op), request.config.getoption("--all")
     wrong = []
     for mesh, most in DRAWN_CONFIGS.items():
         chosen = configs(rule, mesh)
