@@ -23,17 +23,10 @@ def test_random_strategies_between_processes_give_one_device_numbers(n_ranks: in
     assert f"{count} strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
 
-<<<<<<< a38f3819c879b4784ed622a37f21bbf7a825d568
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
-def test_two_chains_give_one_device_numbers(n_ranks: int) -> None:
-    """Ranks nap as over a link: gradients' sums have their own chain, and the backward pass goes on meanwhile."""
-    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", 6, "link", timeout=240)
-=======
 @pytest.mark.parametrize(("n_ranks", "count"), first(2, [(2, 3), (4, 3), (2, 6), (3, 6), (4, 6)]))
 def test_two_chains_give_one_device_numbers(n_ranks: int, count: int) -> None:
-    """As over a link: ranks nap, gradients' sums have a chain of their own, and the backward pass goes on meanwhile."""
+    """Ranks nap as over a link: gradients' sums have their own chain, and the backward pass goes on meanwhile."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "models", count, "link", timeout=240)
->>>>>>> a576e1f7a51b5cd98b30a33062b15165b088fb3f
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{count} strategies, " in result.stdout and f" on {n_ranks} ranks" in result.stdout
 
@@ -46,17 +39,10 @@ def test_copies_are_regathered_between_processes(n_ranks: int, collectives: str,
     assert f"{count} strategies, " in result.stdout and not result.stdout.rstrip().endswith(", 0 made again")
 
 
-<<<<<<< a38f3819c879b4784ed622a37f21bbf7a825d568
-@pytest.mark.parametrize(("n_ranks", "collectives"), [(2, "mpi"), (4, "mpi"), (2, "link")])
-def test_operators_are_rematerialized_between_processes(n_ranks: int, collectives: str) -> None:
-    """Rematerialization runs together with regathered copies, with and without an order of the backward pass."""
-    result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "recomputed", 6, collectives, timeout=240)
-=======
 @pytest.mark.parametrize(("n_ranks", "collectives", "count"), first(3, REMATERIALIZED))
 def test_operators_are_rematerialized_between_processes(n_ranks: int, collectives: str, count: int) -> None:
-    """Beside copies that are made again; with and without an order of the backward pass."""
+    """Rematerialization runs together with regathered copies, with and without an order of the backward pass."""
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, "recomputed", count, collectives, timeout=240)
->>>>>>> a576e1f7a51b5cd98b30a33062b15165b088fb3f
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{count} strategies, " in result.stdout and ", 0 computed again" not in result.stdout
 

@@ -28,41 +28,6 @@ from tensoropt.rules.rule import Config
 from tensoropt.sharding.resharding import Router
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
 
-<<<<<<< a38f3819c879b4784ed622a37f21bbf7a825d568
-=======
-OPTIMIZERS = tuple(zoo.HYPERPARAMETERS)
-MODELS = {function.__name__: function for function in (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows)}
-MESHES = (Mesh.of(4), Mesh.of(2, 2), Mesh.of(2, 3))
-
-
-@cache
-def recorded(function: str, optimizer: str) -> zoo.Recorded:
-    return zoo.record(MODELS[function], optimizer)
-
-
-def check(model: zoo.Recorded, mesh: Mesh, seed: int) -> int:
-    """Train by a random strategy that makes half of the copies again, or all; how many that are."""
-    view = random_strategy(model, mesh, seed, share_regathered=(0.5, 1.0)[seed % 2])
-    engine = engine_of(model, view, random_router(seed), EmulatedBackend(mesh), in_order=seed // 2 % 2 == 1)
-    train_and_check(engine, model)
-    assert_variables(model, view, local_shards(engine))
-    return sum(charge.is_regathered for charge in cost_entries(view))
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("start", first(1, range(0, 12, 4)))
-@pytest.mark.parametrize("function", MODELS)
-def test_random_strategies_give_one_device_numbers(function: str, start: int) -> None:
-    n_regathered = 0
-    for seed in range(start, start + 4):
-        n_regathered += check(recorded(function, OPTIMIZERS[seed % len(OPTIMIZERS)]), MESHES[seed % 3], 2000 + seed)
-    assert n_regathered
-
-
-# Memory
-
-
->>>>>>> a576e1f7a51b5cd98b30a33062b15165b088fb3f
 ALIGNMENT = 64
 PATIENCE_S = 2.0
 
