@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 from helpers import zoo
-from helpers.large import first
 from helpers.strategies import (
     Link,
     engine_of,
