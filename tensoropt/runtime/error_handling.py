@@ -33,7 +33,7 @@ from ..common.watchdog import timeout_s
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import MOST_STAGGER_S, Interruptions, say
 from .mpi_start import finalize
-from .watching import RankWatch, Watched
+from .watching import RankWatch, WatchedRank
 
 AGREEMENT_S = 5.0
 WATCH_INTERVAL_S = 1.0
@@ -64,7 +64,7 @@ def exit_code_of(error: BaseException) -> int:
 class ErrorHandling:
     """This process's handling of errors and of its end; there is one object per process."""
 
-    def __init__(self, processes: Watched, previous_hook: Hook) -> None:
+    def __init__(self, processes: WatchedRank, previous_hook: Hook) -> None:
         self.processes = processes
         self.previous_hook = previous_hook
         self.previous_thread_hook = threading.excepthook
@@ -275,7 +275,7 @@ def _explained(error: BaseException) -> BaseException:
     return explained.with_traceback(error.__traceback__)
 
 
-def install_error_handling(processes: Watched) -> None:
+def install_error_handling(processes: WatchedRank) -> None:
     """Make an error on any rank end all ranks: with a sentence, a non-zero exit code, and within 30 seconds.
 
     Installs ``sys.excepthook`` and ``threading.excepthook`` (not in an interactive Python), and under MPI wraps ``sys.exit``
