@@ -82,9 +82,9 @@ def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest
 
     asked: list[int] = []
 
-    def counted(*arguments: object) -> ModelFrontier:
-        asked.append(int(str(arguments[-1])))
-        return find_frontier(*arguments)  # type: ignore[arg-type]
+    def counted(*arguments: object, **options: object) -> ModelFrontier:
+        asked.append(int(str(options["micro_batches"])))
+        return find_frontier(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(requests, "find_frontier", counted)
     mini_time(request(10**12), 2)

@@ -89,7 +89,7 @@ def test_ranks_train_in_uneven_micro_batches_as_keras_does() -> None:
 
 
 def test_only_a_search_with_force_speaks_of_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    def infeasible(*arguments: object) -> None:
+    def infeasible(*_: object, **__: object) -> None:
         raise InfeasibleError("every state of node 'x' is infeasible")
 
     monkeypatch.setattr(requests, "find_frontier", infeasible)

@@ -94,6 +94,9 @@ def test_what_leaves_must_have_a_known_shape() -> None:
     some = keras.layers.Lambda(lambda x: tf.boolean_mask(x, x[:, 0] > 0))
     model = keras.Model(inputs, some(keras.layers.Dense(4)(inputs)))
     where = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2"}
-    trainer = tensoropt.parallelize(model, "sgd", lambda y, p: tf.reduce_mean(p * y[0]), batch_size=4, **where)
+    labels = tf.TensorSpec((4, 4))
+    trainer = tensoropt.parallelize(
+        model, "sgd", lambda y, p: tf.reduce_mean(p * y[0]), batch_size=4, labels=labels, **where
+    )
     with pytest.raises(tensoropt.InputError, match=r"how much there is depends on the values .*; reduce it, tell its shape"):
         trainer.predict(np.ones((4, 5), np.float32), verbose=0)

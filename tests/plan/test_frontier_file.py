@@ -23,8 +23,8 @@ from tensoropt.plan.frontier_file import SavedFrontier, _chosen, _runs
         ("[" * 100_000, "is not whole JSON"),
         ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
         ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 1}', "has version 1, expected 2"),
-        ('{"format": "tensoropt/frontier", "version": 2}', "is damaged (KeyError: 'checksum')"),
+        ('{"format": "tensoropt/frontier", "version": 2}', "has version 2, expected 3"),
+        ('{"format": "tensoropt/frontier", "version": 3}', "is damaged (KeyError: 'checksum')"),
     ],
 )
 def test_files_that_are_no_frontiers(tmp_path, text, said):

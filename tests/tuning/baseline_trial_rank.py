@@ -59,7 +59,7 @@ with session.recording_for("a baseline trial").paused(), closing(opened_store(pr
 
     baseline_trial = BaselineTrial(
         processes=processes, model=model, first_values=first_values, collectives=MPI, limit_bytes=None, budget_s=60.0,
-        store=store, told=told,
+        store=store, stats=told,
     )
     first, again = (baseline_trial.winner(plan, on_first_rank) for _ in range(2))
 assert not any(isinstance(each, Engine) for each in gc.get_objects()), "what was built for a while is still there"

@@ -27,7 +27,7 @@ def baseline_trial(model: Model, limit_bytes: int | None = None, budget_s: float
     alone, store = Processes(0, 1, ("here",)), Store(None, "here")
     return BaselineTrial(
         processes=alone, model=model, first_values=not_asked, collectives=MPI, limit_bytes=limit_bytes, budget_s=budget_s,
-        store=store, told=lambda plan: {},
+        store=store, stats=lambda plan: {},
     )
 
 

@@ -267,7 +267,7 @@ def test_a_trace_only_where_it_is_asked_for(capsys, monkeypatch):
 
 
 def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tensoropt.plan.request.find_frontier", interrupted)
