@@ -125,7 +125,7 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
 
 def parallelize(
     model: Any,
-    optimizer: Any = "rmsprop",
+    optimizer: Any = None,
     loss: Any = None,
     metrics: Any = None,
     batch_size: int | None = None,
@@ -150,7 +150,8 @@ def parallelize(
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
     ``optimizer``, ``loss``, ``metrics``, ``loss_weights`` and ``weighted_metrics`` are those of ``keras.Model.compile``; the
-    model itself stays as it is.
+    model itself stays as it is. A model that is compiled already is taken as it is compiled if none of them is given, with
+    its own ``train_step``, ``test_step``, ``compute_loss`` and the like.
 
     Args:
         model: a built Keras model, or the result of :func:`capture`.

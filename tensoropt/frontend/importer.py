@@ -16,7 +16,19 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.source_lines import source_line
 from ..ir.attributes import attributes_of
-from ..ir.graph import ARGUMENTS, CONSTANT, PLACEHOLDER, VARIABLE, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import (
+    ARGUMENTS,
+    CONSTANT,
+    GRADIENT,
+    PLACEHOLDER,
+    VARIABLE,
+    Differentiated,
+    Gradients,
+    Graph,
+    Operator,
+    Tensor,
+    TrainStep,
+)
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
 from .connected import Connections
@@ -24,7 +36,9 @@ from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
-from .recorded_graph import RecordedStep, initializer_names, known_shape
+from .plain_operators import check_is_plain
+from .recorded_graph import RecordedGradients, RecordedStep, initializer_names, known_shape
+from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
 from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _READS = ("ReadVariableOp",)
@@ -34,12 +48,6 @@ _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
 # Operators that only initialise variables, or that check values in the midst of the model, aren't part of the model.
 _LEFT_OUT = ("VarIsInitializedOp", "Assert")
-_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
-_UNSUPPORTED = {
-    "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
-    "VariableV2": _REFERENCE,
-    "Variable": _REFERENCE,
-}
 _LOOKUP = "ResourceGather"
 
 
@@ -48,18 +56,20 @@ def import_graph(
     steps: Iterable[RecordedStep],
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
+    taken: Iterable[RecordedGradients] = (),
 ) -> Graph:
     """Import everything that was recorded, except operators that only initialise variables.
 
     Args:
         lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
         targets: import only the operators that these and the steps need.
+        taken: the gradients that the model computes with.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
     wanted = None if targets is None else tuple(targets)
-    return _Importer(recorded, lines or {}, wanted).run(tuple(steps))
+    return _Importer(recorded, lines or {}, wanted).run(tuple(steps), tuple(taken))
 
 
 @dataclass
@@ -75,11 +85,16 @@ class _Importer:
     values: dict[str, np.ndarray] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
+    _step_of: dict[str, str] = field(default_factory=dict)
+    _taken: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
+    def run(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...] = ()) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
-        ops = self._wanted(steps)
+        self._step_of = {op.name: step.op.name for step in steps for op in step.assigns}
+        for each in taken:
+            self._taken.update((g.op.name, (each.name, v)) for g, v in zip(each.results, each.variables, strict=True))
+        ops = self._wanted(steps, taken)
         self._find_static(ops)
         self._fold(ops)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
@@ -108,20 +123,28 @@ class _Importer:
                     # A constant that only the user could fetch; a reader of shapes is left over from TensorFlow's checks.
                     if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
-            elif op.type not in ("NoOp", *LIST_MAKERS):
+            elif op.name in self._taken:
+                self._import_gradient(op, *self._taken[op.name])
+            elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
-        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
+        gradients = {each.name: Gradients(each.name, self.operand(each.loss), each.variables) for each in taken}
+        ends = [(each.loss, each.variables) for each in (*steps, *taken) if each.loss is not None]
+        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(ends), gradients=gradients)
 
-    def _differentiated(self, steps: tuple[RecordedStep, ...]) -> Differentiated | None:
-        """Return the imported tensors and operands to which TensorFlow gives a gradient; None without steps.
+    def _import_gradient(self, op: tf.Operation, of: str, variable: str) -> None:
+        result = self._tensor(op.outputs[0], op)
+        self._add(Operator(op.name, GRADIENT, (), (result,), {}, {"of": of}, variable, source=self.line(op)))
+
+    def _differentiated(self, ends: Sequence[tuple[tf.Tensor, Sequence[str]]]) -> Differentiated | None:
+        """Return the imported tensors and operands to which TensorFlow gives a gradient; None without losses.
 
         Operators that are imported as another type are left out.
         """
-        if not steps:
+        if not ends:
             return None
         connections = Connections(self.recorded, self.gradients)
-        found = [connections.differentiated(step.loss, step.variables) for step in steps]
+        found = [connections.differentiated(loss, variables) for loss, variables in ends]
         tensors = {self._canonical(name) for each in found for name in each.tensors}
         operands: dict[str, frozenset[int]] = {}
         for each in found:
@@ -131,14 +154,21 @@ class _Importer:
                     operands[name] = operands.get(name, frozenset()) | places
         return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
 
-    def _wanted(self, steps: tuple[RecordedStep, ...]) -> list[tf.Operation]:
+    def _wanted(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...]) -> list[tf.Operation]:
         """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
         initializers = initializer_names(self.recorded)
         all_ops = self.recorded.get_operations()
         left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
-        pending = [op for op in all_ops if op.name not in left_out and not any(t.consumers() for t in op.outputs)]
+        # Gradients that a step takes as they are, and what stands for its updates.
+        left_out |= {op.name for op in all_ops if GRADIENT_ATTRIBUTE in op.node_def.attr} - self._taken.keys()
+        left_out |= self._step_of.keys()
+        spare = {op.name for op in all_ops if SPARE_ATTRIBUTE in op.node_def.attr}
+        ends = (op for op in all_ops if op.name not in left_out and op.name not in spare)
+        pending = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
         if self.targets is not None:
-            pending = [*self.targets, *(each for step in steps for each in (step.op, step.loss.op))]
+            pending = [*self.targets, *(step.op for step in steps)]
+        pending += [each.loss.op for each in (*steps, *taken) if each.loss is not None]
+        pending += [tensor.op for step in steps for tensor in step.gradients]
         wanted: set[str] = set()
         while pending:
             op = pending.pop()
@@ -220,23 +250,8 @@ class _Importer:
             return self._import_constant(tensor)
         return self.tensors[self._canonical(tensor.name)]
 
-    def _check_is_plain(self, op: tf.Operation) -> None:
-        functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
-        if functions:
-            raise InputError(
-                f"{op.type} '{op.name}' ({self.line(op)}) calls a function, which can't be recorded; expected plain "
-                "operators: choose between values with tensoropt.where, or decide in Python"
-            )
-        if "_gradient_op_type" in op.node_def.attr:
-            raise InputError(
-                f"{op.type} '{op.name}' ({self.line(op)}) has another gradient by gradient_override_map, which can't be "
-                "recorded; write it with tf.custom_gradient"
-            )
-        if op.type in _UNSUPPORTED:
-            raise InputError(f"{op.type} '{op.name}' ({self.line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
-
     def _import_operator(self, op: tf.Operation) -> None:
-        self._check_is_plain(op)
+        check_is_plain(op, self.line(op))
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -346,22 +361,20 @@ class _Importer:
         An operator that only groups others is replaced by them.
         """
         found: dict[str, None] = {}
+        of_steps: dict[str, None] = {}
         pending = list(op.control_inputs)
         while pending:
             waited = pending.pop()
-            if waited.name in self.steps:
-                raise InputError(
-                    f"{op.type} '{op.name}' ({self.line(op)}) waits for the training step '{waited.name}', which can't be "
-                    "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
-                )
-            if waited.name in self.operators:
+            if waited.name in self._step_of or waited.name in self.steps:
+                of_steps[self._step_of.get(waited.name, waited.name)] = None
+            elif waited.name in self.operators:
                 found[waited.name] = None
             elif waited.type == "NoOp":
                 pending += waited.control_inputs
             else:
                 # An alias stands for the operator behind it; nobody needs to wait for a constant.
                 pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
-        return tuple(sorted(found, key=self.places.__getitem__))
+        return (*sorted(found, key=self.places.__getitem__), *of_steps)
 
     def _aliased(self, op: tf.Operation) -> list[str]:
         names = (self.aliases.get(tensor.name) for tensor in op.outputs)
@@ -371,9 +384,10 @@ class _Importer:
     def _import_step(self, step: RecordedStep) -> TrainStep:
         return TrainStep(
             step.op.name,
-            self.operand(step.loss),
+            None if step.loss is None else self.operand(step.loss),
             step.variables,
             step.optimizer.imported(self.operand),
             step.step_counter,
             self._controls(step.op),
+            tuple(map(self.operand, step.gradients)),
         )

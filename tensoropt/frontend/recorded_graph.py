@@ -16,17 +16,40 @@ _ROOM = (("FusedBatchNormV3", 5),)
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A ``minimize`` in terms of the recorded graph.
+    """An application of an optimizer in terms of the recorded graph.
 
     :class:`tensoropt.ir.graph.TrainStep` is its counterpart in the imported graph. Variables are named by the operations
     that make their handles.
+
+    Attributes:
+        op: the operation that stands for the step; without inputs.
+        loss: the loss that the step minimises; None where the gradients are given.
+        gradients: where there is no loss, for each variable what it is updated by.
+        assigns: assignments that stand for the updates: what waits for one of them waits for the step.
     """
 
     op: tf.Operation
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     variables: tuple[str, ...]
     optimizer: Optimizer
     step_counter: str | None = None
+    gradients: tuple[tf.Tensor, ...] = ()
+    assigns: tuple[tf.Operation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGradients:
+    """Gradients that the recorded graph computes with: :class:`tensoropt.ir.graph.Gradients` is their counterpart.
+
+    Attributes:
+        variables: the operations that make the variables' handles.
+        results: for each variable the placeholder of its gradient.
+    """
+
+    name: str
+    loss: tf.Tensor
+    variables: tuple[str, ...]
+    results: tuple[tf.Tensor, ...]
 
 
 def initializer_names(recorded: tf.Graph) -> frozenset[str]:

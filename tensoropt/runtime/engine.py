@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.settings import LAG
-from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from ..ir.slicing import Slice
 from ..lowering.gradient_accumulation import Accumulation, Asked
-from ..lowering.model import LocalModel, gradients_of
+from ..lowering.model import LocalModel
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
@@ -34,6 +34,7 @@ from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .feed_shards import cut, fed_layout, fed_shape, is_of_slices, is_sliced, rows_of
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
+from .step_emission import StepEmission
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -226,27 +227,15 @@ class Engine:
             assert self.sliced is not None
             outside = LocalModel(self.sliced, self.router, resharder, sources, self._update, training=True)
             return self._emit_slices(fetch, fed, needed, outside, slices)
-        model = LocalModel(
-            self.view, self.router, resharder, sources, self._update, training=bool(fetch.train_steps)
-        )
-        model.emit(needed)
-        # Losses first: a fetched loss is then available already.
-        losses = {
-            name: model.replicated(self.graph.train_steps[name].loss, name, with_gradient=True)
-            for name in fetch.train_steps
-        }
-        results = [
-            model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
-            for tensor, is_local in fetch.tensors
-        ]
+        steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
+        is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
+        model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
+        results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
-        n_forward = len(graph.get_operations())
-        for name in fetch.train_steps:
-            self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
-        local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
-        operators = model.read_again(graph.get_operations(), n_forward, local_losses)
-        if self.in_order:
-            put_in_order(operators, n_forward, self.lag)
+        if not self.graph.is_sequential:
+            operators = model.read_again(graph.get_operations(), steps.n_forward, steps.losses)
+            if self.in_order:
+                put_in_order(operators, steps.n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
@@ -300,6 +289,7 @@ class Engine:
             for variable in step.variables
             for lookup in self.graph.lookups.get(variable, ())
         }
+        assert step.loss is not None  # others aren't cut into micro-batches
         asked = Asked(name, step.loss, frozenset(in_slices), tuple(dict.fromkeys([*wanted, *taken])), lookups)
         accumulation = Accumulation(model, view, feeds, self.lag if self.in_order else None)
         losses, found = accumulation.run(asked)

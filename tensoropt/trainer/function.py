@@ -69,6 +69,11 @@ class CapturedFunction:
         """The trainable variables, except integer ones: they have no gradients, even if TensorFlow calls them trainable."""
         return [variable for variable in self.variables if variable.trainable and carries_gradient(variable.dtype)]
 
+    @property
+    def applies_optimizers(self) -> bool:
+        """Return False: the function returns the loss."""
+        return False
+
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' own names."""
         return [own_name(variable) for variable in variables]

@@ -27,7 +27,7 @@ from ..tuning.profile_guided import find_measured
 from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation
+from .objective import Compilation, OwnCompilation
 from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
 from .signature import Signature, signature_of
@@ -67,12 +67,15 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
         )
     context = Context(wishes.cluster, None)
     chosen = _optimizer(optimizer)
-    if isinstance(trainer, Trainer):
+    if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
     objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
     def capture(kind: str, at: Signature) -> Captured:
-        return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(chosen, variables))
+        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
+            return KerasOptimizer.of(chosen if applied is None else applied, variables)
+
+        return capture_program(kind, objective, at, optimizer_of)
 
     def first_values(captured: Captured) -> _FirstValues:
         return _FirstValues(captured, context)
@@ -204,13 +207,19 @@ def parallelized(
             )
         trainer, signature = FunctionTrainer(model), Signature(list(model.signature))
     else:
-        check_model(model)
+        given = (optimizer, loss, metrics, loss_weights, weighted_metrics)
+        compiles = any(each is not None for each in given)
+        check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
+        is_compiled = model.compiled and not compiles
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
+        if is_compiled:
+            optimizer, loss = model.optimizer, getattr(model, "loss", None)
         signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
-        trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
+        compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
+        trainer = Trainer(model, OwnCompilation(model) if is_compiled else compilation)
         tell_of_reads(model.variables)
     with own_values():  # of a model, optimizer and metrics that other trainers may have
-        start(trainer, optimizer, signature, wishes)
+        start(trainer, "rmsprop" if optimizer is None else optimizer, signature, wishes)
     return trainer

@@ -166,9 +166,10 @@ class Saving:
                     inner(variable).assign(value)
 
     def _plain_optimizer(self, is_empty: bool = False) -> tuple[keras.optimizers.Optimizer, Pairs]:
+        variables = list(self.model.trainable_variables)
         with own_values():
-            optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
-        keys = [self.key_of(inner(variable)) for variable in self.model.trainable_variables]
+            optimizer, made = plain_optimizer(self.optimizer, variables, is_empty)
+        keys = [self.key_of(inner(variable)) for variable in variables]
         return optimizer, counterparts(made, keys, self.ranks.optimizer.state())
 
     # Models

@@ -91,7 +91,8 @@ class Connections:
         self.arrays = ReshardingArrays(steps.costing.reshardings, steps.graph, choices.zero)
         self.consumers = consumers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
-        self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
+        names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
+        self.step_place = {name: len(of_node) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
         self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
         for i, (_, states) in enumerate(of_node):

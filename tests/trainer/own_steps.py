@@ -1,0 +1,181 @@
+"""Small models with steps of their own, as Keras's examples have them, the data they learn, and plain Keras's own fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tensoropt
+
+BATCH = 8
+SPLIT: Mapping[str, Any] = {"MatMul": {"n": 2}}
+
+
+class Vae(keras.Model):
+    """A variational autoencoder without ``call``: its trackers are its metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(8)])
+        self.decoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
+        self.seeds = keras.random.SeedGenerator(5)
+        self.total = keras.metrics.Mean(name="loss")
+        self.divergence = keras.metrics.Mean(name="kl")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.total, self.divergence]
+
+    def losses_of(self, x: Any) -> tuple[Any, Any]:
+        mean, log_var = tf.split(self.encoder(x), 2, axis=1)
+        z = mean + tf.exp(0.5 * log_var) * keras.random.normal(tf.shape(mean), seed=self.seeds)
+        error = tf.reduce_mean(tf.reduce_sum(tf.square(x - self.decoder(z)), axis=1))
+        return error, tf.reduce_mean(-0.5 * tf.reduce_sum(1 + log_var - tf.square(mean) - tf.exp(log_var), axis=1))
+
+    def train_step(self, x: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            error, divergence = self.losses_of(x)
+            loss = error + divergence
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.total.update_state(loss)
+        self.divergence.update_state(divergence)
+        return {"loss": self.total.result(), "kl": self.divergence.result()}
+
+    def test_step(self, x: Any) -> dict[str, Any]:
+        error, divergence = self.losses_of(x)
+        self.total.update_state(error + divergence)
+        self.divergence.update_state(divergence)
+        return {"loss": self.total.result(), "kl": self.divergence.result()}
+
+
+class Distiller(keras.Model):
+    """A student that learns from a frozen teacher, by ``compute_loss``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = keras.Sequential([keras.Input((6,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)])
+        self.student = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(3)])
+        self.teacher.trainable = False
+        self.build((None, 6))
+
+    def call(self, x: Any) -> Any:
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True) -> Any:  # type: ignore[no-untyped-def]
+        soft = keras.ops.softmax(self.teacher(x, training=False) / 3.0)
+        return 0.3 * super().compute_loss(x, y, y_pred, sample_weight) + 0.7 * keras.ops.mean(
+            keras.losses.kl_divergence(soft, keras.ops.softmax(y_pred / 3.0))
+        )
+
+
+class Diffusion(keras.Model):
+    """A denoising step with gradients clipped by hand and moving averages of the weights, which a second network holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.average = denoiser(), denoiser()
+        self.average.set_weights(self.network.get_weights())
+        self.seeds = keras.random.SeedGenerator(3)
+        self.build((None, 6))
+
+    def call(self, x: Any) -> Any:
+        return self.average(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x = data[0] if isinstance(data, tuple) else data
+        noise = keras.random.normal(tf.shape(x), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.network(x + 0.3 * noise, training=True) - noise))
+        gradients = tape.gradient(loss, self.network.trainable_weights)
+        gradients = [tf.clip_by_norm(each, 0.5) for each in gradients]
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.6)
+        self.optimizer.apply(gradients, self.network.trainable_weights)
+        for weight, average in zip(self.network.weights, self.average.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * weight)
+        return {"loss": loss, "norm": norm}
+
+
+def denoiser() -> keras.Model:
+    layers = [keras.Input((6,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(6)]
+    return keras.Sequential(layers)
+
+
+def vae() -> keras.Model:
+    model = Vae()
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+def distiller() -> keras.Model:
+    model = Distiller()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    return model
+
+
+def diffusion() -> keras.Model:
+    model = Diffusion()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    return model
+
+
+def inputs(n: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(n, 6))
+
+
+def labelled() -> tuple[np.ndarray, np.ndarray]:
+    return inputs(), np.random.default_rng(1).integers(0, 3, 24)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A compiled model and its data: ``x``, or ``x`` and ``y``."""
+
+    model: Callable[[], keras.Model]
+    data: Callable[[], Any]
+    evaluates: bool = True
+    force: Mapping[str, Any] = field(default_factory=lambda: SPLIT)
+
+
+CASES = {
+    "vae": Case(vae, inputs),
+    "distiller": Case(distiller, labelled),
+    "diffusion": Case(diffusion, inputs, evaluates=False),
+}
+
+
+def check(name: str, **where: Any) -> Any:
+    """Check that fit and evaluate under a plan give plain Keras's history, results and weights; return the trainer."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx("float64")
+    try:
+        return _checked(CASES[name], where)
+    finally:
+        keras.backend.set_floatx(before)
+
+
+def _checked(case: Case, where: Mapping[str, Any]) -> Any:
+    x, y = (case.data() if isinstance(case.data(), tuple) else (case.data(), None))
+    keras.utils.set_random_seed(1)
+    plain = case.model()
+    expected = plain.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    keras.utils.set_random_seed(1)
+    model = case.model()
+    data = x if y is None else (x, y)
+    trainer = tensoropt.parallelize(model, batch_size=BATCH, data=data, force=case.force, **where)
+    got = trainer.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert list(got.history) == list(expected.history)
+    for key, values in expected.history.items():
+        np.testing.assert_allclose(got.history[key], values, rtol=1e-9, atol=1e-12, err_msg=key)
+    if case.evaluates:
+        evaluated = trainer.evaluate(x, y, verbose=0)
+        np.testing.assert_allclose(evaluated, plain.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-9)
+    for variable, one, other in zip(plain.weights, trainer.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=variable.path)
+    return trainer
