@@ -86,7 +86,10 @@ class _Importer:
     steps: set[str] = field(default_factory=set)
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
     _step_of: dict[str, str] = field(default_factory=dict)
+    _reads: dict[tuple[str, ...], str] = field(default_factory=dict)
     _taken: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    _passed: dict[tuple[str, tuple[str, ...]], Differentiated] = field(default_factory=dict)
 
     def run(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...] = ()) -> Graph:
         trained = {name for step in steps for name in step.variables}
@@ -124,35 +127,74 @@ class _Importer:
                     if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
             elif op.name in self._taken:
+                of = next(each for each in taken if each.name == self._taken[op.name][0])
+                if of.name not in self._sources:
+                    self._find_sources(of, self._connected(of.loss, of.variables))
                 self._import_gradient(op, *self._taken[op.name])
             elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
-        gradients = {each.name: Gradients(each.name, self.operand(each.loss), each.variables) for each in taken}
-        ends = [(each.loss, each.variables) for each in (*steps, *taken) if each.loss is not None]
+        sources = {each.name: tuple(self._sources[each.name].values()) for each in taken}
+        gradients = {each.name: Gradients(each.name, self.operand(each.loss), sources[each.name]) for each in taken}
+        ends = [self._connected(each.loss, each.variables) for each in (*steps, *taken) if each.loss is not None]
         return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(ends), gradients=gradients)
 
-    def _import_gradient(self, op: tf.Operation, of: str, variable: str) -> None:
-        result = self._tensor(op.outputs[0], op)
-        self._add(Operator(op.name, GRADIENT, (), (result,), {}, {"of": of}, variable, source=self.line(op)))
+    def _connected(self, loss: tf.Tensor, variables: tuple[str, ...]) -> Differentiated:
+        """Return the recorded tensors and operands to which TensorFlow gives a gradient of a loss."""
+        key = loss.name, variables
+        if key not in self._passed:
+            self._passed[key] = Connections(self.recorded, self.gradients).differentiated(loss, variables)
+        return self._passed[key]
 
-    def _differentiated(self, ends: Sequence[tuple[tf.Tensor, Sequence[str]]]) -> Differentiated | None:
+    def _import_gradient(self, op: tf.Operation, of: str, variable: str) -> None:
+        result, at = self._tensor(op.outputs[0], op), self._sources[of][variable]
+        attributes = {"of": of, "at": at}
+        self._add(Operator(op.name, GRADIENT, (), (result,), {}, attributes, variable, source=self.line(op)))
+
+    def _find_sources(self, taken: RecordedGradients, passed: Differentiated) -> None:
+        """Note, for each variable that gradients are taken with respect to, the operator whose value they are taken at.
+
+        Raises:
+            InputError: they are taken at values from before and after an update.
+        """
+        found = self._sources[taken.name] = {}
+        for variable in taken.variables:
+            handle = self.recorded.get_operation_by_name(variable).outputs[0]
+            readers = [op for op in handle.consumers() if op.name in passed.operands]
+            late = [op.outputs[0].name for op in readers if op.control_inputs]
+            names = {self.recorded.get_tensor_by_name(self._canonical(name)).op.name for name in late}
+            names |= {variable} if len(late) < len(readers) else set()
+            if len(names) > 1:
+                raise InputError(
+                    f"gradients of {taken.loss.op.name} ({self.line(taken.loss.op)}) are taken with respect to '{variable}' "
+                    "as it was before and as it is after an update; take them by two tapes, one for each"
+                )
+            found[variable] = names.pop() if names else variable
+
+    def _differentiated(self, found: Sequence[Differentiated]) -> Differentiated | None:
         """Return the imported tensors and operands to which TensorFlow gives a gradient; None without losses.
 
         Operators that are imported as another type are left out.
         """
-        if not ends:
+        if not found:
             return None
-        connections = Connections(self.recorded, self.gradients)
-        found = [connections.differentiated(loss, variables) for loss, variables in ends]
-        tensors = {self._canonical(name) for each in found for name in each.tensors}
+        tensors = {self._canonical(name) for each in found for name in each.tensors if not self._is_read_late(name, each)}
         operands: dict[str, frozenset[int]] = {}
         for each in found:
             for name, places in each.operands.items():
                 imported = self.operators.get(name)
-                if imported is not None and imported.type == self.recorded.get_operation_by_name(name).type:
+                if imported is None or imported.updates is not None:
+                    continue
+                if imported.type == self.recorded.get_operation_by_name(name).type:
                     operands[name] = operands.get(name, frozenset()) | places
         return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
+
+    def _is_read_late(self, name: str, passed: Differentiated) -> bool:
+        """Return whether a tensor is a variable's handle, of which gradients are taken at values read after an update."""
+        tensor = self.recorded.get_tensor_by_name(name)
+        if tensor.op.type != "VarHandleOp":
+            return False
+        return all(op.control_inputs for op in tensor.consumers() if op.name in passed.operands)
 
     def _wanted(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...]) -> list[tf.Operation]:
         """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
@@ -349,11 +391,14 @@ class _Importer:
         """Import an assignment, or a read that must come after one."""
         value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
-        self._add(
-            Operator(
-                op.name, op.type, value, outputs, {}, {}, op.inputs[0].op.name, self._controls(op), self.line(op)
-            )
-        )
+        variable, controls = op.inputs[0].op.name, self._controls(op)
+        same = (variable, *controls)
+        if op.type in _READS and same in self._reads:
+            self.aliases[op.outputs[0].name] = self._reads[same]
+            return
+        if op.type in _READS:
+            self._reads[same] = op.outputs[0].name
+        self._add(Operator(op.name, op.type, value, outputs, {}, {}, variable, controls, self.line(op)))
 
     def _controls(self, op: tf.Operation) -> tuple[str, ...]:
         """Return the imported operators that an operator was told to wait for, in the order in which they were imported.
@@ -390,4 +435,5 @@ class _Importer:
             step.step_counter,
             self._controls(step.op),
             tuple(map(self.operand, step.gradients)),
+            step.of,
         )

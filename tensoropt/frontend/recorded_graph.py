@@ -26,6 +26,7 @@ class RecordedStep:
         loss: the loss that the step minimises; None where the gradients are given.
         gradients: where there is no loss, for each variable what it is updated by.
         assigns: assignments that stand for the updates: what waits for one of them waits for the step.
+        of: the name of the first step that applies the same optimizer; empty for the first.
     """
 
     op: tf.Operation
@@ -35,6 +36,7 @@ class RecordedStep:
     step_counter: str | None = None
     gradients: tuple[tf.Tensor, ...] = ()
     assigns: tuple[tf.Operation, ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ class Gradients:
     Attributes:
         name: the name of the training step that minimises the loss, or the one that ``Gradient`` operators say.
         loss: a scalar.
-        variables: names of the variable operators.
+        variables: names of the variable operators, or of the operators that read them after an update.
     """
 
     name: str
@@ -145,6 +145,7 @@ class TrainStep:
         step_counter: the variable that each step increments, or None.
         controls: operators that run with the step.
         gradients: where there is no loss, for each variable the tensor that it is updated by.
+        of: the name of the first step that applies the same optimizer, whose slots this one uses, too; empty for the first.
     """
 
     name: str
@@ -154,6 +155,7 @@ class TrainStep:
     step_counter: str | None = None
     controls: tuple[str, ...] = ()
     gradients: tuple[Tensor, ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class Graph:
         for step in self.train_steps.values():
             tensors = [self.operators[name].result for name in step.variables]
             for name, update in zip(step.variables, step.optimizer.updates(tensors), strict=True):
-                found[name] = (*found.get(name, ()), update)
+                found[name] = (*found.get(name, ()), replace(update, slots=0) if step.of else update)
         return found
 
     @cached_property
@@ -360,7 +362,7 @@ class Graph:
             text.update(repr((op.name, op.type, inputs, op.outputs, attrs, statics, op.updates)).encode())
         for _, step in sorted(self.train_steps.items()):
             what = (step.name, step.loss, step.variables, step.optimizer.structure, step.step_counter, step.controls)
-            text.update(repr((*what, step.gradients) if step.gradients else what).encode())
+            text.update(repr((*what, step.gradients, step.of) if step.gradients or step.of else what).encode())
         if self.gradients:
             text.update(repr(sorted(self.gradients.items())).encode())
         return text.hexdigest()[:16]

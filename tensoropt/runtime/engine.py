@@ -86,7 +86,8 @@ class Engine:
                 self.variables[op.name] = self._first_variables(op)
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
-                self.optimizers[step.name] = start(step.optimizer, self._shards(step))
+                shared = self.optimizers.get(step.of)
+                self.optimizers[step.name] = start(step.optimizer, self._shards(step)) if shared is None else shared
 
     @property
     def graph(self) -> Graph:
@@ -108,7 +109,7 @@ class Engine:
         for op in self.graph.variables:
             for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
                 variable.assign(value)
-        for optimizer in self.optimizers.values():
+        for optimizer in dict.fromkeys(self.optimizers.values()):
             optimizer.reset()
 
     def state(self) -> tuple[StateEntry, ...]:
@@ -119,7 +120,8 @@ class Engine:
             )
             for op in self.graph.variables
         ]
-        return tuple(entries + [entry for optimizer in self.optimizers.values() for entry in optimizer.state()])
+        optimizers = dict.fromkeys(self.optimizers.values())
+        return tuple(entries + [entry for optimizer in optimizers for entry in optimizer.state()])
 
     @property
     def local_parameter_bytes(self) -> list[int]:

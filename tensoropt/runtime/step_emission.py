@@ -90,14 +90,14 @@ class StepEmission:
 
     def _gradient(self, op: Operator) -> Values:
         """Return a gradient, in the layout of its variable; all that are taken of one loss are taken together."""
-        assert self._model is not None and op.updates is not None
+        assert self._model is not None
         taken = self.graph.gradients[op.attrs["of"]]
-        if (taken.name, op.updates) not in self._gradients:
+        if (taken.name, op.attrs["at"]) not in self._gradients:
             losses = self._model.replicated(taken.loss, taken.name, with_gradient=True)
             values = [self._model.value(self.graph.operators[name].result) for name in taken.variables]
             found = gradients_of(losses, values)
             self._gradients.update(((taken.name, name), g) for name, g in zip(taken.variables, found, strict=True))
-        gradient = self._gradients[taken.name, op.updates]
+        gradient = self._gradients[taken.name, op.attrs["at"]]
         assert gradient is not None, f"{op.where()} has no gradient, as the analysis of gradients has it"
         return gradient
 

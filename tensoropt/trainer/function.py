@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ class FunctionTrainer:
     def __init__(self, captured: CapturedFunction) -> None:
         self.captured = captured
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = Ranks(execution, runs)
         self._same = SameData(execution.processes, "trainer.step", SAME_BATCHES)

@@ -29,6 +29,11 @@ class Compilation:
         """Compile a model with these arguments and an optimizer."""
         model.compile(optimizer, self.loss, self.loss_weights, self.metrics, self.weighted_metrics, jit_compile=False)
 
+    def with_copies(self, model: keras.Model, copies: Mapping[int, Any]) -> None:
+        """Compile the user's model with the copy of its optimizer, the only one in ``copies``."""
+        (optimizer,) = copies.values()
+        self.apply(model, optimizer)
+
 
 @dataclass(frozen=True, eq=False)
 class OwnCompilation:
@@ -40,9 +45,9 @@ class OwnCompilation:
 
     model: keras.Model
 
-    def apply(self, model: keras.Model, optimizer: Any) -> None:
-        """Have the user's model use a copy of its optimizer."""
-        vars(model)["optimizer"] = optimizer
+    def with_copies(self, model: keras.Model, copies: Mapping[int, Any]) -> None:
+        """Have the user's model use copies of its optimizers, given by their ids."""
+        vars(model).update({name: copies[id(value)] for name, value in vars(model).items() if id(value) in copies})
 
 
 OF_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")

@@ -109,14 +109,25 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
             updates.setdefault(int(op.get_attr(UPDATE_ATTRIBUTE)), []).append(op)
         else:
             writes.append(op)
-    steps = []
+    steps: list[RecordedStep] = []
+    first: dict[int, int] = {}
     for number, applied in enumerate(trace.applied):
         assigns = tuple(updates[number])
         with capture.graph.as_default(), tf.control_dependencies(writes if number == len(trace.applied) - 1 else []):
             op = tf.no_op(name="train")
         optimizer = optimizer_of(applied.optimizer, applied.variables)
         variables = tuple(op.inputs[0].op.name for op in assigns)
-        step = minimised(RecordedStep(op, None, variables, optimizer, assigns=assigns), taken)
+        before = trace.applied[first.setdefault(id(applied.optimizer), number)]
+        if [id(each) for each in before.variables] != [id(each) for each in applied.variables]:
+            raise InputError(
+                f"{type(applied.optimizer).__name__} is applied ({applied.line}) to other variables than before "
+                f"({before.line}); give it all variables each time, or use an optimizer for each set of variables"
+            )
+        of = "" if before is applied else steps[first[id(applied.optimizer)]].op.name
+        step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=of)
+        was_updated = {name for each in steps for name in each.variables} & set(variables)
+        # What was updated is read again, and gradients are taken there.
+        step = minimised(step, [] if was_updated else taken)
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
     return RecordedUpdates(Program(program.inputs, results, tuple(writes)), tuple(steps), computed_with(taken, steps))

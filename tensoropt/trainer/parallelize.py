@@ -87,7 +87,9 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
     else:
         plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
     execution = execute(plan, model, first_values(captured), context.processes, collectives)
-    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), chosen)
+    applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
+    optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
+    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), optimizers)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,18 +50,23 @@ class Trainer(LiveModel):
         ranks: the operations that all ranks run together.
     """
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it.
+
+        Args:
+            optimizers: the user's optimizers, by the name of the training step that applies each first.
+        """
         self._execution = execution
         self.ranks = Ranks(execution, runs, lambda: self._saving.objects)
         live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._saving = Saving(self, optimizer, self.ranks, self._key_of, live)
+        self._saving = Saving(self, optimizers, self.ranks, self._key_of, live)
         self._sharing = Sharing(self.ranks, runs.signature)
         self._progress = Progress()
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        live.beside = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
+        watches = [WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items()]
+        live.beside = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
 
     def _key_of(self, variable: tf.Variable) -> str | None:

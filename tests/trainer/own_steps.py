@@ -101,6 +101,45 @@ class Diffusion(keras.Model):
         return {"loss": loss, "norm": norm}
 
 
+class Gan(keras.Model):
+    """A generator and a critic with an optimizer each; the critic learns twice a step, and its slope is penalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "leaky_relu"), keras.layers.Dense(1)])
+        self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(6)])
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def compile(self, critic_optimizer: Any, generator_optimizer: Any) -> None:
+        super().compile()
+        self.critic_optimizer, self.generator_optimizer = critic_optimizer, generator_optimizer
+
+    def made(self, n: Any) -> Any:
+        return self.generator(keras.random.normal((n, 4), seed=self.seeds), training=True)
+
+    def penalty(self, between: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            score = self.critic(between, training=True)
+        slope = tape.gradient(score, [between])[0]
+        return tf.reduce_mean(tf.square(tf.sqrt(tf.reduce_sum(tf.square(slope), axis=1)) - 1.0))
+
+    def train_step(self, real: Any) -> dict[str, Any]:
+        n = tf.shape(real)[0]
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                made = self.made(n)
+                loss = tf.reduce_mean(self.critic(made, training=True)) - tf.reduce_mean(self.critic(real, training=True))
+                loss += 10.0 * self.penalty(real + 0.5 * (made - real))
+            gradients = tape.gradient(loss, self.critic.trainable_variables)
+            self.critic_optimizer.apply_gradients(zip(gradients, self.critic.trainable_variables, strict=True))
+        with tf.GradientTape() as tape:
+            of_generator = -tf.reduce_mean(self.critic(self.made(n), training=True))
+        gradients = tape.gradient(of_generator, self.generator.trainable_variables)
+        self.generator_optimizer.apply_gradients(zip(gradients, self.generator.trainable_variables, strict=True))
+        return {"d_loss": loss, "g_loss": of_generator}
+
+
 def denoiser() -> keras.Model:
     layers = [keras.Input((6,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(6)]
     return keras.Sequential(layers)
@@ -122,6 +161,12 @@ def distiller() -> keras.Model:
 def diffusion() -> keras.Model:
     model = Diffusion()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+    return model
+
+
+def gan() -> keras.Model:
+    model = Gan()
+    model.compile(keras.optimizers.Adam(1e-2, beta_1=0.5), keras.optimizers.RMSprop(1e-2))
     return model
 
 
@@ -147,6 +192,7 @@ CASES = {
     "vae": Case(vae, inputs),
     "distiller": Case(distiller, labelled),
     "diffusion": Case(diffusion, inputs, evaluates=False),
+    "gan": Case(gan, inputs, evaluates=False, force={"MatMul": {"m": 2}}),
 }
 
 
