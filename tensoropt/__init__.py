@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .session.session import Session
     from .sharding.constraints import Force
     from .trainer.function import CapturedFunction
+    from .trainer.step_function import StepFunction
 
 __version__ = "0.1.0"
 
@@ -121,6 +122,51 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     from .trainer.function import CapturedFunction
 
     return CapturedFunction.of(function, input_signature)
+
+
+def training_step(
+    step: Callable[..., Any],
+    *,
+    model: Any,
+    optimizer: Any,
+    batch_size: int,
+    option: str = "mini_time",
+    memory: int | str | None = None,
+    parallelism: int | Sequence[int] | None = None,
+    cluster: Hardware | str | None = None,
+    force: Force | None = None,
+    plan: Plan | str | None = None,
+    collectives: str | None = None,
+    data: Sequence[Any] | None = None,
+    profile_budget: float | str | None = None,
+    without: Collection[str] = (),
+    micro_batches: int | None = None,
+) -> StepFunction:
+    """Make the training step of a custom training loop ready to train on all ranks.
+
+    Args:
+        step: a function of a batch with ``tf.GradientTape`` and ``optimizer.apply`` in it, in any number and order.
+        model: the Keras model that it trains, or a list of all that it uses.
+        optimizer: the Keras optimizer that it applies, or a list of all.
+        batch_size: samples per step, over all devices.
+        data: the arguments of one call, which show their shapes; without, the first call does.
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches: as for
+            :func:`parallelize`.
+
+    Returns:
+        A :class:`~tensoropt.trainer.step_function.StepFunction`: call it with the full batch on every rank in place of
+        ``step``. It has ``plan``, ``save``, ``load`` and ``export``.
+
+    Raises:
+        InputError: something can't be captured, nothing fits, or an argument is of another kind.
+    """
+    from .common.tensorflow_import import import_tensorflow
+
+    import_tensorflow()
+    from .trainer.parallelize import Wishes, step_function
+
+    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
+    return step_function(step, model, optimizer, batch_size, data, wishes)
 
 
 def parallelize(

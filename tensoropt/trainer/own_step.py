@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from ..common.errors import InputError
+from ..frontend.gradient_placeholders import variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.recorded_updates import behind_identities, computed_with, minimised
 from ..frontend.tracing.capture import Capture, Program
@@ -53,7 +54,8 @@ def traced(step: Callable[..., Any], trace: StepTrace) -> Callable[..., Any]:
                 "a training step applies no optimizer, so that nothing would be trained; expected "
                 "optimizer.apply(gradients, variables) or optimizer.apply_gradients(zip(gradients, variables)) in it"
             )
-        return results, [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
+        losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
+        return () if results is None else results, losses, gradients
 
     return function
 
@@ -98,6 +100,7 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
         InputError: the step does something with gradients that can't be run under a plan.
     """
     results, losses, dense = program.results
+    _check_reads(capture, trace)
     taken = []
     for k, (each, loss, markers) in enumerate(zip(trace.taken, losses, dense, strict=True)):
         names = tuple(capture.name(variable) or "" for variable in each.variables)
@@ -131,6 +134,23 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
     return RecordedUpdates(Program(program.inputs, results, tuple(writes)), tuple(steps), computed_with(taken, steps))
+
+
+def _check_reads(capture: Capture, trace: StepTrace) -> None:
+    """Check that the step reads no variable of an optimizer: those of the ranks' optimizers are others.
+
+    Raises:
+        InputError: it reads one.
+    """
+    captured = {id(variable) for variable in capture.variables.values()}
+    for applied in trace.applied:
+        for variable in applied.optimizer.variables:
+            if id(variable_of(variable)) in captured:
+                raise InputError(
+                    f"a training step reads '{variable.path}' of the optimizer that it applies ({applied.line}), whose "
+                    "variables are on the ranks; read it outside of the step: trainer.optimizer.learning_rate and "
+                    "trainer.optimizer.iterations, as in a callback"
+                )
 
 
 def _check_scaling(applied: Applied, trace: StepTrace, is_given: bool) -> None:

@@ -30,7 +30,8 @@ from .function import CapturedFunction, FunctionTrainer
 from .objective import Compilation, OwnCompilation
 from .programs import TRAIN, Captured, capture_program
 from .runs import Run, Runs
-from .signature import Signature, signature_of
+from .signature import Signature, checked_batch_size, signature_of
+from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -180,6 +181,35 @@ def refuse_others(others: Mapping[str, Any]) -> None:
         taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]
         said = _COMPILED_OTHERWISE.get(name, f"it takes {', '.join(taken)}")
         raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
+
+
+def step_function(
+    step: Any, model: Any, optimizer: Any, batch_size: int, data: Sequence[Any] | None, wishes: Wishes
+) -> StepFunction:
+    """Return a training step on all ranks; see :func:`tensoropt.training_step`."""
+    install_error_handling(current_processes())
+    check_eager("training_step")
+    step = getattr(step, "python_function", step)
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not callable(step):
+        raise InputError(f"training_step takes a function that takes gradients and applies optimizers, got {short(step)}")
+    for each in models:
+        if not isinstance(each, keras.Model):
+            raise InputError(f"model= of training_step takes a Keras model or a list of such, got {short(each)}")
+    for each in optimizers:
+        if not isinstance(each, keras.optimizers.Optimizer):
+            raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
+    checked_batch_size(batch_size)
+
+    def build(made: StepFunction, signature: Signature) -> None:
+        with own_values():
+            start(made, optimizers[0], signature, wishes)
+
+    made = StepFunction(StepObjective(step, models), batch_size, build)
+    if data is not None:
+        made.prepare(*data)
+    return made
 
 
 def parallelized(

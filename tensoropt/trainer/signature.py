@@ -67,8 +67,7 @@ def signature_of(
     Raises:
         InputError: the batch size or ``data`` is invalid, input shapes aren't known, or losses don't fit the results.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
+    checked_batch_size(batch_size)
     if data is not None:
         return _from_data(data).resized(batch_size)
     inputs = _inputs(model, batch_size)
@@ -81,6 +80,16 @@ def signature_of(
         labels = _named(labels, "labels")
     weights = tf.TensorSpec([batch_size], keras.backend.floatx(), "sample_weight") if has_weights else None
     return Signature(inputs, labels, weights).resized(batch_size)
+
+
+def checked_batch_size(batch_size: object) -> None:
+    """Check a batch size that a user gave.
+
+    Raises:
+        InputError: it isn't a whole number from 1 up.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
 
 
 def _from_data(data: Any) -> Signature:
