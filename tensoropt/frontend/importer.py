@@ -19,11 +19,8 @@ from ..ir.attributes import attributes_of
 from ..ir.graph import (
     ARGUMENTS,
     CONSTANT,
-    GRADIENT,
     PLACEHOLDER,
     VARIABLE,
-    Differentiated,
-    Gradients,
     Graph,
     Operator,
     Tensor,
@@ -31,11 +28,11 @@ from ..ir.graph import (
 )
 from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
-from .connected import Connections
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
+from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
 from .recorded_graph import RecordedGradients, RecordedStep, initializer_names, known_shape
 from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
@@ -87,16 +84,14 @@ class _Importer:
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
     _step_of: dict[str, str] = field(default_factory=dict)
     _reads: dict[tuple[str, ...], str] = field(default_factory=dict)
-    _taken: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _sources: dict[str, dict[str, str]] = field(default_factory=dict)
-    _passed: dict[tuple[str, tuple[str, ...]], Differentiated] = field(default_factory=dict)
+    _taken: ImportedGradients = field(init=False)
 
     def run(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...] = ()) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
         self._step_of = {op.name: step.op.name for step in steps for op in step.assigns}
-        for each in taken:
-            self._taken.update((g.op.name, (each.name, v)) for g, v in zip(each.results, each.variables, strict=True))
+        by_name = {each.name: each for each in taken}
+        self._taken = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
         ops = self._wanted(steps, taken)
         self._find_static(ops)
         self._fold(ops)
@@ -127,74 +122,13 @@ class _Importer:
                     if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
             elif op.name in self._taken:
-                of = next(each for each in taken if each.name == self._taken[op.name][0])
-                if of.name not in self._sources:
-                    self._find_sources(of, self._connected(of.loss, of.variables))
-                self._import_gradient(op, *self._taken[op.name])
+                self._add(self._taken.operator(op, self._tensor(op.outputs[0], op)))
             elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
-        sources = {each.name: tuple(self._sources[each.name].values()) for each in taken}
-        gradients = {each.name: Gradients(each.name, self.operand(each.loss), sources[each.name]) for each in taken}
-        ends = [self._connected(each.loss, each.variables) for each in (*steps, *taken) if each.loss is not None]
-        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(ends), gradients=gradients)
-
-    def _connected(self, loss: tf.Tensor, variables: tuple[str, ...]) -> Differentiated:
-        """Return the recorded tensors and operands to which TensorFlow gives a gradient of a loss."""
-        key = loss.name, variables
-        if key not in self._passed:
-            self._passed[key] = Connections(self.recorded, self.gradients).differentiated(loss, variables)
-        return self._passed[key]
-
-    def _import_gradient(self, op: tf.Operation, of: str, variable: str) -> None:
-        result, at = self._tensor(op.outputs[0], op), self._sources[of][variable]
-        attributes = {"of": of, "at": at}
-        self._add(Operator(op.name, GRADIENT, (), (result,), {}, attributes, variable, source=self.line(op)))
-
-    def _find_sources(self, taken: RecordedGradients, passed: Differentiated) -> None:
-        """Note, for each variable that gradients are taken with respect to, the operator whose value they are taken at.
-
-        Raises:
-            InputError: they are taken at values from before and after an update.
-        """
-        found = self._sources[taken.name] = {}
-        for variable in taken.variables:
-            handle = self.recorded.get_operation_by_name(variable).outputs[0]
-            readers = [op for op in handle.consumers() if op.name in passed.operands]
-            late = [op.outputs[0].name for op in readers if op.control_inputs]
-            names = {self.recorded.get_tensor_by_name(self._canonical(name)).op.name for name in late}
-            names |= {variable} if len(late) < len(readers) else set()
-            if len(names) > 1:
-                raise InputError(
-                    f"gradients of {taken.loss.op.name} ({self.line(taken.loss.op)}) are taken with respect to '{variable}' "
-                    "as it was before and as it is after an update; take them by two tapes, one for each"
-                )
-            found[variable] = names.pop() if names else variable
-
-    def _differentiated(self, found: Sequence[Differentiated]) -> Differentiated | None:
-        """Return the imported tensors and operands to which TensorFlow gives a gradient; None without losses.
-
-        Operators that are imported as another type are left out.
-        """
-        if not found:
-            return None
-        tensors = {self._canonical(name) for each in found for name in each.tensors if not self._is_read_late(name, each)}
-        operands: dict[str, frozenset[int]] = {}
-        for each in found:
-            for name, places in each.operands.items():
-                imported = self.operators.get(name)
-                if imported is None or imported.updates is not None:
-                    continue
-                if imported.type == self.recorded.get_operation_by_name(name).type:
-                    operands[name] = operands.get(name, frozenset()) | places
-        return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
-
-    def _is_read_late(self, name: str, passed: Differentiated) -> bool:
-        """Return whether a tensor is a variable's handle, of which gradients are taken at values read after an update."""
-        tensor = self.recorded.get_tensor_by_name(name)
-        if tensor.op.type != "VarHandleOp":
-            return False
-        return all(op.control_inputs for op in tensor.consumers() if op.name in passed.operands)
+        differentiated = self._taken.differentiated(steps, self.operators, self.tensors)
+        gradients = self._taken.imported(self.operand)
+        return Graph(self.operators, imported, self.aliases, differentiated=differentiated, gradients=gradients)
 
     def _wanted(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...]) -> list[tf.Operation]:
         """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
@@ -202,7 +136,8 @@ class _Importer:
         all_ops = self.recorded.get_operations()
         left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
         # Gradients that a step takes as they are, and what stands for its updates.
-        left_out |= {op.name for op in all_ops if GRADIENT_ATTRIBUTE in op.node_def.attr} - self._taken.keys()
+        placeholders = (op.name for op in all_ops if GRADIENT_ATTRIBUTE in op.node_def.attr)
+        left_out |= {name for name in placeholders if name not in self._taken}
         left_out |= self._step_of.keys()
         spare = {op.name for op in all_ops if SPARE_ATTRIBUTE in op.node_def.attr}
         ends = (op for op in all_ops if op.name not in left_out and op.name not in spare)
