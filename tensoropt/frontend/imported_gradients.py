@@ -63,7 +63,8 @@ class ImportedGradients:
 
         Operators that are imported as another type are left out.
         """
-        losses = ((each.loss, each.variables) for each in (*steps, *self.taken.values()))
+        losses = [(step.loss, step.variables) for step in steps]
+        losses += [(each.loss, each.variables) for each in self.taken.values()]
         found = [self._connected(loss, variables) for loss, variables in losses if loss is not None]
         if not found:
             return None

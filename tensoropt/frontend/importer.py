@@ -144,7 +144,7 @@ class _Importer:
         pending = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
         if self.targets is not None:
             pending = [*self.targets, *(step.op for step in steps)]
-        pending += [each.loss.op for each in (*steps, *taken) if each.loss is not None]
+        pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
         pending += [tensor.op for step in steps for tensor in step.gradients]
         wanted: set[str] = set()
         while pending:

@@ -86,7 +86,8 @@ def _stand_ins(trace: StepTrace) -> Iterator[tuple[type, str, Callable[..., Any]
 
 
 def _subclasses(kind: type) -> list[type]:
-    return [kind, *(each for child in kind.__subclasses__() for each in _subclasses(child))]
+    children: list[type] = kind.__subclasses__()
+    return [kind, *(each for child in children for each in _subclasses(child))]
 
 
 def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of: OptimizerOf) -> RecordedUpdates:

@@ -128,7 +128,8 @@ class StepFunction(FunctionTrainer):
 
     def export(self) -> None:
         """Assign the trained values to the user's own variables, on every rank."""
-        variables = self.plan and self._ranks.runs.planned.captured.capture.variables
+        assert self.plan
+        variables = self._ranks.runs.planned.captured.capture.variables
         known = {name: variable for name, variable in variables.items() if name in self._ranks.state}
         with own_values():
             for key, value in self._ranks.values(known):

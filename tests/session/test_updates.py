@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from tests.session.updates import SCRIPTS, check
+from session.updates import SCRIPTS, check
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

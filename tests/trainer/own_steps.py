@@ -196,6 +196,66 @@ CASES = {
 }
 
 
+class Loop:
+    """A custom training loop: its model, optimizer, metric and step."""
+
+    def __init__(self, reads: bool = False) -> None:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(16, "relu", name="hidden"), keras.layers.Dense(3, name="out")]
+        self.model = keras.Sequential([keras.Input((6,)), *layers], name="classifier")
+        self.optimizer, self.seen = keras.optimizers.Adam(1e-2), keras.metrics.SparseCategoricalAccuracy()
+        self.optimizer.build(self.model.trainable_variables)
+        self.reads = reads
+
+    def step(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = self.model(x, training=True)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply([0.5 * each for each in gradients], self.model.trainable_variables)
+        self.seen.update_state(y, predicted)
+        return loss * tf.cast(self.optimizer.iterations, loss.dtype) if self.reads else loss
+
+    def run(self, step: Callable[..., Any], n_epochs: int = 2) -> list[float]:
+        """Return the losses and each epoch's accuracy; the last batch of an epoch has half of the samples."""
+        (x, y), found = labelled(), []
+        for _ in range(n_epochs):
+            self.seen.reset_state()
+            found += [float(step(x[i : i + BATCH], y[i : i + BATCH])) for i in (0, 8, 20)]
+            found.append(float(self.seen.result()))
+        return found
+
+
+def loop_of(kind: str = "", **where: Any) -> tuple[Loop, Any]:
+    """A custom training loop, and its step under a plan."""
+    loop = Loop(reads=kind == "read")
+    given = {"model": loop.model, "optimizer": loop.optimizer, "batch_size": BATCH, "force": SPLIT}
+    data = (labelled()[0][:BATCH], labelled()[1][:BATCH])
+    return loop, tensoropt.training_step(loop.step, data=data if kind else None, **given, **where)
+
+
+def check_loop(path: str, **where: Any) -> None:
+    """Check that a custom training loop gives TensorFlow's own numbers, also after it is saved, loaded and exported."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx("float64")
+    try:
+        plain = Loop()
+        expected = plain.run(tf.function(plain.step))
+        loop, step = loop_of(**where)
+        np.testing.assert_allclose(loop.run(step), expected, rtol=1e-9)
+        step.save(path)
+        further = plain.run(plain.step, 1)
+        other, loaded = loop_of("shown", **where)
+        loaded.load(path)
+        np.testing.assert_allclose(other.run(loaded, 1), further, rtol=1e-9)
+        loaded.export()
+        assert loaded.plan.n_collectives
+        for one, another in zip(other.model.get_weights(), plain.model.get_weights(), strict=True):
+            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-12)
+    finally:
+        keras.backend.set_floatx(before)
+
+
 def check(name: str, **where: Any) -> Any:
     """Check that fit and evaluate under a plan give plain Keras's history, results and weights; return the trainer."""
     before = keras.backend.floatx()

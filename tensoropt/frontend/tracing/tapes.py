@@ -118,7 +118,7 @@ class StepTrace:
             if not tape._persistent:
                 tape._tape = None  # as TensorFlow has it: a second call is an error
             if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
-                flat = zip(found, map(variable_of, tf.nest.flatten(sources)), strict=True)
+                flat = zip(found, tf.nest.flatten(sources), strict=True)
                 found = [tf.zeros(each.shape, each.dtype) if one is None else one for one, each in flat]
             return tf.nest.pack_sequence_as(sources, found)
 
