@@ -137,7 +137,7 @@ class KerasObjective(keras.Model):
         if name not in own:
             return None
 
-        def step(x: Any, *rest: Any) -> tuple[tuple[()], dict[str, Any]]:
+        def step(x: Any, *rest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             labels, weights = _labels_and_weights(signature, rest)
             logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
             if logs is not None and not isinstance(logs, Mapping):
@@ -145,7 +145,9 @@ class KerasObjective(keras.Model):
                     f"{name} of model '{self.inner.name}' returns {short(logs)}; expected a dictionary from names to "
                     "numbers, such as self.get_metrics_result()"
                 )
-            return (), dict(_flat_logs(logs or {}))
+            flat, results = dict(_flat_logs(logs or {})), dict(_flat_logs(self.inner.get_metrics_result()))
+            # As in Keras's loops, metrics of the same names count at the end of an epoch, whatever the step returns.
+            return results if results.keys() == flat.keys() else flat, flat
 
         return step
 

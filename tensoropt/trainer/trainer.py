@@ -278,9 +278,10 @@ class Trainer(LiveModel):
             batch = self._batch(element)
             self._check_labels(batch)
             self._saving.live.before_step()
-            _, logs = step(batch)
-            self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
-            return self._progress.results
+            computed, logs = step(batch)
+            found = _as_python(logs)
+            self._progress.results = _as_python(computed) if isinstance(computed, dict) else found
+            return found
 
         return function
 
@@ -356,6 +357,11 @@ class Trainer(LiveModel):
             with own_values():
                 return super().get_metrics_result()
         return self._progress.results
+
+
+def _as_python(logs: Mapping[str, Any]) -> Logs:
+    """Return a step's results with scalars as Python's numbers."""
+    return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
 
 
 def _is_determined(source: Any) -> bool:

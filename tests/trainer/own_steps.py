@@ -140,6 +140,25 @@ class Gan(keras.Model):
         return {"d_loss": loss, "g_loss": of_generator}
 
 
+class Mixed(keras.Sequential):
+    """Two losses of one tape, a target that the tape doesn't see, a tape inside of its own block, weights kept small."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x, y), weights = data, self.trainable_variables
+        target = 0.9 * self(tf.reverse(x, [0]))
+        with tf.GradientTape(persistent=True) as tape:
+            predicted = self(x, training=True)
+            loss, sizes = self.compute_loss(y=y, y_pred=predicted), tf.square(predicted)
+        with tf.GradientTape() as other:
+            error = tf.reduce_mean(tf.square(self(x) - target))
+            of_error = other.gradient(error, weights)
+        both = zip(tape.gradient(loss, weights), tape.gradient(sizes, weights), of_error, strict=True)
+        self.optimizer.apply([a + 0.01 * b + c for a, b, c in both], weights)
+        for weight in weights:
+            weight.assign(tf.clip_by_value(weight, -0.6, 0.6))
+        return {"loss": loss, "error": error}
+
+
 def denoiser() -> keras.Model:
     layers = [keras.Input((6,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(6)]
     return keras.Sequential(layers)
@@ -170,6 +189,13 @@ def gan() -> keras.Model:
     return model
 
 
+def mixed() -> keras.Model:
+    model = Mixed([keras.Input((6,)), keras.layers.Dense(8, "silu"), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def inputs(n: int = 24) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(n, 6))
 
@@ -192,6 +218,7 @@ CASES = {
     "vae": Case(vae, inputs),
     "distiller": Case(distiller, labelled),
     "diffusion": Case(diffusion, inputs, evaluates=False),
+    "mixed": Case(mixed, labelled, evaluates=False),
     "gan": Case(gan, inputs, evaluates=False, force={"MatMul": {"m": 2}}),
 }
 
