@@ -34,6 +34,7 @@ from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .feed_shards import cut, fed_layout, fed_shape, is_of_slices, is_sliced, rows_of
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
+from .process_limit import check_memory_left
 from .step_emission import StepEmission
 from .step_errors import only_step, refused_values
 
@@ -167,6 +168,7 @@ class Engine:
                 arguments.append(tf.constant(np.ascontiguousarray(piece).reshape(piece.shape)))
         with refused_values(self.graph), self.backend.watched(built.log):
             flat = [value.numpy() for value in built.call(*arguments)]
+        check_memory_left()
         n_ranks = len(self.backend.ranks)
         return [flat[i : i + n_ranks] for i in range(0, n_ranks * len(fetch.tensors), n_ranks)]
 

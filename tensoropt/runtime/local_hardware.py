@@ -22,6 +22,7 @@ from ..profiling.ranks import Place
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
 from .execute import EMULATED, HOROVOD, MPI, checked_collectives
+from .process_limit import bound_allocators
 from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
 
 logger = logging.getLogger("tensoropt")
@@ -32,10 +33,11 @@ MOST_DAYS = 7
 
 
 def prepared_processes() -> Processes:
-    """Return the ranks of this run, with errors handled together and each rank limited to its share of the cores."""
+    """Return the ranks of this run, with errors handled together and each rank limited to its share of cores and memory."""
     processes = current_processes()
     install_error_handling(processes)
     _limit_threads(processes)
+    bound_allocators()
     return processes
 
 

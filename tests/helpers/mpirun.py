@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
-import signal
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from tensoropt.runtime.mpirun import find_mpirun, mpirun_command, rank_environment
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from .calibration import write_calibrations
+from .fork_server import kill_session
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+N_SERVERS = 2
+"""Fork servers: two, so that ranks differ in their hash seeds, as ranks that start alone do."""
+
+READ_AT_START = ("PYTHONHASHSEED", "TF_CPP", "TF_ENABLE", "KERAS", "OMP_", "OPENBLAS", "LD_", "MALLOC_")
+"""Beginnings of the names of environment variables that a process reads while it starts or imports."""
 
 
 def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that a test starts: it finds this checkout, and may be root under mpirun."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    base = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
+    # Looking for fabrics costs each start of MPI a second of waiting.
+    base = {"OMPI_MCA_btl": "^ofi", **os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
     return rank_environment(base, as_root=os.geteuid() == 0)
 
 
@@ -29,18 +42,37 @@ def run_ranks(
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     bare: bool = False,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``script`` (a file, or ``-m`` with the module as the first of ``args``) on ``n_ranks`` ranks.
 
     ``bare`` starts plain ``mpirun -n N python ...`` as a user would, else as ``tensoropt run`` does. AssertionError
     with what was printed if it takes longer than ``timeout`` seconds.
+
+    The ranks are processes of this run alone, with MPI and TensorFlow's runtime of their own, but forks of servers that
+    have imported TensorFlow (:mod:`.fork_server`). If ``bare`` or ``fresh``, or if ``env`` has variables that are read
+    while Python or TensorFlow starts, each starts by itself. They find this machine calibrated (:mod:`.calibration`) in a
+    cache that is theirs alone, unless ``env`` has another ``TENSOROPT_CACHE``.
     """
+    if "TENSOROPT_CACHE" not in (env or {}):
+        with tempfile.TemporaryDirectory(prefix="tensoropt-cache-") as cache:
+            Path(cache, "hardware").symlink_to(_calibrations())
+            env = {**(env or {}), "TENSOROPT_CACHE": cache}
+            return run_ranks(n_ranks, script, *args, timeout=timeout, env=env, bare=bare, fresh=fresh)
     program = [str(script), *map(str, args)]
+    fresh = fresh or bare or any(name.startswith(READ_AT_START) for name in env)
+    if not fresh:
+        program = forked(*program)
     if bare:
         command = [str(find_mpirun()), "-n", str(n_ranks), sys.executable, *program]
     else:
         command = mpirun_command(n_ranks, program)
     return run_command(command, timeout=timeout, env=env)
+
+
+def forked(*program: object) -> list[str]:
+    """Return arguments of Python that run a program (a file, ``-m`` or ``-c``, with its arguments) in a fork of a server."""
+    return ["-S", "-E", str(HERE / "fork_client.py"), fork_servers(), *map(str, program)]
 
 
 def run_command(
@@ -61,19 +93,50 @@ def run_command(
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        _kill_session(process.pid)
+        kill_session(process.pid)
         stdout, stderr = process.communicate()
         raise AssertionError(f"{command} hung: killed after {timeout} s\n{stdout}\n{stderr}") from None
     except BaseException:
-        _kill_session(process.pid)
+        kill_session(process.pid)
         raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _kill_session(session: int) -> None:
-    """mpirun gives each rank a process group of its own, but the session stays the same."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.getsid(int(entry.name)) == session:
-                    os.kill(int(entry.name), signal.SIGKILL)
+@cache
+def _folder() -> str:
+    """Return a folder that goes with this process."""
+    folder = tempfile.mkdtemp(prefix="tensoropt-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def _calibrations() -> Path:
+    folder = Path(_folder(), "hardware")
+    folder.mkdir()
+    write_calibrations(folder)
+    return folder
+
+
+@cache
+def fork_servers() -> str:
+    """Start the servers that this process's tests fork ranks from; return their sockets, as the client takes them."""
+    folder = _folder()
+    sockets = [os.path.join(folder, str(number)) for number in range(N_SERVERS)]
+    start = f"import sys; sys.path.insert(0, {str(HERE)!r}); import fork_server; del sys.path[0]; fork_server.main()"
+    # With threads of OpenBLAS the servers couldn't fork.
+    environment = child_environment({"OPENBLAS_NUM_THREADS": "1"})
+    del environment["PYTHONPATH"]
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            server = subprocess.Popen(
+                [sys.executable, "-c", start, str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                env=environment,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(server.communicate)
+    return ":".join(sockets)

@@ -40,7 +40,7 @@ def codes_of_ranks(folder: Path, n_ranks: int) -> list[int]:
 
 
 def run_recorded(folder: Path, n_ranks: int, *args: str):
-    result = run_ranks(n_ranks, RECORDED, folder, WORKER, *args, timeout=LIMIT_S)
+    result = run_ranks(n_ranks, RECORDED, folder, WORKER, *args, timeout=LIMIT_S, fresh=True)
     return result, codes_of_ranks(folder, n_ranks)
 
 

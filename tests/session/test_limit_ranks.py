@@ -6,13 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from helpers.mpirun import run_command, run_ranks
+from helpers.mpirun import forked, run_command, run_ranks
 
-SEARCH = [sys.executable, "-m", "tensoropt", "search", "zoo:lenet5", "--cluster", "v100-1x4"]
+SEARCH = ["-m", "tensoropt", "search", "zoo:lenet5", "--cluster", "v100-1x4"]
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
-    command = [*SEARCH, "--memory", "1MB", "--without", "accumulate"]
+    command = [sys.executable, *forked(*SEARCH, "--memory", "1MB", "--without", "accumulate")]
     done = run_command(command, timeout=120)
     assert done.returncode == 2
     (line,) = [text for text in done.stderr.splitlines() if text.startswith("tensoropt:")]
@@ -38,7 +38,7 @@ def test_all_ranks_end_and_one_says_it(tmp_path: Path) -> None:
 def test_a_file_of_the_command_line_tells_the_peak(tmp_path: Path) -> None:
     """A limit on the command line, too, goes by the peak, which the result has."""
     limit = 12_000_000
-    command = [*SEARCH, "--memory", str(limit), "--json", "out.json"]
+    command = [sys.executable, *forked(*SEARCH, "--memory", limit, "--json", "out.json")]
     done = run_command(command, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     value = json.loads((tmp_path / "out.json").read_text())

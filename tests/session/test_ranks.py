@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.mpirun import run_ranks
+from helpers.mpirun import forked, run_ranks
 
 WORKER = Path(__file__).with_name("worker.py")
 RECORDED = WORKER.parent.parent / "runtime" / "recorded.py"
@@ -17,7 +17,8 @@ LIMIT_S = 90.0
 
 def ranks(folder: Path, n_ranks: int, *what: str, **env: str):
     """The run, what each rank said, and each rank's exit code; that of a rank which mpirun killed is -9."""
-    result = run_ranks(n_ranks, RECORDED, folder, WORKER, *what, folder, timeout=LIMIT_S, env=env)
+    worker = forked(WORKER, *what, folder)
+    result = run_ranks(n_ranks, RECORDED, folder, *worker, timeout=LIMIT_S, env=env, fresh=True)
     said = [re.findall(rf"^rank {rank}: (.*)$", result.stdout, re.MULTILINE) for rank in range(n_ranks)]
     records = [(folder / str(rank)).read_text() for rank in range(n_ranks)]
     codes = [-signal.SIGKILL if record.startswith("pid") else int(record) for record in records]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.mpirun import run_command
+from helpers.mpirun import forked, run_command
 
 from tensoropt.common import progress
 from tensoropt.common.progress import Bars
@@ -63,7 +63,7 @@ def test_commands_write_them(tmp_path: Path) -> None:
         "for command in ('search', 'compare'):\n"
         "    print(main([command, 'zoo:lenet5', '--devices', '2']))\n"
     )
-    done = run_command([sys.executable, str(script)], timeout=240)
+    done = run_command([sys.executable, *forked(script)], timeout=240)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("tensoropt: after ")]
     stages = {line.partition(" s: ")[2].partition(", ")[0] for line in lines}

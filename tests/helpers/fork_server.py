@@ -1,0 +1,156 @@
+"""A process that has imported TensorFlow and forks into whatever scripts it is sent, each with the sender's own files.
+
+Starting Python with TensorFlow takes seconds; a fork takes hundredths of a second, and is a process like any other: it
+starts MPI and TensorFlow's runtime itself, may change or kill itself, and leaves nothing to the next. No thread may run
+here, for threads don't live on in a fork.
+
+A request comes as the sender's standard files, then JSON; the answer is the fork's process id and, once it has ended, its
+status. If the sender goes away, so do the fork and all that it has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+IMPORTED = ("tensorflow", "keras", "h5py", "scipy.optimize", "numba", "networkx", "tqdm", "tabulate", "mpi4py")
+STATUS = struct.Struct("<i")
+
+
+def kill_session(session: int) -> None:
+    """Kill all processes of a session; mpirun gives each rank a process group of its own, but the session stays the same."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) == session:
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+@dataclass
+class Fork:
+    """A fork that runs, and the connection to who has asked for it."""
+
+    pid: int
+    connection: socket.socket
+    ended: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ended = os.pidfd_open(self.pid)
+
+    def answer_status(self) -> None:
+        """Tell the sender how the fork has ended."""
+        _, status = os.waitpid(self.pid, 0)
+        with contextlib.suppress(OSError):
+            self.connection.sendall(STATUS.pack(status))
+
+    def close(self) -> None:
+        os.close(self.ended)
+        self.connection.close()
+
+
+def main() -> None:
+    """Serve the socket that the first argument names until standard input, a pipe from the process of the tests, ends."""
+    sys.argv.pop(0)
+    listening = socket.socket(fileno=int(sys.argv.pop(0)))
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread of the server would be missing in its forks"
+    gc.collect()
+    gc.freeze()
+    request = _serve(listening)
+    if request is not None:
+        _run(request)
+
+
+def _serve(listening: socket.socket) -> dict[str, Any] | None:
+    """Return None when standard input has ended; in a fork, the request that it serves."""
+    forks: list[Fork] = []
+    while True:
+        watched = [0, listening, *(fork.ended for fork in forks), *(fork.connection for fork in forks)]
+        ready = select.select(watched, [], [])[0]
+        for fork in list(forks):
+            is_gone = fork.connection in ready
+            if is_gone:
+                kill_session(fork.pid)
+            if is_gone or fork.ended in ready:
+                fork.answer_status()
+                fork.close()
+                forks.remove(fork)
+        if 0 in ready:
+            for fork in forks:
+                kill_session(fork.pid)
+            return None
+        if listening in ready:
+            connection, _ = listening.accept()
+            request, files = _receive(connection)
+            pid = os.fork()
+            if pid == 0:
+                for each in (listening, connection, *forks):
+                    each.close()
+                _become(request, files)
+                return request
+            for file in files:
+                os.close(file)
+            connection.sendall(STATUS.pack(pid))
+            forks.append(Fork(pid, connection))
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    header, files, _, _ = socket.recv_fds(connection, STATUS.size, 3)
+    n_bytes = STATUS.unpack(header)[0]
+    body = b""
+    while len(body) < n_bytes:
+        body += connection.recv(n_bytes - len(body))
+    return json.loads(body), files
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Make this fork what a Python would be that the sender had started itself."""
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    os.sched_setaffinity(0, request["cores"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Run a script, or ``-m`` and a module, or ``-c`` and a program, as Python's command line does."""
+    what, *arguments = request["arguments"]
+    variables = sys.modules["__main__"].__dict__
+    if what == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *arguments[1:]]
+        runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+        return
+    if what == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), variables)
+        return
+    script = Path(what).resolve()
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [what, *arguments]
+    variables["__file__"] = os.path.abspath(what)
+    exec(compile(script.read_bytes(), variables["__file__"], "exec"), variables)
