@@ -58,6 +58,7 @@ def request_of(
     """
     limit = default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
     forced, left_out = checked_force(force), checked_choices(without)
+    slices = checked_slices(model, micro_batches, left_out)
     if model.graph.is_sequential:
         # What a later pass computes again would have to be told from what the first one does.
         left_out |= {REUSE, REMAT, ACCUMULATE}
@@ -68,7 +69,7 @@ def request_of(
         forced,
         assumptions(hardware),
         without=left_out,
-        micro_batches=checked_slices(model, micro_batches, left_out),
+        micro_batches=slices,
     )
 
 

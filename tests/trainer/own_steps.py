@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +107,8 @@ class Gan(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.critic = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "leaky_relu"), keras.layers.Dense(1)])
+        seen = [keras.layers.Conv1D(4, 3, activation="leaky_relu"), keras.layers.Flatten(), keras.layers.Dense(1)]
+        self.critic = keras.Sequential([keras.Input((6,)), keras.layers.Reshape((6, 1)), *seen])
         self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(6)])
         self.seeds = keras.random.SeedGenerator(3)
 
@@ -263,9 +265,7 @@ def loop_of(kind: str = "", **where: Any) -> tuple[Loop, Any]:
 
 def check_loop(path: str, **where: Any) -> None:
     """Check that a custom training loop gives TensorFlow's own numbers, also after it is saved, loaded and exported."""
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    try:
+    with float64():
         plain = Loop()
         expected = plain.run(tf.function(plain.step))
         loop, step = loop_of(**where)
@@ -279,18 +279,25 @@ def check_loop(path: str, **where: Any) -> None:
         assert loaded.plan.n_collectives
         for one, another in zip(other.model.get_weights(), plain.model.get_weights(), strict=True):
             np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-12)
-    finally:
-        keras.backend.set_floatx(before)
 
 
 def check(name: str, **where: Any) -> Any:
     """Check that fit and evaluate under a plan give plain Keras's history, results and weights; return the trainer."""
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    try:
+    with float64():
         return _checked(CASES[name], where)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Have Keras make everything in float64."""
+    kind, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
     finally:
-        keras.backend.set_floatx(before)
+        keras.config.set_floatx(kind)
+        keras.config.set_dtype_policy(policy)
 
 
 def _checked(case: Case, where: Mapping[str, Any]) -> Any:

@@ -132,7 +132,8 @@ class Connections:
                     consumers = [self._consumer(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
                     if consumers:
                         left = self._as_left(states.layouts(i, result), consumers)
-                        made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
+                        maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
+                        made_at = self.place[maker.updates or maker.name]
                         is_regathered = i in states.recomputed or (made_at[0] == n and made_at[1] in states.recomputed)
                         way = np.where(states.recomputes & is_regathered, REMATERIALIZED, LEFT)
                         shared = self._shared_copies(left, consumers)
