@@ -27,6 +27,7 @@ def parse_arguments():
     parser.add_argument(
         "--dtype", choices=["float32", "float64"], default="float32", help="of the numbers (default %(default)s)"
     )
+    parser.add_argument("--cluster", metavar="NAME", help="plan for this hardware, such as v100-1x2, instead of measuring")
     parser.add_argument("--json", metavar="FILE", help="write the training log")
     parser.add_argument("--checkpoint", metavar="PREFIX", help="go on from this checkpoint if it is there; save it")
     arguments = parser.parse_args()
@@ -68,6 +69,7 @@ def main():
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         batch_size=arguments.batch,
+        cluster=arguments.cluster,
     )
     if trainer.ranks.rank == 0:
         print(trainer.plan.summary())

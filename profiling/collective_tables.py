@@ -26,7 +26,7 @@ budget thins a table instead of cutting it off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
@@ -62,7 +62,7 @@ SHARES = {CLOSE: 1 - APART_SHARE, APART: APART_SHARE}
 SUMS = ("all_reduce", "reduce_scatter")
 """The kinds whose inputs are made long before. 1 MiB took a seventh longer so than right after it was made."""
 
-Tables = dict[str, dict[str, CollectiveTable]]
+Tables = Mapping[str, Mapping[str, CollectiveTable]]
 
 
 def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
@@ -132,10 +132,16 @@ class CollectiveTables:
 
     def measured(self, budget_s: float) -> Tables:
         """Measure all tables, and return them by kind and axes."""
-        tables: Tables = {}
+        tables: dict[str, dict[str, CollectiveTable]] = {}
         for kind, axes, table in self.each(budget_s):
             tables.setdefault(kind, {})[axes_text(axes)] = table
         return tables
+
+
+def quartiles_apart(tables: Tables) -> float:
+    """Return how far the quartiles of a collective's repeats lie apart, over the lower one: the median over all."""
+    spreads = [spread for of_kind in tables.values() for table in of_kind.values() for spread in table.spread]
+    return float(np.median(spreads)) if spreads else 0.0
 
 
 def axes_of_level(mesh: Mesh, level: int) -> Axes:

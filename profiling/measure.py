@@ -31,7 +31,7 @@ from .collective_tables import SHARES, CollectiveTables, Tables, axes_of_level, 
 from .compute import STREAM_BYTES, Action, Call, Chain, Engine, NumpyEngine, time_s
 from .costs import Curve
 from .exposed import exposed_share
-from .hardware import COMMUNICATING_KINDS, Device, Hardware, LinkLevel, Origin
+from .hardware import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel, Origin
 from .hardware.rates import NO_RATES
 from .memory import available_memory_bytes
 from .ranks import REPEATS, Place, Ranks
@@ -121,7 +121,7 @@ def measure(
         return Hardware(name, device, fitted, tables, provenance, NO_RATES, origin, call_us, path_us, exposed)
 
     watching = watching or Watching()
-    tables: Tables = {}
+    tables: dict[str, dict[str, CollectiveTable]] = {}
     exposed = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
     for done, (kind, axes, table) in enumerate(measuring.each(budget_s / 2), start=1):

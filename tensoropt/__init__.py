@@ -72,6 +72,7 @@ def find_strategy(
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
     micro_batches: int | None = None,
+    verbose: int | str | bool = 1,
 ) -> Plan | Curve:
     """Search the recorded model's strategies by Frontier-Tracking.
 
@@ -82,7 +83,8 @@ def find_strategy(
         parallelism: a number of devices, or a list of them for ``profiling`` and ``mini_parallelism``; by default the
             devices at hand.
         cluster: the hardware to plan for, instead of the hardware at hand: a name such as ``v100-2x8``, or a file.
-        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name or type.
+        force: degrees of operators' factors, such as ``{"MatMul_1": {"m": 2}}``, by the operator's name, or by a
+            type that isn't the name of an operator.
         profile_budget: how long to measure the operators that can change the answer, in seconds or as ``'60s'``; what was
             measured before is known. Then, where the plan and data parallelism are predicted to be near each other, both run
             some steps in turn (a baseline trial), and the faster one is taken. By default nothing is measured, and the times
@@ -92,6 +94,8 @@ def find_strategy(
             finer than their consumers use them; ``"accumulate"``, which takes a step's batch in several micro-batches.
         micro_batches: how many micro-batches a training step takes its batch in, one after the other, with the numbers of
             the full batch; by default 1, and 2, 4, ... where the memory limit asks for that.
+        verbose: whether rank 0 writes to stderr what is being done, where that takes a while, and then the plan in three
+            lines; 0 silences it until the end of the first step.
 
     Returns:
         A :class:`~tensoropt.plan.plan.Plan`, or for ``profiling`` a :class:`~tensoropt.plan.scaling_curve.Curve`.
@@ -102,7 +106,7 @@ def find_strategy(
     from .session.session import current_session
 
     return current_session().find_strategy(
-        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches
+        option, memory, parallelism, cluster, force, profile_budget, without, micro_batches, verbose
     )
 
 
@@ -191,6 +195,7 @@ def parallelize(
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
     micro_batches: int | None = None,
+    verbose: int | str | bool = 1,
     **others: Any,
 ) -> Any:
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
@@ -211,7 +216,7 @@ def parallelize(
         data: a dataset of batches, or arrays ``(x, y)``, that shows what inputs, labels and weights are, in place of the
             model and the loss.
         profile_budget: as for :func:`find_strategy`.
-        without, micro_batches: as for :func:`find_strategy`.
+        without, micro_batches, verbose: as for :func:`find_strategy`.
         others: must be empty; an argument of ``keras.Model.compile`` that a plan can't follow is refused with a sentence.
 
     Returns:
@@ -229,7 +234,9 @@ def parallelize(
 
     refuse_others(others)
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
+    wishes = Wishes(
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
+    )
     return parallelized(
         model,
         optimizer,

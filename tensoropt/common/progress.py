@@ -1,73 +1,126 @@
-"""Show on stderr how far a command has got: bars on a terminal, lines elsewhere."""
+"""Show on stderr what long work is doing and how far it has got: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
-FIRST_S, EACH_S = 2.0, 10.0
+FIRST_S, EACH_S, BAR_S = 2.0, 10.0, 0.5
+"""The seconds until something is shown, then between lines, and between bars on a terminal."""
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
 QUIET = "TENSOROPT_QUIET"
-
-
-class Bars:
-    """A display on stderr of how far a command has got: on a terminal a bar for each phase that takes longer than a second.
-
-    Elsewhere, as in a log, it writes a line after ``FIRST_S`` seconds and then one every ``EACH_S`` seconds. With
-    ``TENSOROPT_QUIET=1`` there are no lines.
-    """
-
-    def __init__(self) -> None:
-        self._stage, self._done, self._total = "", 0, 0
-        self._bar: Any = None
-        self._closing = ExitStack()
-        self._is_terminal = sys.stderr.isatty()
-        self._started, self._has_ended = time.monotonic(), threading.Event()
-
-    def __enter__(self) -> Bars:
-        if not self._is_terminal and os.environ.get(QUIET) != "1":
-            # A thread, since some phases report nothing for long.
-            thread = threading.Thread(target=self._write_lines, daemon=True)
-            self._closing.callback(thread.join)
-            self._closing.callback(self._has_ended.set)
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close_bar()
-        self._closing.close()
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` parts of a phase are done."""
-        if self._is_terminal:
-            if stage != self._stage or done < self._done:
-                self._close_bar()
-                self._bar = tqdm(total=total, desc=stage, delay=1.0, leave=False, file=sys.stderr)
-            self._bar.update(done - self._bar.n)
-        self._stage, self._done, self._total = stage, done, total
-
-    def _close_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _write_lines(self) -> None:
-        wait_s = FIRST_S
-        while not self._has_ended.wait(wait_s):
-            if self._stage:
-                seconds = time.monotonic() - self._started
-                at = f"{self._stage}, {self._done} of {self._total}"
-                print(f"tensoropt: after {seconds:.0f} s: {at}", file=sys.stderr, flush=True)
-            wait_s = EACH_S
-
-
 Progress = Callable[[str, int, int], None]
 """A function that long work calls with the name of what it does, how many parts are done, and how many there are."""
+
+
+class Clock:
+    """The time that passes."""
+
+    def now_s(self) -> float:
+        """Return the seconds since some moment."""
+        return time.monotonic()
+
+    def wait(self, ended: threading.Event, seconds: float) -> bool:
+        """Wait for so long, or until the event is set; return whether it is."""
+        return ended.wait(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What is being done, with ``done`` of ``total`` parts; a total of 0 stands for work that has no parts."""
+
+    name: str
+    done: int = 0
+    total: int = 0
+
+
+class Display:
+    """A display on stderr of what this process is doing.
+
+    After ``FIRST_S`` seconds in a phase it writes a line, then one every ``EACH_S`` seconds; on a terminal it draws one bar
+    again and again, and wipes it at the end. With ``TENSOROPT_QUIET=1`` it shows nothing.
+
+    Args:
+        is_shown: whether this process shows anything: of all ranks, rank 0 alone.
+    """
+
+    def __init__(self, is_shown: bool = True, clock: Clock | None = None) -> None:
+        self.is_shown = is_shown and os.environ.get(QUIET) != "1"
+        self._clock = clock or Clock()
+        self._phase: _Phase | None = None
+        self._started_s = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say that this is being done until the context ends; afterwards the phase around it goes on, if there is one."""
+        outer, self._phase = self._phase, _Phase(name)
+        try:
+            if outer is None and self.is_shown:
+                with self._showing():
+                    yield
+            else:
+                yield
+        finally:
+            self._phase = outer
+
+    def update(self, name: str, done: int, total: int) -> None:
+        """Say that ``done`` of ``total`` parts are done of something within the current phase."""
+        if self._phase is not None:
+            self._phase = _Phase(name, done, total)
+
+    def say(self, text: str) -> None:
+        """Write lines, each with the project's name before it."""
+        if self.is_shown:
+            lines = (f"tensoropt: {line}\n" for line in text.splitlines())
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()
+
+    @contextmanager
+    def _showing(self) -> Iterator[None]:
+        # A thread, since some phases report nothing for long.
+        self._started_s, ended = self._clock.now_s(), threading.Event()
+        thread = threading.Thread(target=self._show_until, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _show_until(self, ended: threading.Event) -> None:
+        is_terminal, wait_s, has_bar = sys.stderr.isatty(), FIRST_S, False
+        while not self._clock.wait(ended, wait_s):
+            phase, seconds = self._phase, self._clock.now_s() - self._started_s
+            if phase is None:
+                continue
+            if is_terminal:
+                sys.stderr.write(f"\r\x1b[K{_bar(phase, seconds)}")
+                sys.stderr.flush()
+                wait_s, has_bar = BAR_S, True
+            else:
+                of = f", {phase.done} of {phase.total}" if phase.total else ""
+                self.say(f"after {seconds:.0f} s: {phase.name}{of}")
+                wait_s = EACH_S
+        if has_bar:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+HIDDEN = Display(is_shown=False)
+"""A display that shows nothing."""
+
+
+def _bar(phase: _Phase, seconds: float) -> str:
+    if not phase.total:
+        return f"tensoropt: {phase.name}, {seconds:.0f} s"
+    width, prefix = shutil.get_terminal_size().columns - 1, f"tensoropt: {phase.name}"
+    text: str = tqdm.format_meter(phase.done, phase.total, seconds, ncols=width, prefix=prefix, bar_format=BAR)
+    return text

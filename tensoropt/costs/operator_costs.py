@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Protocol
 
-from ..ir.body import COMPOSITES
+from ..ir.body import BODY, COMPOSITES, VALUE_SHAPED
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor
 from ..ir.views import ALIASES, viewed_operand
@@ -141,8 +141,8 @@ class OperatorCosting:
             # The indices and the gradient of the rows that were found, global on every device.
             found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
             total += found * self.graph.n_runs(op.result.name)
-        if op.type in COMPOSITES:
-            total += self._body(op).kept_bytes(config)
+        if op.type in (*COMPOSITES, VALUE_SHAPED):
+            total += self.kept_inside_bytes(op, config)
         if (op.name, 0) in self.backward.kept_operands and rule.exchanged(config):
             exchanged = halo_resharding(op, rule, config, True)
             assert exchanged.halo is not None
@@ -166,6 +166,9 @@ class OperatorCosting:
 
     def kept_inside_bytes(self, op: Operator, config: Config) -> int:
         """Return the bytes that a composite operator saves inside of its body for its backward pass."""
+        if op.type == VALUE_SHAPED:
+            is_read = any((op.name, position) in self.backward.gradients for position, _ in op.operands)
+            return int(op.attrs[BODY].inside_bytes) if is_read else 0
         return self._body(op).kept_bytes(config)
 
     def compute_time_ns(self, op: Operator, rule: Rule, config: Config, seen: Interface) -> int:

@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import source_line
-from ..ir.attributes import attributes_of
+from ..ir.attributes import LOADED_ATTRIBUTE, attributes_of
 from ..ir.graph import (
     ARGUMENTS,
     CONSTANT,
+    LOADED,
     PLACEHOLDER,
     VARIABLE,
     Graph,
@@ -30,21 +31,19 @@ from ..ir.shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from ..rules.registry import has_rule, static_positions
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
+from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
 from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
-from .recorded_graph import RecordedGradients, RecordedStep, initializer_names, known_shape
-from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
-from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
+from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
+from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
 _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
 # EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-# Operators that only initialise variables, or that check values in the midst of the model, aren't part of the model.
-_LEFT_OUT = ("VarIsInitializedOp", "Assert")
 _LOOKUP = "ResourceGather"
 
 
@@ -54,6 +53,7 @@ def import_graph(
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
     taken: Iterable[RecordedGradients] = (),
+    fed: Iterable[tf.Tensor] = (),
 ) -> Graph:
     """Import everything that was recorded, except operators that only initialise variables.
 
@@ -61,12 +61,13 @@ def import_graph(
         lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
         targets: import only the operators that these and the steps need.
         taken: the gradients that the model computes with.
+        fed: tensors that are fed, so that what computes them isn't imported.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
     wanted = None if targets is None else tuple(targets)
-    return _Importer(recorded, lines or {}, wanted).run(tuple(steps), tuple(taken))
+    return _Importer(recorded, lines or {}, wanted, {tensor.op.name for tensor in fed}).run(tuple(steps), tuple(taken))
 
 
 @dataclass
@@ -74,6 +75,7 @@ class _Importer:
     recorded: tf.Graph
     lines: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[tf.Operation, ...] | None = None
+    fed: set[str] = field(default_factory=set)
     operators: dict[str, Operator] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -91,16 +93,22 @@ class _Importer:
         self.steps = {step.op.name for step in steps}
         self._step_of = {op.name: step.op.name for step in steps for op in step.assigns}
         by_name = {each.name: each for each in taken}
+        roots = None if self.targets is None else (*self.targets, *(step.op for step in steps))
+        ops, self.gradients = wanted_operators(self.recorded, roots, steps, taken, self.fed)
         self._taken = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
-        ops = self._wanted(steps, taken)
         self._find_static(ops)
         self._fold(ops)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
         inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
-        for op in ops:
+        for op in grouped(ops, self.static, self.fed, self.targets or ()):
+            if isinstance(op, Group):
+                self._add(import_group(op, self))
+                continue
             if op.name in inside:
                 continue
-            if op.type == "VarHandleOp":
+            if op.name in self.fed:
+                self._import_fed(op)
+            elif op.type == "VarHandleOp":
                 self._import_variable(op, op.name in trained)
             elif op.type in _READS and not op.control_inputs:
                 self.aliases[op.outputs[0].name] = op.inputs[0].name
@@ -130,37 +138,10 @@ class _Importer:
         gradients = self._taken.imported(self.operand)
         return Graph(self.operators, imported, self.aliases, differentiated=differentiated, gradients=gradients)
 
-    def _wanted(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...]) -> list[tf.Operation]:
-        """Return the ancestors of all results that don't only serve initialisation, in order of creation."""
-        initializers = initializer_names(self.recorded)
-        all_ops = self.recorded.get_operations()
-        left_out = {op.name for op in all_ops if op.name in initializers or op.type in _LEFT_OUT}
-        # Gradients that a step takes as they are, and what stands for its updates.
-        placeholders = (op.name for op in all_ops if GRADIENT_ATTRIBUTE in op.node_def.attr)
-        left_out |= {name for name in placeholders if name not in self._taken}
-        left_out |= self._step_of.keys()
-        spare = {op.name for op in all_ops if SPARE_ATTRIBUTE in op.node_def.attr}
-        ends = (op for op in all_ops if op.name not in left_out and op.name not in spare)
-        pending = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
-        if self.targets is not None:
-            pending = [*self.targets, *(step.op for step in steps)]
-        pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
-        pending += [tensor.op for step in steps for tensor in step.gradients]
-        wanted: set[str] = set()
-        while pending:
-            op = pending.pop()
-            if op.name in wanted or op.name in left_out:
-                continue
-            wanted.add(op.name)
-            pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-            if is_custom_gradient(op):
-                self.gradients[op.name] = trace_gradient(op)
-                pending += [outer.op for outer, _ in self.gradients[op.name].read]
-        return [op for op in self.recorded.get_operations() if op.name in wanted]
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
-            if op.type in _NOT_FOLDED or op.op_def.is_stateful or not op.outputs:
+            if op.type in _NOT_FOLDED or op.name in self.fed or op.op_def.is_stateful or not op.outputs:
                 continue
             if reads_known_shapes(op) or all(tensor.op.name in self.static for tensor in op.inputs):
                 self.static.add(op.name)
@@ -192,6 +173,10 @@ class _Importer:
         """Return the line of the user's code that made an operator."""
         return self.lines[op.name] if op.name in self.lines else source_line(op)
 
+    def known(self, tensor: tf.Tensor) -> Tensor:
+        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
+        return self._tensor(tensor, tensor.op)
+
     def _canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
 
@@ -211,6 +196,14 @@ class _Importer:
             )
         result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
         self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
+
+    def _import_fed(self, op: tf.Operation) -> None:
+        """Import an operator's results as placeholders."""
+        for tensor in op.outputs:
+            if tensor.consumers() or len(op.outputs) == 1:
+                name = op.name if len(op.outputs) == 1 else f"{op.name}:{tensor.value_index}"
+                attributes = {LOADED: True} if LOADED_ATTRIBUTE in op.node_def.attr else {}
+                self._add(Operator(name, PLACEHOLDER, (), (self._tensor(tensor, op),), {}, attributes, source=self.line(op)))
 
     def _import_constant(self, tensor: tf.Tensor) -> Tensor:
         """Return the result of a constant operator with the folded value, which is added when it is first asked for."""

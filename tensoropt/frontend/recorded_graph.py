@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -9,9 +10,13 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.optimizer import Optimizer
 from ..reschedule.layout import Shape
+from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
+from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 # (type, result) of unknown shape: memory that a kernel for GPUs keeps for its backward pass, empty on CPUs.
 _ROOM = (("FusedBatchNormV3", 5),)
+# Operators that only initialise variables, or that check values in the midst of the model, aren't part of the model.
+_LEFT_OUT = ("VarIsInitializedOp", "Assert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,46 @@ def initializer_names(recorded: tf.Graph) -> frozenset[str]:
     return frozenset(names)
 
 
+def wanted_operators(
+    recorded: tf.Graph,
+    roots: Sequence[tf.Operation] | None,
+    steps: Sequence[RecordedStep],
+    taken: Sequence[RecordedGradients],
+    fed: Container[str],
+) -> tuple[list[tf.Operation], dict[str, GradientFunction]]:
+    """Return the operators that results need, in order of creation, and the gradient functions of custom gradients.
+
+    Args:
+        roots: the operators that give the results; None for all that don't only serve initialisation.
+        steps, taken: the training steps, and the gradients that the graph computes with, which need what they take.
+        fed: the names of operators whose results are fed.
+    """
+    initializers = initializer_names(recorded)
+    left_out = {op.name for op in recorded.get_operations() if op.name in initializers or op.type in _LEFT_OUT}
+    # Gradients that a step takes as they are, and what stands for its updates.
+    known = {tensor.op.name for each in taken for tensor in each.results}
+    left_out |= {op.name for op in recorded.get_operations() if GRADIENT_ATTRIBUTE in op.node_def.attr} - known
+    left_out |= {op.name for step in steps for op in step.assigns}
+    if roots is None:
+        ends = (op for op in recorded.get_operations() if SPARE_ATTRIBUTE not in op.node_def.attr)
+        roots = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
+    pending, wanted, gradients = list(roots), set[str](), dict[str, GradientFunction]()
+    pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
+    pending += [tensor.op for step in steps for tensor in step.gradients]
+    while pending:
+        op = pending.pop()
+        if op.name in wanted or op.name in left_out:
+            continue
+        wanted.add(op.name)
+        if op.name in fed:
+            continue
+        pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        if is_custom_gradient(op):
+            gradients[op.name] = trace_gradient(op)
+            pending += [outer.op for outer, _ in gradients[op.name].read]
+    return [op for op in recorded.get_operations() if op.name in wanted], gradients
+
+
 def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
     """Return the shape of an operator's result.
 
@@ -74,15 +119,13 @@ def known_shape(tensor: tf.Tensor, op: tf.Operation, line: str) -> Shape:
         return tuple(tensor.shape.as_list())
     if (op.type, tensor.value_index) in _ROOM:
         return (0,)
-    if op.type != "Placeholder" and all(each.shape.is_fully_defined() for each in op.inputs):
+    if op.type != "Placeholder":
         raise InputError(
             f"the result of {op.type} '{op.name}' ({line}) has shape {tensor.shape}: how much there is depends on the "
-            "values that the model computes, and a plan is made for known shapes; keep all, and choose by "
-            "tf.where(condition, x, y) or a mask that is multiplied in"
-            + ("; of sequences' losses keras.losses.CTC() does so" if op.name.startswith("compile_loss") else "")
+            "values that the model computes, and what such operators give in the end must have a known shape; reduce it, "
+            "tell its shape by tf.ensure_shape, or keep all and choose by tf.where(condition, x, y) or a mask"
         )
-    what = "placeholder" if op.type == "Placeholder" else f"the result of {op.type}"
     raise InputError(
-        f"{what} '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
+        f"placeholder '{op.name}' ({line}) has shape {tensor.shape}; expected every extent to be known, since a plan "
         "is made for one batch: write the batch size where the shape says None"
     )

@@ -10,6 +10,7 @@ from .graph import Graph, Operator, Tensor
 
 LOOP, CUSTOM_GRADIENT = "Loop", "CustomGradient"
 COMPOSITES = (LOOP, CUSTOM_GRADIENT)
+VALUE_SHAPED = "ValueShaped"  # operators between which tensors pass whose shapes depend on values; its body is a Definition
 BODY, FORM = "body", "form"  # attributes of composite operators
 
 
@@ -49,6 +50,26 @@ class Body:
 
     def __str__(self) -> str:
         return self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The body of an operator that isn't split, as TensorFlow's serialized graph definition.
+
+    Attributes:
+        graph: the graph definition.
+        inputs: the names of the placeholders of its operands.
+        outputs: the names of its results.
+        inside_bytes: the most that the tensors inside take.
+    """
+
+    graph: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    inside_bytes: int
+
+    def __repr__(self) -> str:
+        return hashlib.sha256(repr((self.graph, self.inputs, self.outputs)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import tensorflow as tf
 
@@ -161,7 +162,7 @@ class LocalModel:
 
         job = Job(
             op, rule, config, seen, ranks, complete,
-            differentiated=differentiated, slice=self.slice, following=following,
+            differentiated=differentiated, slice=self.slice, following=following, reads_table=self._reads_table(op),
         )  # fmt: skip
         assert op.type not in SOURCES or op.type == CONSTANT, f"{op.where()} was not given"
         remade = self._remade_for(op)
@@ -170,6 +171,20 @@ class LocalModel:
         for tensor, values in zip(op.outputs, results, strict=True):
             is_passed = bool(remade) and carries_gradient(tensor.dtype)
             self._values[tensor.name] = self._remaking.before_gradient(remade, values) if is_passed else values
+
+    def _reads_table(self, op: Operator) -> bool:
+        """Return whether a lookup may read its variable directly: nothing assigns that, and no gradient passes its value."""
+        table = op.inputs[0] if op.inputs else None
+        if table is None or (self.training and op.name not in self.view.graph.lookup_operators):
+            return False
+        if op.name in self._again:  # in the backward pass it would find the variable updated
+            return False
+        return self.view.graph.producers[table.name].name not in self._assigned
+
+    @cached_property
+    def _assigned(self) -> frozenset[str]:
+        """The names of the variables that operators of the graph update."""
+        return frozenset(op.updates for op in self.view.graph.operators.values() if op.updates is not None)
 
     def _is_made_again(self, op: Operator, position: int) -> bool:
         """Return whether an operand is regathered or rematerialized in the backward pass, instead of saved for it."""

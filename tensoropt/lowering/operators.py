@@ -44,6 +44,7 @@ class Job:
         slice: the micro-batch that the operator belongs to, where a step has several.
         following: ``following(i)`` is a context in which to emit all that the backward pass reads of the operand at position
             i; it is rematerialized from the operand where that isn't saved.
+        reads_table: whether the operator is a lookup that may read the variable itself instead of its value.
     """
 
     op: Operator
@@ -56,6 +57,7 @@ class Job:
     differentiated: frozenset[int] = frozenset()
     slice: Slice | None = None
     following: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
+    reads_table: bool = False
 
     def layout(self, operand: int) -> Layout:
         """Return the layout in which an operand is given, by its position among the inputs."""

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
+from .by_rows import leaves_rows
 from .copies import KerasBase, Parameter, inner_of, slots_of
 from .elementwise import fault_of, is_taken_over, starts_from_values
 
@@ -129,8 +130,10 @@ class KerasOptimizer:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
-            ParameterUpdate(slots, is_whole, sums if place == 0 else ())
-            for place, (slots, is_whole) in enumerate(zip(self._slots, self.is_whole, strict=True))
+            ParameterUpdate(slots, is_whole, sums if place == 0 else (), leaves_rows(self.source, parameter))
+            for place, (slots, is_whole, parameter) in enumerate(
+                zip(self._slots, self.is_whole, self.parameters, strict=True)
+            )
         )
 
     @cached_property

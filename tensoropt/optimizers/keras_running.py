@@ -24,6 +24,7 @@ from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
 from ..sharding.local_shapes import piece_of
 from ..sharding.update_resharding import piece_resharding, whole_resharding
+from .by_rows import AdagradByRows
 from .copies import KerasBase, OnRank, OptimizerVariable, Piece, build, fresh_copy
 from .global_norms import Completing
 from .keras_optimizer import KerasOptimizer
@@ -70,7 +71,7 @@ class RunningKeras:
     def _copied(self, updated: Sequence[Piece]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnPieces} if self._completes else {}
-        copy = fresh_copy(self._optimizer.source, kinds)
+        copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
         return copy, build(copy, updated, self._optimizer.parameters)
 
     # State

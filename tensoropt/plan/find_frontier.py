@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_in_slices
 from ..rules.rule import Config, Interface, interface, why_invalid
 from ..search.baselines import BASELINES, search_baseline
-from ..search.baselines.task import Task
+from ..search.baselines.single import of_one_strategy
+from ..search.baselines.task import Answer, Task
 from ..search.problem.builder import ProblemBuilder
 from ..search.problem.choices import REMAT, REUSE, ZERO, Choices
 from ..search.problem.config_space import space_for
@@ -223,10 +224,21 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
     return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
 
 
+def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
+    """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
+    task = Task(frontier.costing, frontier.mesh, frontier.built.space)
+    configs = {op.name: Config.whole(frontier.mesh) for op in task.operators}
+    return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
+
+
 def _of_baseline(model: Model, hardware: Hardware, task: Task, algorithm: str) -> ModelFrontier:
     """Return the points that a baseline finds for a task, at the times at which they run."""
+    return _of_answer(model, hardware, task, lambda: search_baseline(task, algorithm))
+
+
+def _of_answer(model: Model, hardware: Hardware, task: Task, search: Callable[[], Answer]) -> ModelFrontier:
     started = time.perf_counter()
-    answer = search_baseline(task, algorithm)
+    answer = search()
     stages = {"search": time.perf_counter() - started}
     built, found = answer.built, answer.found
     if built.overlap is not None:

@@ -23,6 +23,7 @@ from .infeasible import least_needed, nothing_fits, time_for_more
 from .plan import Plan
 from .request import OF_CURVE, Request, fastest_that_fits
 from .scaling_curve import Curve, CurvePoint
+from .unsplit import unsplit_if_as_fast
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
@@ -134,7 +135,7 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     best, tried = fastest_that_fits(request, parallelism)
     if best is None:
         raise InputError(nothing_fits(request, tried, started))
-    return _unrolled(*best, "mini_time", request)
+    return unsplit_if_as_fast(_unrolled(*best, "mini_time", request), request)
 
 
 def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:

@@ -18,7 +18,7 @@ from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.path import Path, cheapest_path
 from ..rules.registry import rule_in_slices
-from ..rules.rule import Rule, interface, why_invalid
+from ..rules.rule import Rule, interface, why_invalid, why_unsearched
 from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import Router
 from ..sharding.strategy import Copy, Strategy
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .frontier import PlanFrontier
 
 FORMAT, VERSION = "tensoropt/plan", 2
+SOURCES = ("Variable", "Placeholder", "Const")
 NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 
@@ -93,8 +94,7 @@ class Plan:
     @property
     def n_split_operators(self) -> int:
         """The number of operators that use some mesh axis; variables, placeholders and constants don't count."""
-        sources = ("Variable", "Placeholder", "Const")
-        return sum(1 for op in self.operators if op.type not in sources and op.config.used_axes)
+        return sum(1 for op in self.operators if op.type not in SOURCES and op.config.used_axes)
 
     @property
     def n_collectives(self) -> int:
@@ -172,6 +172,24 @@ class Plan:
             f"{collectives} collective{'s' * (collectives != 1)} per step"
         )
 
+    def brief(self) -> str:
+        """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device."""
+        n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
+        slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        network = f", {self.network_time_us / 1e3:,.3g} ms network" if self.parallelism > 1 else ""
+        hidden = f" of which {self.hidden_time_us / 1e3:,.3g} ms overlap" if self.hidden_time_us else ""
+        n_bytes = self.peak_bytes or self.memory_bytes
+        split = f"{self.n_split_operators} of {n_operators} operators split"
+        if self.parallelism > 1 and not self.n_split_operators:
+            split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
+        return (
+            f"plan: {self.parallelism} device{'s' * (self.parallelism != 1)}, {split}, "
+            f"{self.n_collectives} collective{'s' * (self.n_collectives != 1)} per step{slices}\n"
+            f"time: {self.time_us / 1e3:,.3g} ms per step predicted, {self.compute_time_us / 1e3:,.3g} ms compute"
+            f"{network}{hidden}\n"
+            f"memory: {memory_text(n_bytes)} per device at most"
+        )
+
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
 
@@ -225,7 +243,8 @@ class Plan:
         else:
             for name, op in planned.items():
                 rule = rule_in_slices(actual[name], self.micro_batches, self.parallelism)
-                _check_config(actual[name], rule, op)
+                why_not = why_unsearched if self.n_split_operators else why_invalid
+                _check_config(actual[name], op, why_not(rule, op.config), rule)
             return
         raise InputError(f"the plan was made for another model: {cut(difference)}; find a strategy for this one")
 
@@ -250,15 +269,17 @@ class Plan:
         return plan
 
 
-def _check_config(op: Operator, rule: Rule, planned: PlannedOperator) -> None:
+def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) -> None:
     """Check that the operator can have its planned config, and that the planned results follow from it.
 
     A plan's file may have been changed by hand.
 
+    Args:
+        why: the reason why it can't; empty if it can.
+
     Raises:
         InputError: it can't, or they don't.
     """
-    why = why_invalid(rule, planned.config)
     if why:
         raise InputError(
             f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "

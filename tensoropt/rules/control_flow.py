@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.body import COMPOSITES
+from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import Operator
 from .composition import Composition
 from .registry import op_rule
@@ -20,3 +20,8 @@ def composite(op: Operator) -> Rule | str:
     results = tuple(composition.dims("result", j, len(tensor.shape)) for j, tensor in enumerate(op.outputs))
     rule = make_rule(op, operands, results, composition.extents)
     return replace(rule, even=rule.even | composition.even)
+
+
+@op_rule(VALUE_SHAPED)
+def value_shaped(op: Operator) -> str:
+    return "values decide its shapes or its branch"

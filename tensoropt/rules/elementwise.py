@@ -13,9 +13,9 @@ NONLINEAR_UNARY = (
 ).split()
 LINEAR_UNARY = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike".split()
 NONLINEAR_BINARY = (
-    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac "
+    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac "
     "LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter NotEqual Polygamma Pow RightShift "
-    "SquaredDifference TruncateDiv TruncateMod Xdivy Xlogy Zeta"
+    "SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"
 ).split()
 TOGETHER, ONE_OF_TWO, FIRST = ((0, 1),), ((0,), (1,)), ((0,),)
 

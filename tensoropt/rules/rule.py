@@ -49,7 +49,7 @@ class Rule:
         halos: factors that windows slide along. The first operand's dimension has an extent of its own, the result's has the
             number of windows. When such a factor is split, the elements under the windows of each block are exchanged first.
         spread: the factor that every axis must be assigned to, if it has enough elements: the batch of an input of which
-            each rank loads its share. Empty if there is none.
+            each rank loads its share. Empty if there is none. Where no axis is used, each rank loads the global batch.
         flops_per_point: floating-point operations of the forward pass per point of the product of all factors.
         without: the reason why the operator has no better rule, if it runs replicated; else empty.
     """
@@ -319,11 +319,14 @@ def interface(rule: Rule, config: Config) -> Interface:
     )
 
 
+_SPREAD = "every rank loads its share of factor '{}', so all axes must be given to it"
+
+
 def why_invalid(rule: Rule, config: Config) -> str:
     """Return the reason why a config is invalid under a rule, or an empty string if it is valid."""
     n_devices = config.mesh.n_devices
-    if rule.spread and config.degree(rule.spread) < n_devices <= rule.extents[rule.spread]:
-        return f"every rank loads its share of factor '{rule.spread}', so all axes must be given to it"
+    if config.used_axes and rule.spread and config.degree(rule.spread) < n_devices <= rule.extents[rule.spread]:
+        return _SPREAD.format(rule.spread)
     for name in dict.fromkeys(config.assignment):
         if name == NONE or (name.startswith("+") and int(name[1:]) < len(rule.linear)):
             continue
@@ -351,7 +354,17 @@ def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
     n_axes = len(mesh.sizes)
     assignments = product(names, repeat=n_axes) if n_axes <= EXHAUSTIVE_AXES else _contiguous(names, n_axes)
     choices = (Config(mesh, assignment) for assignment in assignments)
-    return tuple(config for config in choices if not why_invalid(rule, config))
+    return tuple(config for config in choices if not why_unsearched(rule, config))
+
+
+def why_unsearched(rule: Rule, config: Config) -> str:
+    """Return the reason why no search considers a config, or an empty string if searches do.
+
+    It is invalid, or all ranks load the global batch, as only in a plan that splits nothing.
+    """
+    if rule.spread and not config.used_axes and 1 < config.mesh.n_devices <= rule.extents[rule.spread]:
+        return _SPREAD.format(rule.spread)
+    return why_invalid(rule, config)
 
 
 def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

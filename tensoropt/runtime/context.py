@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from ..common.errors import InputError, TensorOptError, short
+from ..common.progress import HIDDEN, Display
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
@@ -22,10 +23,13 @@ class Context:
         processes: the ranks of this run.
         hardware: the hardware for which plans are made, measured or given.
         seed: the seed of random numbers, the same on every rank; drawn by rank 0 if none was given.
+        display: shows what this process is doing.
     """
 
-    def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
-        self.processes = prepared_processes()
+    def __init__(self, hardware: Hardware | str | None, seed: int | None, display: Display = HIDDEN) -> None:
+        self.display = display
+        with display.phase("start of the ranks"):
+            self.processes = prepared_processes()
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self.seed = self.processes.broadcast(drawn)
         self.hardware = self._hardware(hardware)
@@ -34,7 +38,8 @@ class Context:
         if given is None:
             if self.processes.alone:
                 _say_alone()
-            return hardware_here(self.processes, checked_collectives(None))
+            with self.display.phase("measurement of the devices"):
+                return hardware_here(self.processes, checked_collectives(None), self.display)
         hardware = resolve_cluster(given)
         told = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if told and self.processes.rank == 0:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
 from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from ..ir.slicing import Slice
@@ -60,6 +61,7 @@ class Engine:
         sliced: the strategy on the graph of one micro-batch, if training steps run in several micro-batches; else None.
         in_order: whether the backward pass runs in a fixed order; see :mod:`..lowering.schedule`.
         lag: for at most this many operators the backward pass goes on while a gradient is on its way; see the same module.
+        display: shows that a function is being built, and runs for the first time.
         variables: by operator name, a variable's shards on the ranks that are built here.
         optimizers: the optimizer of each training step, by the step's name.
     """
@@ -73,6 +75,7 @@ class Engine:
     sliced: StrategyView | None = None
     in_order: bool = False
     lag: float = LAG
+    display: Display = HIDDEN
     variables: dict[str, list[tf.Variable]] = field(default_factory=dict)
     optimizers: dict[str, RunningOptimizer] = field(default_factory=dict)
     _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
@@ -154,7 +157,10 @@ class Engine:
             InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
         with only_step():
-            return self._run(fetch, feeds)
+            if (fetch, tuple(feeds)) in self._functions:
+                return self._run(fetch, feeds)
+            with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
+                return self._run(fetch, feeds)
 
     def _run(self, fetch: Fetch, feeds: Mapping[Feed, np.ndarray | tf.Tensor]) -> list[list[np.ndarray]]:
         built = self.function(fetch, tuple(feeds))

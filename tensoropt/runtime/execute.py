@@ -14,6 +14,7 @@ import numpy as np
 
 from ..common.dump import dump
 from ..common.errors import InputError, short
+from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
 from ..common.watchdog import CHAINS, TRAILING, URGENT
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
@@ -98,12 +99,18 @@ def loaded_plan(plan: object) -> Plan:
 
 
 def execute(
-    plan: Plan, model: Model, initial_value: Callable[[str], np.ndarray], processes: Processes, collectives: str
+    plan: Plan,
+    model: Model,
+    initial_value: Callable[[str], np.ndarray],
+    processes: Processes,
+    collectives: str,
+    display: Display = HIDDEN,
 ) -> Execution:
     """Build the engine of a plan, with the variables at their initial values. A rank without work ends here.
 
     Args:
         initial_value: returns the global initial value of a variable, given by its operator's name.
+        display: shows what is done, also while the engine builds its functions.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.
@@ -126,9 +133,18 @@ def execute(
     has_two_chains = isinstance(backend, CommunicatingBackend) and backend.trailing is not None
     lag, agreement = math.inf if has_two_chains else LAG, Agreement(processes, prepare)
     sliced = in_slices if plan.micro_batches > 1 else None
-    engine = Engine(
-        view, plan.router(PlainCosts()), backend, initial_value, agreement, sliced=sliced, in_order=in_order, lag=lag
-    )
+    with display.phase("first values of the variables"):
+        engine = Engine(
+            view,
+            plan.router(PlainCosts()),
+            backend,
+            initial_value,
+            agreement,
+            sliced=sliced,
+            in_order=in_order,
+            lag=lag,
+            display=display,
+        )
     return Execution(plan, engine, processes)
 
 
@@ -154,6 +170,7 @@ def execute_beside(
         first,
         in_order=first.in_order,
         lag=first.lag,
+        display=first.display,
     )
     return replace(execution, engine=engine)
 

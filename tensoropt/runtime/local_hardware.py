@@ -6,12 +6,15 @@ import datetime
 import hashlib
 import logging
 import os
-from dataclasses import replace
+import sys
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..common.progress import HIDDEN, Display
 from ..common.watchdog import URGENT, tell_of
 from ..profiling.cache import cache_folder
 from ..profiling.collective_tables import device_partitions
@@ -21,6 +24,7 @@ from ..profiling.memory import available_memory_bytes
 from ..profiling.ranks import Place
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..reschedule.mesh import Level, Mesh
+from .disturbance import Disturbance, measured_with_disturbance
 from .execute import EMULATED, HOROVOD, MPI, checked_collectives
 from .process_limit import bound_allocators
 from .ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
@@ -52,13 +56,35 @@ def _limit_threads(processes: Processes) -> None:
             logger.info("TensorFlow has started already; its threads stay as they are")
 
 
-def hardware_here(processes: Processes, collectives: str = MPI) -> Hardware:
+def hardware_here(processes: Processes, collectives: str = MPI, display: Display = HIDDEN) -> Hardware:
     """Return the ranks' hardware: from a fresh calibration if there is one, else measured quickly. Every rank calls it.
 
     Args:
         collectives: ``mpi`` or ``horovod``. Emulated collectives take no time of their own, and are treated like MPI's.
+        display: shows how far a measurement is, and whether other work disturbed it.
     """
-    return _calibrated(processes, collectives) or measure_here(processes, MEASUREMENT_BUDGET_S, collectives=collectives)
+    calibrated = _calibrated(processes, collectives)
+    if calibrated is not None:
+        return calibrated
+    watching = Watching(partial(display.update, "measurement of the collectives"))
+
+    def measured() -> tuple[Hardware, Disturbance]:
+        return measured_with_disturbance(
+            processes, lambda: measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
+        )
+
+    found, disturbed = measured()
+    if not disturbed.is_large:
+        return found
+    older = _calibrated(processes, collectives, most_days=sys.maxsize)
+    if older is not None and older.measured is not None:
+        display.say(f"{disturbed}; the calibration of {older.measured.date} is used instead")
+        return older
+    if disturbed.may_pass:
+        found, disturbed = min((found, disturbed), measured(), key=lambda each: sum(astuple(each[1])))
+    if disturbed.is_large:
+        display.say(f"{disturbed}; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour")
+    return found
 
 
 def measure_here(
@@ -102,12 +128,12 @@ def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None
     return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
 
 
-def _calibrated(processes: Processes, collectives: str) -> Hardware | None:
+def _calibrated(processes: Processes, collectives: str, most_days: int = MOST_DAYS) -> Hardware | None:
     file, found = calibrated_file(processes, collectives), None
     if processes.rank == 0 and file is not None and file.exists():
         try:
             found = Hardware.load(file)
-            why = why_stale(found, datetime.date.today())
+            why = why_stale(found, datetime.date.today(), most_days)
         except HardwareError as error:
             why = str(error)
         if why:
@@ -123,12 +149,12 @@ def _calibrated(processes: Processes, collectives: str) -> Hardware | None:
     return replace(found, device=replace(found.device, memory_bytes=int(least)))
 
 
-def why_stale(hardware: Hardware, today: datetime.date) -> str:
+def why_stale(hardware: Hardware, today: datetime.date, most_days: int = MOST_DAYS) -> str:
     """Return why a calibration doesn't hold for this machine now; empty if it does."""
     origin = hardware.measured
     if origin is None or not origin.is_complete:
         return "it is not complete"
-    if origin.age_days(today) > MOST_DAYS:
+    if origin.age_days(today) > most_days:
         return f"it is {origin.age_days(today)} days old"
     return differences(hardware, is_run_here=True)
 

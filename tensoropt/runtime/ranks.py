@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..common.errors import InputError, TensorOptError, describe
+from ..common.progress import Display
 from ..common.source_lines import whereabouts
 from ..common.watchdog import CHAINS, DEFAULT_TIMEOUT_S, URGENT, Waiting, timeout_s
 from .ending import Ending
@@ -26,7 +27,7 @@ from .mpi_start import in_time, started_mpi
 from .mpirun import share_of_cores, usable_cores
 from .objects_between_ranks import broadcast_object, collect_objects, complete, gather_objects
 
-__all__ = ["Processes", "current_processes", "install_error_handling", "launched_as", "machine_shape"]
+__all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as", "machine_shape"]
 
 Value = TypeVar("Value")
 
@@ -51,6 +52,12 @@ def launched_as(environ: Mapping[str, str] = os.environ) -> tuple[int, int | Non
             size = environ.get(size_name)
             return int(environ[rank_name]), int(size) if size is not None else None
     return None
+
+
+def display_here(verbose: int | str | bool = 1) -> Display:
+    """Return the display of what this process does, which shows something on rank 0 alone, and nothing if ``verbose=0``."""
+    rank, _ = launched_as() or (0, None)
+    return Display(rank == 0 and bool(verbose))
 
 
 def limit_threads(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ..common.errors import InputError
 from ..common.source_lines import running_line
@@ -31,6 +32,8 @@ def digest(value: Any, turn: int = 0) -> int:
         turn: counts the comparisons; it decides which blocks of a large tensor are taken.
     """
     array = np.ascontiguousarray(value)
+    if array.dtype == object:  # texts
+        array = np.frombuffer(tf.io.serialize_tensor(array).numpy(), np.uint8)
     flat, kind = array.reshape(-1).view(np.uint8), zlib.crc32(f"{array.dtype} {array.shape}".encode())
     if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS

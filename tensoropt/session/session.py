@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +30,7 @@ from ..runtime.engine import Engine
 from ..runtime.error_handling import explain_errors
 from ..runtime.execute import Execution, checked_collectives, execute, loaded_plan
 from ..runtime.prepare import model_of
-from ..runtime.ranks import Processes
+from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
 from ..sharding.constraints import Force
 from ..sharding.model import Model
@@ -51,7 +52,8 @@ class Session:
     """
 
     def __init__(self, hardware: Hardware | str | None, seed: int | None) -> None:
-        self.context = Context(hardware, seed)
+        self._display = display_here()
+        self.context = Context(hardware, seed, self._display)
         self.execution: Execution | None = None
         self._same_feeds: SameData | None = None
         self._recording = Recording(self.context.seed)
@@ -106,10 +108,11 @@ class Session:
                 "no training step was recorded; call minimize(loss) of an optimizer, such as "
                 "tensoropt.GradientDescentOptimizer(), before find_strategy"
             )
-        graph = import_graph(recording.graph, steps, taken=taken)
-        if self._model is None or self._model.graph.agreement != graph.agreement:
-            self._initializers = initializer_names(recording.graph)
-            self._model = model_of(graph, self.context)
+        with self._display.phase("import of the model"):
+            graph = import_graph(recording.graph, steps, taken=taken)
+            if self._model is None or self._model.graph.agreement != graph.agreement:
+                self._initializers = initializer_names(recording.graph)
+                self._model = model_of(graph, self.context)
         return self._model
 
     # Planning
@@ -124,26 +127,33 @@ class Session:
         profile_budget: float | str | None = None,
         without: Collection[str] = (),
         micro_batches: int | None = None,
+        verbose: int | str | bool = 1,
     ) -> Plan | Curve:
         """Find a plan or a curve; see :func:`tensoropt.find_strategy`."""
         check_option(option)
-        hardware = self.hardware if cluster is None else resolve_cluster(cluster)
-        request = request_of(self.model(), hardware, memory, force, without, micro_batches)
-        if profile_budget is not None:
-            with self._recording.paused():
-                return find_measured(
-                    option,
-                    request,
-                    parallelism,
-                    profile_budget,
-                    self.processes,
-                    self.context.on_first_rank,
-                    lambda: FirstValues(self._recording.graph),
-                    checked_collectives(None),
-                )
-        result = self.context.on_first_rank(lambda: find(option, request, parallelism))
-        assert isinstance(result, (Plan, Curve))
-        return result
+        self._display = display_here(verbose)
+        with self._display.phase("search for a plan"):
+            hardware = self.hardware if cluster is None else resolve_cluster(cluster)
+            request = request_of(self.model(), hardware, memory, force, without, micro_batches)
+            request = replace(request, progress=self._display.update)
+            if profile_budget is None:
+                found = self.context.on_first_rank(lambda: find(option, request, parallelism))
+            else:
+                with self._recording.paused():
+                    found = find_measured(
+                        option,
+                        request,
+                        parallelism,
+                        profile_budget,
+                        self.processes,
+                        self.context.on_first_rank,
+                        lambda: FirstValues(self._recording.graph),
+                        checked_collectives(None),
+                    )
+        assert isinstance(found, (Plan, Curve))
+        if isinstance(found, Plan):
+            self._display.say(found.brief())
+        return found
 
     # Building
 
@@ -160,7 +170,7 @@ class Session:
         recording.close()
         try:
             values = FirstValues(recording.graph)
-            self.execution = execute(plan, model, values, self.processes, collectives)
+            self.execution = execute(plan, model, values, self.processes, collectives, self._display)
             self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
             explain_errors(_recorded_too_late)
         except BaseException:

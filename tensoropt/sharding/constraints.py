@@ -7,14 +7,9 @@ from collections.abc import Mapping
 from ..common.errors import InputError
 from ..ir.graph import Graph, Operator
 from ..reschedule.mesh import Mesh
-from ..rules.rule import Config, Rule, why_invalid
+from ..rules.rule import Config, Rule, why_unsearched
 
 Force = Mapping[str, Mapping[str, int]]
-
-
-def pinned(force: Force, op: Operator) -> Mapping[str, int]:
-    """Return the degrees that ``force`` gives an operator's factors, by the operator's name or else by its type."""
-    return force.get(op.name) or force.get(op.type) or {}
 
 
 def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[Config, ...]) -> tuple[Config, ...]:
@@ -23,7 +18,7 @@ def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[C
     Raises:
         InputError: none has; says why.
     """
-    degrees = pinned(force, op)
+    degrees = force.get(op.name, {})
     found = tuple(config for config in configs if all(config.degree(name) == n for name, n in degrees.items()))
     if found:
         return found
@@ -39,7 +34,7 @@ def why_not(rule: Rule, mesh: Mesh, pinned: Mapping[str, int]) -> str:
         ways = [c for c in _single_factor_configs(factor, mesh) if c.degree(factor) == degree]
         if not ways:
             return f"degree {degree} of factor '{factor}' isn't a product of the mesh's axes {list(mesh.sizes)}"
-        reasons = [why_invalid(rule, config) for config in ways]
+        reasons = [why_unsearched(rule, config) for config in ways]
         if all(reasons):
             return reasons[0]
     return f"the degrees {dict(pinned)} don't fit {mesh.n_devices} devices together"
@@ -50,13 +45,21 @@ def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:
     return [Config(mesh, tuple(factor if bits >> axis & 1 else "" for axis in mesh.axes)) for bits in choices]
 
 
-def check_force(graph: Graph, force: Force) -> None:
-    """Raise InputError if ``force`` names what is neither an operator's name nor a type in the model."""
-    known = {op.name for op in graph.operators.values()} | {op.type for op in graph.operators.values()}
+def force_by_name(graph: Graph, force: Force) -> Force:
+    """Return ``force`` by operators' names alone. A type means all its operators, unless an operator has the type's name.
+
+    Raises:
+        InputError: ``force`` names what is neither an operator's name nor a type in the model.
+    """
+    types = {op.type for op in graph.operators.values()}
     for name in force:
-        if name not in known:
+        if name not in types and name not in graph.operators:
             names = ", ".join(op.name for op in graph.step_operators)
             raise InputError(
                 f"force names '{name}', which is neither an operator's name nor a type in this model; its operators are "
                 f"{names}"
             )
+    force = {name: degrees for name, degrees in force.items() if degrees}
+    by_type = {name: degrees for name, degrees in force.items() if name not in graph.operators}
+    found = {op.name: by_type[op.type] for op in graph.operators.values() if op.type in by_type}
+    return found | {name: degrees for name, degrees in force.items() if name in graph.operators}

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..ir.body import COMPOSITES
+from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import SOURCES, Graph, Operator
 from ..rules.random import FROM_KEY, FROM_SEED
 from ..rules.rule import Config, Rule
 from .resharding import differentiated_operands, inner_reshardings
 
-NEVER = frozenset([*SOURCES, *COMPOSITES, *FROM_KEY, *FROM_SEED, "StatelessRandomGetKeyCounter"])
+NEVER = frozenset([*SOURCES, *COMPOSITES, VALUE_SHAPED, *FROM_KEY, *FROM_SEED, "StatelessRandomGetKeyCounter"])
 
 
 def may_be_recomputed(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:

@@ -89,7 +89,7 @@ class Shares:
         if self._ranks.n_shares == 1:
             return self._counted(self._alone(self._open(1)))
         if self.one_reads:
-            return self._counted(handed_out(self._whole(), self._ranks.processes))
+            return self._counted(handed_out(self._whole(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -116,7 +116,7 @@ class Shares:
         if other is not None:
             self._let_one_read(other)
             del batches, elements
-            yield from handed_out(self._whole(), self._ranks.processes)
+            yield from handed_out(self._whole(), self._ranks)
             return
         if first is not None:
             yield first
@@ -158,9 +158,9 @@ class Shares:
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
         """Return a dataset that gives, for each batch, a digest, the number of samples and this rank's share of the tensors.
 
-        The digest is empty for a batch that isn't compared. A batch with fewer samples than ``n_shares`` isn't cut.
+        The digest is empty for a batch that isn't compared. A batch with too few samples isn't cut.
         """
-        rank = self._ranks.rank if n_shares > 1 else 0
+        rank, least = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared
         parts = self._parts
 
         def cut(number: tf.Tensor, *element: Structure) -> tuple[tf.Tensor, ...]:
@@ -170,7 +170,7 @@ class Shares:
                 return tf.constant(b""), n_samples, *leaves
             digest = tf.cond(number % PERIOD == 0, lambda: _digest(leaves, number == 0), lambda: tf.constant(b""))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
-            is_share = n_samples >= n_shares
+            is_share = tf.cast(n_samples, tf.int64) >= least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
             return digest, n_samples, *(leaf[start:end] for leaf in leaves)
 
@@ -184,7 +184,7 @@ class Shares:
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         for digest, n_samples, *leaves in elements:
             n = int(n_samples)
-            yield digest.numpy(), self._parts.packed(leaves, n, is_share=1 < n_shares <= n)
+            yield digest.numpy(), self._parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
 
 
 def _digest(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:

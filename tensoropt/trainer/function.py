@@ -82,6 +82,8 @@ class CapturedFunction:
         """Return None: a function has no layers."""
         return None
 
+    by_sample = layer_of
+
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the function and the specs of the training step only."""
         return {TRAIN: (self.function, signature.inputs)}
@@ -131,7 +133,7 @@ class FunctionTrainer:
             InputError: an argument's shape or type isn't that of the signature, or ranks give different arguments.
         """
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
-        inputs = self._ranks.runs.planned.captured.inputs
+        inputs = self._ranks.runs.planned.captured.given
         if len(leaves) != len(inputs):
             raise InputError(f"step takes {len(inputs)} tensors, as input_signature says, got {len(leaves)}")
         self._same.check(lambda: zip((tensor.name for tensor in inputs), leaves, strict=True))

@@ -1,13 +1,13 @@
 """Send each rank its share of the batches that rank 0 reads, while the previous step runs.
 
 Rank 0 posts the shares of batch k + 1 before it gives batch k to its step, and the other ranks post their receives likewise.
-A header before each batch says what follows, or that nothing follows. All messages are point to point and between steps, so
-that no other message is waited for.
+A header before each batch says what follows, or that nothing follows. Text travels as the bytes of a serialized tensor. All
+messages are point to point and between steps, so that no other message is waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,24 @@ from ..reschedule.layout import block_bounds
 from ..runtime.objects_between_ranks import complete, receive_object
 from ..runtime.ranks import Processes
 from .batch import Batch
+from .ranks import Ranks
 
 _HEADER_TAG, _DATA_TAG = 7301, 7302
 _BATCH = "a batch that rank 0 hands out"
-Posted = tuple[Batch, list[Any], list[Any]] | None
-"""A batch, the requests of its messages, and the arrays that must stay alive until the requests are complete."""
+Posted = tuple[Callable[[], Batch], list[Any], list[Any]] | None
+"""A function that returns the batch once it has arrived, the requests of its messages, and arrays that they need alive."""
 
 
-def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterator[Batch]:
+def handed_out(batches: Iterator[Batch] | None, ranks: Ranks) -> Iterator[Batch]:
     """Yield this rank's share of each batch. All ranks iterate in step.
 
     Args:
         batches: the global batches, on rank 0; None on the other ranks.
     """
+    processes = ranks.processes
+
     def post() -> Posted:
-        return _receive(processes) if batches is None else _send(next(batches, None), processes)
+        return _receive(processes) if batches is None else _send(next(batches, None), processes, ranks.least_shared)
 
     posted = post()
     try:
@@ -40,35 +43,38 @@ def handed_out(batches: Iterator[Batch] | None, processes: Processes) -> Iterato
             following = post()
             processes.complete(requests, _BATCH)
             posted = following
-            yield batch
+            yield batch()
     finally:
         # If the iteration stops early, the next batch is already under way on every rank.
         if posted is not None:
             processes.complete(posted[1], _BATCH)
 
 
-def _send(batch: Batch | None, processes: Processes) -> Posted:
+def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Posted:
     processes.begin_collective()
     others = range(1, processes.size)
     if batch is None:
         complete(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
         return None
-    is_share = batch.n_samples >= processes.size
-    leaves = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
+    is_share = batch.n_samples >= least_shared
+    whole = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
+    leaves = list(whole)
 
     def share(rank: int) -> list[np.ndarray]:
         start, end = block_bounds(batch.n_samples, processes.size, rank) if is_share else (0, batch.n_samples)
-        return [leaf[start:end] for leaf in leaves]
+        return [leaf[start:end] for leaf in whole]
 
     requests = []
     for rank in others:
         shares = share(rank)
         like = batch.with_leaves(list(range(len(shares))), is_share)
-        header = like, [(leaf.shape, leaf.dtype) for leaf in shares]
+        sent = [_serialized(leaf) if _is_text(leaf) else leaf for leaf in shares]
+        header = like, [(leaf.shape, leaf.dtype) for leaf in sent], [_is_text(leaf) for leaf in shares]
         requests.append(processes.comm.isend(header, rank, _HEADER_TAG))
-        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in shares]
+        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in sent]
+        leaves += sent
     own = batch.with_leaves([tf.convert_to_tensor(leaf) for leaf in share(0)], is_share)
-    return own, requests, leaves
+    return lambda: own, requests, leaves
 
 
 def _receive(processes: Processes) -> Posted:
@@ -76,10 +82,26 @@ def _receive(processes: Processes) -> Posted:
         header = receive_object(processes.comm, 0, _HEADER_TAG)
     if header is None:
         return None
-    like, specs = header
+    like, specs, are_text = header
     leaves = [np.empty(shape, dtype) for shape, dtype in specs]
     requests = [processes.comm.Irecv(_bytes(leaf), 0, _DATA_TAG) for leaf in leaves]
-    return like.with_leaves(leaves, like.is_share), requests, leaves
+
+    def arrived() -> Batch:
+        found = [
+            tf.io.parse_tensor(leaf.tobytes(), tf.string) if is_text else leaf
+            for leaf, is_text in zip(leaves, are_text, strict=True)
+        ]
+        return like.with_leaves(found, like.is_share)
+
+    return arrived, requests, leaves
+
+
+def _is_text(leaf: np.ndarray) -> bool:
+    return leaf.dtype == object
+
+
+def _serialized(leaf: np.ndarray) -> np.ndarray:
+    return np.frombuffer(tf.io.serialize_tensor(leaf).numpy(), np.uint8)
 
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:

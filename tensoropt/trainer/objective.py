@@ -15,6 +15,15 @@ from ..frontend.tracing.capture import own_name
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
 
+# Layers that work on text or with tables, and compute each sample by itself, also where they take text apart.
+BY_SAMPLE = (
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Compilation:
@@ -110,16 +119,22 @@ class KerasObjective(keras.Model):
         return [known.get(id(variable)) or own_name(variable) for variable in variables]
 
     def layer_of(self, name: str) -> str | None:
-        """Return a description of the innermost layer whose scope is in an operator's name; None if there is none.
+        """Return a description of the innermost layer whose scope is in an operator's name; None if there is none."""
+        layer, _ = next(reversed(self._layers_of(name)), (None, ""))
+        return None if layer is None else f"layer '{layer.name}' ({type(layer).__name__}) of model '{self.inner.name}'"
+
+    def by_sample(self, name: str) -> str | None:
+        """Return the scope of the outermost layer of :data:`BY_SAMPLE` in an operator's name; None if there is none."""
+        return next((scope for layer, scope in self._layers_of(name) if type(layer) in BY_SAMPLE), None)
+
+    def _layers_of(self, name: str) -> list[tuple[keras.layers.Layer, str]]:
+        """Return the layers whose scopes are in an operator's name, each with its scope, outermost first.
 
         A scope that is entered again has a number appended, which is ignored.
         """
-        layers = {layer.name: layer for layer in self.inner._flatten_layers()}
-        for part in reversed(name.split("/")):
-            layer = layers.get(part) or layers.get(re.sub(r"_\d+$", "", part))
-            if layer is not None:
-                return f"layer '{layer.name}' ({type(layer).__name__}) of model '{self.inner.name}'"
-        return None
+        layers, parts = {layer.name: layer for layer in self.inner._flatten_layers()}, name.split("/")
+        found = [layers.get(part) or layers.get(re.sub(r"_\d+$", "", part)) for part in parts]
+        return [(layer, "/".join(parts[: i + 1])) for i, layer in enumerate(found) if layer is not None]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""

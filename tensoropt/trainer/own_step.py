@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -134,7 +134,8 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
         step = minimised(step, [] if was_updated else taken)
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)
-    return RecordedUpdates(Program(program.inputs, results, tuple(writes)), tuple(steps), computed_with(taken, steps))
+    program = replace(program, results=results, writes=tuple(writes))
+    return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
 
 
 def _check_reads(capture: Capture, trace: StepTrace) -> None:

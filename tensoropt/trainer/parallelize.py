@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from ..common.errors import InputError, short
+from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.options import OPTIONS, find, request_of
@@ -20,7 +21,7 @@ from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, execute, loaded_plan
 from ..runtime.prepare import model_of
-from ..runtime.ranks import current_processes, install_error_handling
+from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from ..tuning.profile_guided import find_measured
@@ -52,6 +53,7 @@ class Wishes:
     profile_budget: float | str | None = None
     without: Collection[str] = ()
     micro_batches: int | None = None
+    verbose: int | str | bool = 1
 
 
 def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes) -> None:
@@ -60,13 +62,22 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
     Raises:
         InputError: something can't be captured, no plan fits, or an option isn't available.
     """
+    display = display_here(wishes.verbose)
+    with display.phase("start"):
+        _start(trainer, optimizer, signature, wishes, display)
+    display.say(trainer.plan.brief())
+
+
+def _start(
+    trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signature, wishes: Wishes, display: Display
+) -> None:
     collectives = checked_collectives(wishes.collectives)
     if wishes.option not in RUNNING_OPTIONS:
         raise InputError(
             f"unknown option {short(wishes.option)}; expected one of {', '.join(map(repr, RUNNING_OPTIONS))}, since the "
             "model is built to run"
         )
-    context = Context(wishes.cluster, None)
+    context = Context(wishes.cluster, None, display)
     chosen = _optimizer(optimizer)
     if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
@@ -76,18 +87,21 @@ def start(trainer: Trainer | FunctionTrainer, optimizer: Any, signature: Signatu
         def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
             return KerasOptimizer.of(chosen if applied is None else applied, variables)
 
-        return capture_program(kind, objective, at, optimizer_of)
+        with display.phase("capture of the model"):
+            return capture_program(kind, objective, at, optimizer_of)
 
     def first_values(captured: Captured) -> _FirstValues:
         return _FirstValues(captured, context)
 
     captured = capture(TRAIN, signature)
-    model = model_of(captured.graph, context)
+    with display.phase("gradients of the model"):
+        model = model_of(captured.graph, context)
     if wishes.plan is not None:
         plan = _given(wishes.plan, context)
     else:
-        plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
-    execution = execute(plan, model, first_values(captured), context.processes, collectives)
+        with display.phase("search for a plan"):
+            plan = _found(model, context, wishes, lambda: first_values(captured), collectives)
+    execution = execute(plan, model, first_values(captured), context.processes, collectives, display)
     applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
     optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
     trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), optimizers)
@@ -111,6 +125,7 @@ def _found(
     request = request_of(
         model, context.hardware, wishes.memory, wishes.force, wishes.without, wishes.micro_batches
     )
+    request = replace(request, progress=context.display.update)
     if wishes.profile_budget is not None:
         return find_measured(
             wishes.option,

@@ -13,6 +13,7 @@ from ..common.errors import InputError
 from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.tracing.capture import Capture, Program
+from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepTrace
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
@@ -44,6 +45,10 @@ class Objective(Protocol):
         """Return a description of the layer of an operator, given by name, for messages; None if it has no layer."""
         ...
 
+    def by_sample(self, name: str) -> str | None:
+        """Return the scope of an operator's layer, if the layer is known to compute each sample by itself; else None."""
+        ...
+
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return each kind of program's function and its arguments' specs."""
         ...
@@ -62,6 +67,11 @@ class Captured:
     graph: Graph
     program: Program
     capture: Capture
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The tensors that the user gives, which may have to be preprocessed to what the program is fed."""
+        return tuple(_described(tensor) for tensor in self.program.given)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -103,7 +113,7 @@ def capture_program(
         InputError: something can't be captured, the loss isn't a scalar, or it depends on no trainable variable.
     """
     function, arguments = objective.functions(signature)[kind]
-    capture = Capture(objective.names_of, objective.layer_of)
+    capture = Capture(objective.names_of, objective.layer_of, objective.by_sample)
     trace = StepTrace() if kind == TRAIN and objective.applies_optimizers else None
     if trace is not None:
         function = traced(function, trace)
@@ -122,8 +132,13 @@ def capture_program(
     elif kind == TRAIN:
         steps = [_step(capture, program, objective, partial(optimizer_of, None))]
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
-    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken)
+    fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
+    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
     return Captured(graph, program, capture)
+
+
+def _described(tensor: tf.Tensor) -> Tensor:
+    return Tensor(tensor.name, tuple(tensor.shape.as_list()), tensor.dtype.name)
 
 
 def _step(
@@ -136,7 +151,8 @@ def _step(
             f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, "
             "or with a Keras loss whose reduction is 'sum_over_batch_size'"
         )
-    trained = [variable for variable in objective.trained if capture.name(inner(variable)) is not None]
+    read = ancestors([loss.op])
+    trained = [variable for variable in objective.trained if capture.name(inner(variable)) in read]
     if not trained:
         raise InputError("the loss depends on no trainable variable; build the model first, and leave its layers trainable")
     with capture.graph.as_default(), tf.control_dependencies(program.writes):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, wraps
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..common.errors import InputError, TensorOptError
+from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
@@ -83,6 +85,13 @@ class Ranks:
     def n_shares(self) -> int:
         """The number of shares into which a batch is cut: one for each process, but 1 while rank 0 leads."""
         return 1 if self.leads else self.processes.size
+
+    @cached_property
+    def least_shared(self) -> int:
+        """The fewest samples of a batch of which each rank takes a share: one each, or none if the plan splits no batch."""
+        fed = (op for op in self.execution.plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
+        is_split = any(op.config.used_axes for op in fed)
+        return self.processes.size if is_split else sys.maxsize
 
     @property
     def optimizer(self) -> RunningKeras:

@@ -20,6 +20,7 @@ from ..lowering.gradient_analysis import analyse
 from ..reschedule.layout import block_bounds
 from ..runtime.execute import Execution, execute_beside
 from ..runtime.functions import Feed, Fetch
+from ..runtime.step_errors import refused_values
 from ..sharding.model import Model
 from .batch import Batch
 from .programs import TRAIN, Captured
@@ -54,15 +55,21 @@ class Run:
         return Fetch(results, steps, () if steps else self.captured.writes)
 
     def _feeds(self, leaves: Sequence[Any], is_share: bool) -> dict[Feed, Any]:
-        processes = self.execution.processes
-        feeds: dict[Feed, Any] = {}
-        for tensor, value in zip(self.captured.inputs, leaves, strict=True):
-            shape = tensor.shape
-            if is_share:
-                start, end = block_bounds(shape[0], processes.size, processes.rank)
-                shape = (end - start, *shape[1:])
-            feeds[Feed(tensor, is_share)] = fitted(tensor, value, shape)
-        return feeds
+        processes, captured = self.execution.processes, self.captured
+
+        def shape(tensor: Tensor) -> tuple[int, ...]:
+            if not is_share:
+                return tensor.shape
+            start, end = block_bounds(tensor.shape[0], processes.size, processes.rank)
+            return end - start, *tensor.shape[1:]
+
+        if captured.program.preprocessing is not None:
+            pairs = zip(captured.given, leaves, strict=True)
+            given = [tf.convert_to_tensor(fitted(tensor, value, shape(tensor))) for tensor, value in pairs]
+            with refused_values(captured.graph):
+                leaves = captured.program.preprocessing(given)
+        pairs = zip(captured.inputs, leaves, strict=True)
+        return {Feed(tensor, is_share): fitted(tensor, value, shape(tensor)) for tensor, value in pairs}
 
 
 def fitted(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
@@ -75,6 +82,11 @@ def fitted(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
     """
     if isinstance(value, tf.Tensor) and value.dtype.name == tensor.dtype and tuple(value.shape) == shape:
         return value
+    if tensor.dtype == "string" and not isinstance(value, tf.Tensor):
+        value = tf.convert_to_tensor(value)
+    if isinstance(value, tf.Tensor) and value.dtype == tf.string:
+        check_fits(tensor.name.partition(":")[0], value.shape.as_list(), "string", shape, tensor.dtype)
+        return tf.reshape(value, shape)
     given = np.asarray(value)
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
     check_fits(tensor.name.partition(":")[0], given.shape, given.dtype.name, shape, tensor.dtype)

@@ -46,6 +46,8 @@ class StepObjective:
         """Return None: layers are named by the user's lines."""
         return None
 
+    by_sample = layer_of
+
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the step and the specs of its arguments."""
         return {TRAIN: (self.function, signature.inputs)}
@@ -80,7 +82,7 @@ class StepFunction(FunctionTrainer):
         signature = self.prepare(*arguments)
         run = self._run(signature)
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
-        self._same.check(lambda: zip((tensor.name for tensor in run.captured.inputs), leaves, strict=True))
+        self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
         for live in self._live:
             live.before_step()
         self._push()

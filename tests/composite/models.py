@@ -150,6 +150,22 @@ def with_decay(x: Any) -> Any:
     return decayed(x, tf.compat.v1.get_variable("square", [UNITS, UNITS], tf.float64))
 
 
+def without_some(x: Any) -> Any:
+    """Shapes that depend on values, once before and once after an operator that has a known shape."""
+    some = tf.boolean_mask(x, x[:, 0] > -0.2)
+    others = tf.boolean_mask(tf.tanh(x - tf.reduce_mean(some)), x[:, 0] <= 0.4)
+    places = tf.where(x > 0.0)
+    return x * tf.reduce_sum(others**2) / (1.0 + tf.reduce_sum(tf.gather_nd(x, places))) + tf.reduce_sum(some)
+
+
+def by_branch(x: Any) -> Any:
+    """The branch depends on values, and one of the branches has a variable."""
+    square = tf.compat.v1.get_variable("branch", [UNITS, UNITS], tf.float64)
+    turned = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(x @ square), lambda: x - tf.reduce_sum(square))
+    third = tf.cast(tf.reduce_sum(tf.abs(x)), tf.int32) % 3
+    return tf.switch_case(third, [lambda: turned * 2.0, lambda: tf.sin(turned), lambda: x + turned])
+
+
 def trained_swish(x: Any) -> Any:
     beta = tf.compat.v1.get_variable("beta", [], tf.float64, initializer=tf.compat.v1.constant_initializer(1.3))
     return tf.nn.silu(x, beta)
@@ -162,4 +178,5 @@ MODELS: Sequence[Callable[[], Built]] = (
     custom(tf.nn.silu, row_scaled),
     custom(trained_swish, straight_through),
     custom(normalised_gradient, with_decay),
+    custom(without_some, by_branch),
 )

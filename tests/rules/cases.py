@@ -61,13 +61,14 @@ def _binary() -> list[Case]:
     cases = []
     for kind in "Atan2 Maximum Minimum SquaredDifference Add AddV2 Sub Mul".split():
         cases += [case(kind + what, f(*left), f(*right)) for what, left, right in _BROADCASTS]
-    for kind in "Pow RealDiv Div DivNoNan MulNoNan Xdivy Xlogy".split():
+    for kind in "Pow RealDiv Div DivNoNan MulNoNan Xdivy Xlog1py Xlogy".split():
         cases += [case(kind + what, positive(*left), positive(*right)) for what, left, right in _BROADCASTS]
     for kind in "FloorDiv FloorMod".split():
         cases += [case(kind + what, f(*left), positive(*right)) for what, left, right in _BROADCASTS[:2]]
     for kind in "Igamma Igammac".split():
         cases += [case(kind + what, positive(*left), positive(*right)) for what, left, right in _BROADCASTS[:2]]
     cases += [case("Zeta", f(3, 1, low=1.5, high=3), positive(5))]
+    cases += [case("IgammaGradA", positive(3, 5), positive(3, 5), differentiable=False)]
     cases += [case("Polygamma", Input((3, 1), 1, 5, whole=True), positive(5))]
     cases += [case("Betainc", positive(3, 5), positive(3, 5), away(3, 5))]
     # TensorFlow has no gradient for these.

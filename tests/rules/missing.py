@@ -45,8 +45,10 @@ REASONS = {
     "Einsum/trace": "an equation that repeats a letter within a term is replicated",
     "SoftmaxCrossEntropyWithLogits/broadcast": "TensorFlow has no gradient for labels that are broadcast",
     "PadV2/nothing": "linear only where nothing is padded at all",
-    **dict.fromkeys(("Xdivy", "Xdivy/extents of 1", "Xdivy/missing dimension"), "not linear where both operands are 0"),
-    **dict.fromkeys(("Xlogy", "Xlogy/extents of 1", "Xlogy/missing dimension"), "not linear where both operands are 0"),
+    **dict.fromkeys(
+        [f"{kind}{form}" for kind in ("Xdivy", "Xlog1py", "Xlogy") for form in ("", "/extents of 1", "/missing dimension")],
+        "not linear where both operands are 0",
+    ),
     **dict.fromkeys(
         ("MulNoNan", "MulNoNan/extents of 1", "MulNoNan/missing dimension"), "not linear where the first operand is NaN"
     ),

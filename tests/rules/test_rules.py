@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tensoropt.ir.body import COMPOSITES
+from tensoropt.ir.body import COMPOSITES, VALUE_SHAPED
 from tensoropt.lowering import operators
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry
@@ -38,7 +38,7 @@ def case_of(label: str) -> Case:
 
 def test_every_operator_type_has_a_case() -> None:
     # What composite operators are made of is held against one device in tests/composite.
-    assert set(rule_types()) == {case.type for case in CASES} | set(COMPOSITES)
+    assert set(rule_types()) == {case.type for case in CASES} | {*COMPOSITES, VALUE_SHAPED}
     assert len({case.label for case in CASES}) == len(CASES)
 
 

@@ -189,21 +189,39 @@ def test_rows_that_an_embedding_doesnt_have():
 # Layers
 
 
-def test_layers_with_tables_are_named():
-    inputs = keras.Input((3,), dtype="string")
-    found = keras.layers.Embedding(4, 4)(keras.layers.StringLookup(vocabulary=["a", "b"], name="words")(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Flatten()(found)), name="reader")
-    with refuses(r"^layer 'words' \(StringLookup\) of model 'reader' uses something .* before the model, as by dataset.map"):
-        small(model=model)
+def ctc_batch_cost(y, p):
+    return keras.src.legacy.backend.ctc_batch_cost(y, p, tf.fill([BATCH, 1], 6), tf.fill([BATCH, 1], 3))
 
 
-def test_results_of_unknown_size_name_a_way_round():
-    def loss(y, p):
-        return keras.src.legacy.backend.ctc_batch_cost(y, p, tf.fill([BATCH, 1], 6), tf.fill([BATCH, 1], 3))
+class Ones(keras.layers.Layer):
+    """Has a weight of which only the shape counts."""
 
-    model = keras.Sequential([keras.Input((6, 5)), keras.layers.Dense(4, "softmax")])
-    with refuses(r"the result of Where .* HERE .* depends on the values .* keras.losses.CTC\(\) does so"):
-        small(loss=loss, model=model, labels=tf.TensorSpec([BATCH, 3], tf.int32))
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 3), name="w")
+
+    def call(self, x):
+        return keras.ops.concatenate([x, keras.ops.ones_like(x @ self.w)], -1)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.parametrize("of", ["hinge", "squared_hinge", "ctc", "ones"])
+def test_values_and_shapes_decide_what_is_computed(of):
+    """The labels' values decide a branch, or how many elements there are; only a weight's shape is used."""
+    given = {
+        "ctc": ([keras.Input((6, 5)), keras.layers.Dense(4, "softmax")], ctc_batch_cost, np.arange(48).reshape(16, 3) % 3),
+        "ones": ([keras.Input((5,)), Ones(), keras.layers.Dense(4)], "mse", Y),
+    }
+    layers, loss, labels = given.get(of, ([keras.Input((5,)), keras.layers.Dense(4)], of, Y))
+    model = keras.Sequential(layers)
+    x = np.random.default_rng(0).normal(size=(2 * BATCH, *model.input_shape[1:])).astype(np.float32)
+    trainer = small(loss=loss, model=model, data=tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH))
+    expected = keras.models.clone_model(model)
+    expected.set_weights(trainer.get_weights())
+    expected.compile("sgd", loss, jit_compile=False)
+    how = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+    ours, theirs = (each.fit(x, labels, **how) for each in (trainer, expected))
+    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], rtol=1e-5)
+    assert_same_weights(trainer.get_weights(), expected.get_weights())
 
 
 # Where and when

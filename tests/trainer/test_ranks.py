@@ -47,8 +47,9 @@ def test_ten_steps_on_four_ranks_and_ten_on_two_or_in_plain_keras_are_twenty(tmp
     assert_same_weights(model.get_weights(), expected.get_weights())
 
 
-def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_callbacks(tmp_path: Path):
-    result = ran(2, "data", tmp_path)
+@pytest.mark.parametrize("how", ["split", "unsplit"])
+def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_callbacks(tmp_path: Path, how: str):
+    result = ran(2, "data", tmp_path, how)
     assert result.stderr.count("ranks 0 and 1 have different data") == 1
     told = json.loads((tmp_path / "drawn.json").read_text())
     x, y = images(40)
@@ -68,6 +69,8 @@ def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_call
         assert expected.evaluate(x[:5], y[:5], verbose=0)[0] == pytest.approx(told["seen"][epoch][0], rel=1e-5)
         expected.optimizer.learning_rate = 0.02
     assert told["history"]["loss"] == pytest.approx(losses, rel=1e-5)
+    assert told["evaluated"] == pytest.approx(expected.evaluate(batches(26), verbose=0), rel=1e-5)
+    np.testing.assert_allclose(told["predicted"], expected.predict(x[:13], verbose=0), rtol=1e-5)
     assert_same_weights(keras.models.load_model(tmp_path / "2.keras").get_weights(), expected.get_weights())
     final = plain()
     final.optimizer.build(final.trainable_variables)  # the file has its variables too

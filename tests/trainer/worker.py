@@ -3,6 +3,7 @@
 mpirun -n 4 worker.py save FOLDER       10 steps, then a checkpoint
 mpirun -n 2 worker.py load FOLDER       10 steps more from it, by another plan; the weights into FOLDER/weights.npz
 mpirun -n 2 worker.py data FOLDER       data that each rank would draw differently, and callbacks that rank 0 alone has
+mpirun -n 2 worker.py data FOLDER unsplit    the same by a plan that splits nothing
 mpirun -n 2 worker.py models            models that differ between the ranks
 mpirun -n 2 worker.py callback          a callback that fails
 mpirun -n 2 worker.py threads           prints how many threads TensorFlow may take
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,12 +25,13 @@ import tensorflow as tf
 from trainer.models import BATCH, METRICS, batches, images, loss, network
 
 import tensoropt
+from tensoropt.profiling.hardware import Hardware, Origin, named
 
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
 
 
-def parallelized(model: keras.Model | None = None):
-    cluster = f"v100-1x{os.environ['OMPI_COMM_WORLD_SIZE']}"
+def parallelized(model: keras.Model | None = None, cluster: Hardware | None = None):
+    cluster = cluster or f"v100-1x{os.environ['OMPI_COMM_WORLD_SIZE']}"
     model = model or network()
     return tensoropt.parallelize(
         model, keras.optimizers.Adam(1e-2), loss(), metrics=METRICS, batch_size=BATCH, cluster=cluster
@@ -52,9 +55,16 @@ def load(folder: Path) -> None:
         np.savez(folder / "weights.npz", *weights)
 
 
-def data(folder: Path) -> None:
+def measured() -> Hardware:
+    """A description as if it had been measured: there one device is compared too, and a tiny model isn't split."""
+    return replace(named(f"v100-1x{os.environ['OMPI_COMM_WORLD_SIZE']}"), measured=Origin("2026-01-01", "", 0))
+
+
+def data(folder: Path, how: str) -> None:
     """Every rank draws from a generator of its own; what rank 0 drew is what must have been learnt."""
-    trainer = parallelized()
+    trainer = parallelized(cluster=measured() if how == "unsplit" else None)
+    statistics = trainer.ranks.execution.statistics
+    assert (trainer.plan.n_split_operators == 0) == (how == "unsplit"), trainer.plan
     random = np.random.default_rng(RANK)
     x, y = images(40)
     drawn = []
@@ -80,6 +90,9 @@ def data(folder: Path) -> None:
         tf.data.Dataset.from_generator(generated, output_signature=specs), epochs=5, verbose=0, callbacks=callbacks
     )
     assert len(history.epoch) == 2
+    assert (statistics(0)["collectives_per_step"] == 0) == (how == "unsplit")
+    evaluated = trainer.evaluate(batches(26), verbose=0)
+    predicted = trainer.predict(x[:13], batch_size=BATCH, verbose=0)
     assert float(trainer.optimizer.learning_rate) == np.float32(0.02)
     trainer.save_weights(folder / "last.weights.h5")
     everyone = trainer.ranks.processes.gather([float(np.sum(weight)) for weight in trainer.get_weights()])
@@ -88,7 +101,9 @@ def data(folder: Path) -> None:
         assert len(seen) == 2
         # The first was opened only to see that ranks differ, and may be read ahead of what is learnt.
         learnt = [part for parts in drawn[1:3] for part in parts]
-        (folder / "drawn.json").write_text(json.dumps({"drawn": learnt, "history": history.history, "seen": seen}))
+        told = {"drawn": learnt, "history": history.history, "seen": seen}
+        told |= {"evaluated": evaluated, "predicted": predicted.tolist()}
+        (folder / "drawn.json").write_text(json.dumps(told))
 
 
 def main() -> None:
@@ -112,7 +127,7 @@ def main() -> None:
         tf.Variable(0.0)
         print(f"rank {RANK}: {os.environ['TF_NUM_INTRAOP_THREADS']} threads")
     else:
-        {"save": save, "load": load, "data": data}[what](*map(Path, rest))
+        {"save": save, "load": load, "data": data}[what](Path(rest[0]), *rest[1:])
     print(f"rank {RANK} done")
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ...ir.body import Body
 from ...ir.graph import Tensor
+from ..tracing.conditionals import CONDITIONALS, copy_conditional
 from ..tracing.custom_gradient import copy_custom_gradient, is_custom_gradient
 from ..tracing.gradient_function import copy_operator
 from ..tracing.loops import READERS, copy_while, read_value
@@ -28,6 +29,10 @@ class Context(Protocol):
 
     def operand(self, tensor: tf.Tensor) -> Tensor:
         """Return a tensor's counterpart in the imported graph; for a variable's handle, the variable's value."""
+        ...
+
+    def known(self, tensor: tf.Tensor) -> Tensor:
+        """Return what a result becomes in the imported graph; raise InputError if its shape isn't known."""
         ...
 
     def constant(self, name: str, value: np.ndarray) -> Tensor:
@@ -91,6 +96,8 @@ class Collector:
             return read_value(op, inputs)
         if op.type in LOOPS:
             return copy_while(op, inputs, self._copy_function)
+        if op.type in CONDITIONALS:
+            return copy_conditional(op, inputs, self._copy_function)
         if is_custom_gradient(op) and not self.is_differentiated:
             return inputs
         if is_custom_gradient(op):

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from ...common.errors import InputError, short
 from ...ir.attributes import LOADED_ATTRIBUTE
+from .by_sample import BySample
 from .flatten import Flattener
+from .preprocessing import Preprocessing, find_preprocessing
 
 Structure = Any
 
@@ -20,14 +22,18 @@ class Program:
     """One captured function.
 
     Attributes:
-        inputs: the placeholders of its arguments' leaves, in order.
+        given: the placeholders of its arguments' leaves, in order.
+        inputs: the tensors that are fed: those of its arguments, or what its preprocessing gives instead of them.
         results: the value that it returns, in its own structure, as tensors of the flat graph.
         writes: the operations that update variables, in program order.
+        preprocessing: what it does with text and lookup tables; None if it does nothing with them.
     """
 
+    given: tuple[tf.Tensor, ...]
     inputs: tuple[tf.Tensor, ...]
     results: Structure
     writes: tuple[tf.Operation, ...]
+    preprocessing: Preprocessing | None = None
 
 
 @dataclass
@@ -37,16 +43,18 @@ class Capture:
     Attributes:
         names_of: returns names for variables, where their own names won't do.
         layer_of: returns the text by which messages name the layer of an operator, see :class:`Flattener`.
+        by_sample: returns the scope of a layer that computes each sample by itself, see :class:`Flattener`.
         variables: the user's variables, by their names in the flat graph.
     """
 
     names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: [own_name(each) for each in variables]
     layer_of: Callable[[str], str | None] = lambda name: None
+    by_sample: BySample = lambda name: None
     variables: dict[str, tf.Variable] = field(default_factory=dict)
     flattener: Flattener = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flattener = Flattener(tf.Graph(), self.layer_of)
+        self.flattener = Flattener(tf.Graph(), self.layer_of, by_sample=self.by_sample)
 
     @property
     def graph(self) -> tf.Graph:
@@ -73,28 +81,30 @@ class Capture:
         traced = concrete(function, signature)
         leaves = tf.nest.flatten(list(signature))
         with self.graph.as_default():
-            inputs = tuple(self._placeholder(spec, i, scope, loads) for i, spec in enumerate(leaves))
+            given = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
         used = _variables(traced)
         for variable, own in zip(used, self.names_of(used), strict=True):
             if id(variable.handle) not in self.flattener.handles:
                 name = self._unique(own)
                 self.flattener.add_variable(variable, name)
                 self.variables[name] = variable
-        flat = self.flattener.flatten(traced.graph, inputs, scope)
+        flat = self.flattener.flatten(traced.graph, given, scope)
         results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
-        return Program(inputs, results, flat.writes)
+        found = find_preprocessing(self.flattener, given, tf.nest.flatten(results), flat.writes)
+        inputs = given if found is None else found.results
+        for tensor in inputs:
+            if loads and tensor.shape.rank:
+                tensor.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
+        return Program(given, inputs, results, flat.writes, found)
 
     def name(self, variable: tf.Variable) -> str | None:
         """Return a variable's name in the flat graph; None if no captured function uses it."""
         handle = self.flattener.handles.get(id(variable.handle))
         return None if handle is None else handle.op.name
 
-    def _placeholder(self, spec: tf.TensorSpec, index: int, scope: str, loads: bool) -> tf.Tensor:
+    def _placeholder(self, spec: tf.TensorSpec, index: int, scope: str) -> tf.Tensor:
         name = f"{scope}/{spec.name or f'input_{index}'}" if scope else spec.name or f"input_{index}"
-        made = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
-        if loads and spec.shape.rank:
-            made.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-        return made
+        return tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
 
     def _unique(self, name: str) -> str:
         found, count = name, 0

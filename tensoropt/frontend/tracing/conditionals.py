@@ -1,46 +1,57 @@
-"""Choose the branch of a conditional, which must follow from constants, such as whether a model trains."""
+"""Copy conditionals: the branch that is taken where constants tell, such as whether a model trains; else all branches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ...common.errors import InputError
-from ...common.source_lines import source_line
+from .called import function_graph
+from .loops import CopyBody, value_of
 
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _GIVEN = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp")
 
 
-def taken_branch(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tuple[str, list[tf.Tensor]]:
-    """Return the branch that a conditional takes.
+def taken_branch(op: tf.Operation, chosen: tf.Tensor) -> str:
+    """Return the name of the function of the branch that a conditional takes.
 
     Args:
         op: an ``If`` or ``Case``, stateless or not.
-        inputs: the counterparts of its inputs in the graph that it is copied to; the first one decides.
-
-    Returns:
-        The name of the branch's function, and its arguments.
-
-    Raises:
-        InputError: the branch depends on what the model computes.
+        chosen: the counterpart of its first input in the graph that it is copied to, for which :func:`is_constant` holds.
     """
-    chosen, arguments = inputs[0], list(inputs[1:])
-    if not is_constant(chosen):
-        raise InputError(
-            f"{op.type} '{op.name}' ({source_line(op)}) takes a branch by a value that the model computes, so that "
-            "devices could take different ones, which can't be captured; compute both and choose with tf.where, or decide "
-            "in Python"
-        )
     with tf.compat.v1.Session(graph=chosen.graph) as session:
         value = np.asarray(session.run(chosen))
     if op.type.endswith("If"):
         # TensorFlow takes a text to be true if it isn't empty, as Python does.
-        return op.get_attr("then_branch" if bool(value) else "else_branch").name, arguments
+        return op.get_attr("then_branch" if bool(value) else "else_branch").name
     branches = op.get_attr("branches")
     index = int(value)
-    return branches[index if 0 <= index < len(branches) else -1].name, arguments
+    return branches[index if 0 <= index < len(branches) else -1].name
+
+
+def copy_conditional(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBody) -> list[tf.Tensor]:
+    """Copy a conditional with all its branches into the default graph. A variable is read once, before the conditional.
+
+    Args:
+        op: an ``If`` or ``Case``, stateless or not.
+        inputs: the counterparts of its inputs.
+        copy_body: copies a function, given its arguments, into the default graph; returns its results.
+
+    Returns:
+        The counterparts of its outputs.
+    """
+    arguments = [value_of(tensor) for tensor in inputs[1:]]
+
+    def emitting(function: Any) -> Callable[[], list[tf.Tensor]]:
+        return lambda: copy_body(function_graph(op, function.name), arguments)
+
+    if op.type.endswith("Case"):
+        return list(tf.switch_case(inputs[0], list(map(emitting, op.get_attr("branches"))), name=op.name))
+    then, otherwise = (emitting(op.get_attr(name)) for name in ("then_branch", "else_branch"))
+    return list(tf.cond(tf.cast(inputs[0], tf.bool), then, otherwise, name=op.name))
 
 
 def is_constant(tensor: tf.Tensor) -> bool:

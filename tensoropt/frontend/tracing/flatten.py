@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
+from .by_sample import TABLE_TYPES, BySample
 from .called import function_graph, is_call_by_name
-from .conditionals import taken_branch
+from .conditionals import CONDITIONALS, copy_conditional, is_constant, taken_branch
 from .custom_gradient import copy_custom_gradient, is_custom_gradient
 from .loops import READERS, copy_while, read_value
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
-CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 GRADIENT_ATTRIBUTE = "_tensoropt_gradient"
 """The attribute of a placeholder that stands for a gradient."""
 SPARE_ATTRIBUTE = "_tensoropt_spare"
@@ -31,7 +31,7 @@ UPDATE_ATTRIBUTE = "_tensoropt_update"
 """The attribute of an assignment that stands for an optimizer's update: the index of the application, as text."""
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_DROPPED = ("Assert", "Print", "PrintV2", "NoOp")
+_DROPPED = ("Print", "PrintV2", "NoOp")
 
 Handles = Mapping[int, tf.Tensor]
 """A map from the id of a variable's eager handle to its handle in the flat graph."""
@@ -60,12 +60,21 @@ class Flattener:
             of none.
         handles: by the id of a variable's eager handle, its handle in the flat graph.
         lines: by name of a copied operator, the line of the user's code that made its original.
+        by_sample: returns the scope of the layer of an operator, given the operator's name, if the layer computes each
+            sample by itself; else None.
+        tables: lookup tables that the functions use, by the names of their placeholders in the flat graph.
+        checks: copies of checks of values, which no other operator needs.
+        is_of_body: whether the graph is a loop's body, where checks are left out.
     """
 
     graph: tf.Graph
     layer_of: Callable[[str], str | None] = lambda name: None
     handles: dict[int, tf.Tensor] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
+    by_sample: BySample = lambda name: None
+    tables: dict[str, Any] = field(default_factory=dict)
+    checks: list[tf.Operation] = field(default_factory=list)
+    is_of_body: bool = False
 
     def add_variable(self, variable: tf.Variable, name: str) -> tf.Tensor:
         """Return the flat graph's handle for one of the user's variables; the variable's value isn't copied."""
@@ -89,21 +98,26 @@ class Flattener:
         with self.graph.as_default():
             for outer, inner in traced.captures:
                 given[inner.name] = self._captured(outer, inner)
-            copy = _Copy(self, traced, given, f"{scope}/" if scope else "")
+            n_samples = next((tensor.shape[0] for tensor in arguments if tensor.shape.rank), None)
+            copy = _Copy(self, traced, given, f"{scope}/" if scope else "", n_samples)
             copy.run()
             return Flat([copy.tensor(_behind_controls(tensor)) for tensor in traced.outputs], tuple(copy.writes))
 
     def _captured(self, outer: Any, inner: tf.Tensor) -> tf.Tensor:
         if outer.dtype != tf.resource:
             return tf.constant(outer.numpy(), name="captured")
+        if id(outer) not in self.handles and all(user.type in (*TABLE_TYPES, *CALLS) for user in inner.consumers()):
+            # Ids of handles stay what they are only while someone has the handle, as the tables' dictionary has.
+            self.handles[id(outer)] = tf.compat.v1.placeholder(tf.resource, [], "table")
+            self.tables[self.handles[id(outer)].name] = outer
         if id(outer) not in self.handles:
             user = next(iter(inner.consumers()), inner.op)
             layer = self.layer_of(user.name)
             # A model's layers are called once more when it is captured, so the operators' lines aren't those of the layers.
             what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
-                f"{what} uses something of its own outside of the function that is no variable, such as a lookup table or "
-                f"an iterator ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
+                f"{what} uses something of its own outside of the function that is no variable, such as an iterator or a "
+                f"table ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
                 "build the model for what it gives"
             )
         return self.handles[id(outer)]
@@ -116,6 +130,7 @@ class _Copy:
     Attributes:
         given: the inputs' counterparts, by name.
         prefix: the prefix of the copies' names.
+        n_samples: the number of samples in a batch, if that is known.
         writes: copies of the operations that update variables.
     """
 
@@ -123,6 +138,7 @@ class _Copy:
     source: Any
     given: dict[str, tf.Tensor]
     prefix: str
+    n_samples: int | None = None
     writes: list[tf.Operation] = field(default_factory=list)
     _tensors: dict[str, tf.Tensor] = field(default_factory=dict)
     _writes_of: dict[str, list[tf.Operation]] = field(default_factory=dict)
@@ -138,20 +154,26 @@ class _Copy:
         return self._tensors[tensor.name]
 
     def _copy(self, op: tf.Operation) -> None:
-        if op.type in _DROPPED:
+        if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
             return
         if op.type == "Placeholder" and GRADIENT_ATTRIBUTE not in op.node_def.attr:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
+            )
+        if op.type in WRITES and self.flattener.is_of_body:
+            raise InputError(
+                f"{op.type} '{op.name}' ({source_line(op)}) updates a variable inside of a loop or conditional, which can't "
+                "be captured; carry the value out of it and assign it afterwards"
             )
         inputs = [self._tensors[tensor.name] for tensor in op.inputs]
         if op.type in READERS and inputs[0].dtype != tf.resource:
             results = read_value(op, inputs)  # inside of a loop, where a variable's value stands for its handle
         elif op.type in CALLS:
             results = self._inline(op, op.get_attr("f").name, inputs)
+        elif op.type in CONDITIONALS and is_constant(inputs[0]):
+            results = self._inline(op, taken_branch(op, inputs[0]), inputs[1:])
         elif op.type in CONDITIONALS:
-            name, arguments = taken_branch(op, inputs)
-            results = self._inline(op, name, arguments)
+            results = copy_conditional(op, inputs, self._copy_body)
         elif op.type in LOOPS:
             results = copy_while(op, inputs, self._copy_body)
         elif is_call_by_name(op):
@@ -166,7 +188,17 @@ class _Copy:
         for tensor, result in zip(op.outputs, results, strict=True):
             if tensor.dtype != tf.resource:  # inside of a loop its counterpart is a value
                 result.set_shape(tensor.shape)
+                result.set_shape(self._known_by_sample(tensor, result))
             self._tensors[tensor.name] = result
+
+    def _known_by_sample(self, tensor: tf.Tensor, result: tf.Tensor) -> tf.TensorShape:
+        """Return a result's shape: what leaves a layer that computes each sample by itself is led by the samples."""
+        if result.shape.rank and result.shape[0] is None and result.shape[1:].is_fully_defined():
+            scope = self.flattener.by_sample(self.prefix + tensor.op.name)
+            users = [self.prefix + user.name for user in tensor.consumers()]
+            if scope is not None and not all(user.startswith(f"{scope}/") for user in users):
+                return tf.TensorShape([self.n_samples, *result.shape[1:]])
+        return result.shape
 
     def _copy_plain(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         graph = self.flattener.graph
@@ -182,6 +214,8 @@ class _Copy:
                 attrs={key: value for key, value in op.node_def.attr.items() if key != "_class"},
             )
         self.flattener.lines[made.name] = source_line(op)
+        if op.type == "Assert":
+            self.flattener.checks.append(made)
         if op.type in WRITES:
             self.writes.append(made)
             self._writes_of[op.name] = [made]
@@ -196,25 +230,19 @@ class _Copy:
     def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
         graph = function_graph(op, function)
         given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/")
+        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples)
         copy.run()
         return copy
 
     def _copy_body(self, function: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Copy the body of a loop into the default graph, which is the one that TensorFlow builds for the new loop."""
+        """Copy the body of a loop, or a branch, into the default graph, which is the one that TensorFlow builds for it."""
         flattener = self.flattener
         inside = Flattener(
-            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines
+            tf.compat.v1.get_default_graph(), flattener.layer_of, flattener.handles, flattener.lines, is_of_body=True
         )
         given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
         copy = _Copy(inside, function, given, "")
         copy.run()
-        if copy.writes:
-            write = copy.writes[0]
-            raise InputError(
-                f"{write.type} '{write.name}' ({self.flattener.lines[write.name]}) updates a variable inside of a loop, "
-                "which can't be captured; carry the value through the loop and assign it afterwards"
-            )
         return [copy.tensor(_behind_controls(tensor)) for tensor in function.outputs]
 
 

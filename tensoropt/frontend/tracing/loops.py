@@ -48,7 +48,7 @@ def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBod
         The counterparts of its outputs.
     """
     cond, body = loop_functions(op)
-    values = [_value_of(tensor) for tensor in inputs]
+    values = [value_of(tensor) for tensor in inputs]
     changing = [k for k in range(len(values)) if not is_passed_on(body, k)]
 
     def arguments(variables: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -71,7 +71,8 @@ def copy_while(op: tf.Operation, inputs: Sequence[tf.Tensor], copy_body: CopyBod
     return [made.get(k, tensor) for k, tensor in enumerate(inputs)]
 
 
-def _value_of(tensor: tf.Tensor) -> tf.Tensor:
+def value_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor, or the value of a variable whose handle it is."""
     if tensor.dtype != tf.resource:
         return tensor
     return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=tensor.op.get_attr("dtype"))

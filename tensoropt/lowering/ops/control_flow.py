@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from ...common.settings import RandomMode
-from ...ir.body import COMPOSITES, FORM, LOOP, GradientForm, LoopForm
+from ...ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED, Definition, GradientForm, LoopForm
 from ...ir.graph import CONSTANT, Operator
 from ...rules.composition import Composition
 from ...rules.rule import Config
@@ -26,6 +27,21 @@ def composite(job: Job, operands: Sequence[Values]) -> list[Values]:
         emit_one(_Local(composition, job.config, rank, job.random), job, _shaped(job, [values[i] for values in operands]))
         for i, rank in enumerate(job.ranks)
     ]
+    return [list(values) for values in zip(*per_rank, strict=True)]
+
+
+@lowering(VALUE_SHAPED, always=True)
+def value_shaped(job: Job, operands: Sequence[Values]) -> list[Values]:
+    """Emit operators whose shapes depend on values, as on one device, on every rank that this process builds."""
+    body: Definition = job.op.attrs[BODY]
+    graph = tf.compat.v1.GraphDef.FromString(body.graph)
+    for function in graph.library.function:  # a function that is called by name must be known where the graph runs
+        if not context.context().has_function(function.signature.name):
+            context.context().add_function_def(function)
+    per_rank = []
+    for i in range(len(job.ranks)):
+        given = {name: tf.identity(values[i]) for name, values in zip(body.inputs, operands, strict=True)}
+        per_rank.append(tf.graph_util.import_graph_def(graph, given, list(body.outputs), job.op.name))
     return [list(values) for values in zip(*per_rank, strict=True)]
 
 

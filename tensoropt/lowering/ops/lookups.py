@@ -22,6 +22,15 @@ def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Ten
         return tf.identity(index)
 
 
+def in_table(value: tf.Tensor, indices: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the rows of a variable, of which the value is given, without reading that.
+
+    TensorFlow copies a variable that is updated by rows whenever its value is read. A step on a table of 256 MB took 163 ms
+    so, and 3 ms by reading 1000 rows in the variable.
+    """
+    return tf.raw_ops.ResourceGather(resource=value.op.inputs[0], indices=indices, dtype=value.dtype, name=name)
+
+
 @lowering("GatherV2", always=True)
 def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a gather; where the gathered dimension is split, each rank gathers its own rows."""
@@ -29,15 +38,23 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     assert job.op.inputs[0] is not None and job.op.inputs[1] is not None
     layout, shape = job.layout(0), job.op.inputs[0].shape
     axis = int(job.op.statics[2]) % len(shape)
-    if not layout.splits[axis]:
-        return emit_plain(job, operands)
     batch = job.op.attrs["batch_dims"] % (len(job.op.inputs[1].shape) + 1)
+    in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
+    if not layout.splits[axis]:
+        if in_variable:
+            return [[in_table(*each, job.op.name) for each in zip(params, indices, strict=True)]]
+        return emit_plain(job, operands)
     found = []
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
         index = in_range(job, index, shape[axis])
-        local = index - opaque(layout.bounds(shape, rank)[axis][0], index.dtype)
-        own = tf.logical_and(local >= 0, local < tf.shape(table, index.dtype)[axis])
-        rows = tf.gather(table, tf.where(own, local, tf.zeros_like(local)), axis=axis, batch_dims=batch)
+        start, end = layout.bounds(shape, rank)[axis]
+        local = index - opaque(start, index.dtype)
+        own = tf.logical_and(local >= 0, local < opaque(end - start, index.dtype))
+        local = tf.where(own, local, tf.zeros_like(local))
+        if in_variable:
+            rows = in_table(table, local, f"{job.op.name}/rows")
+        else:
+            rows = tf.gather(table, local, axis=axis, batch_dims=batch)
         between, behind = tf.ones([axis - batch], tf.int32), tf.ones([len(shape) - axis - 1], tf.int32)
         extents = tf.shape(own)
         mask = tf.reshape(own, tf.concat([extents[:batch], between, extents[batch:], behind], 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...costs.resharding_costs import piece_bytes
-from ...ir.body import COMPOSITES
+from ...ir.body import COMPOSITES, VALUE_SHAPED
 from ...ir.graph import Operator, Tensor
 from ...ir.views import viewed_operand
 from ...reschedule.path import Path
@@ -96,7 +96,7 @@ class Forward:
             else:
                 position = next(i for i, operand in op.operands if operand.name == viewed.name)
                 self.values[tensor.name] = self.taken[op.name, position]
-        if op.type in COMPOSITES:
+        if op.type in (*COMPOSITES, VALUE_SHAPED):
             self._keep(op, program.costing.kept_inside_bytes(op, config), made)
         elif op.type in _WHICH_CLASS and program.splits_inner(op):
             position, tensor = op.operands[0]

@@ -17,7 +17,7 @@ from ...ir.gradient_info import Backward
 from ...ir.graph import Graph
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_of
-from ...sharding.constraints import Force, allowed, check_force, pinned
+from ...sharding.constraints import Force, allowed, force_by_name
 from ...sharding.consumers import consumers_of
 from .choices import Choices
 from .config_space import FULL, Assignments, nodes_of, states_of
@@ -96,11 +96,11 @@ class ProblemBuilder:
         )
 
     def _evaluated(self) -> list[tuple[Followers, States]]:
-        check_force(self.graph, self.force)
+        self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
         operators = self.graph.step_operators
-        forced = frozenset(op.name for op in operators if pinned(self.force, op))
+        forced = frozenset(op.name for op in operators if op.name in self.force)
         found = []
         groups = nodes_of(self.space, self.graph, self.rules, consumers_of(self.graph), forced)
         for done, node in enumerate(groups):
@@ -109,7 +109,7 @@ class ProblemBuilder:
                 given = self.states(node)
                 found.append((node, evaluation.states(node, partial(tuple, given), given)))
                 continue
-            degrees = tuple(sorted(pinned(self.force, node.operators[0]).items()))
+            degrees = tuple(sorted(self.force.get(node.operators[0].name, {}).items()))
             found.append((node, evaluation.states(node, self._assignments(node), degrees)))
         return found
 
@@ -119,7 +119,7 @@ class ProblemBuilder:
 
     def _assignments(self, node: Followers) -> Callable[[], Assignments]:
         op = node.operators[0]
-        is_forced = bool(pinned(self.force, op))
+        is_forced = op.name in self.force
 
         def found() -> Assignments:
             everything = states_of(self.space, node, self.rules, self.mesh, is_forced)

@@ -24,7 +24,7 @@ from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from ...reschedule.units import MOST_AXES, units
 from ...rules.registry import rule_of
-from ...rules.rule import NONE, Config, Rule, why_invalid
+from ...rules.rule import NONE, Config, Rule, why_unsearched
 from ...sharding.consumers import Consumer
 from .fusion_groups import Followers, followers
 
@@ -89,7 +89,7 @@ def states_of(space: str, node: Followers, rules: Mapping[str, Rule], mesh: Mesh
             given = tuple(each[i] if each[i] in splittable[i] else NONE for each in assignment)
             config = Config(mesh, given)
             if (i, given) not in valid:
-                valid[i, given] = not why_invalid(rule, config)
+                valid[i, given] = not why_unsearched(rule, config)
             if not valid[i, given]:
                 break
             configs.append(config)

@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from tqdm import tqdm
 
 from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 from ...common.tensorflow_import import import_tensorflow
+from ...runtime.ranks import display_here
 from .search import parse_seconds
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None:
         seconds = parse_seconds(arguments.seconds, "--seconds")
     import_tensorflow()
+    from ...runtime.disturbance import measured_with_disturbance
     from ...runtime.execute import EMULATED, checked_collectives
     from ...runtime.local_hardware import calibrated_file, prepared_processes
 
@@ -78,7 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(file, hardware.to_json(), "hardware file")
 
     try:
-        hardware = _measured(processes, seconds, keep, collectives)
+        hardware, disturbed = measured_with_disturbance(
+            processes, lambda: _measured(processes, seconds, keep, collectives)
+        )
     except KeyboardInterrupt as error:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
@@ -87,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         if "ranks" in hardware.provenance:
             print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)
+        if disturbed.is_large:
+            print(f"tensoropt: {disturbed}; calibrate again in a quiet hour", file=sys.stderr, flush=True)
         print(f"{hardware_table(hardware)}\n\nwrote {file}", flush=True)
     return 0
 
@@ -99,21 +104,25 @@ def _measured(
     from ...tuning.profile_guided import opened_store
     from ..operator_probes import Calibration
 
-    is_first = processes.rank == 0
-    with _Bar("collectives", is_first) as bar:
-        hardware = measure_here(processes, seconds * OF_FIRST, Watching(bar.update, keep), collectives)
+    display = display_here()
+    with display.phase("collectives"):
+        watching = Watching(partial(display.update, "collectives"), keep)
+        hardware = measure_here(processes, seconds * OF_FIRST, watching, collectives)
     unfinished = _marked(hardware, is_complete=False)
     store = opened_store(processes)
-    with _Bar("operators", is_first) as bar:
+    with display.phase("operators"):
         deadline = time.monotonic() + seconds * (1 - OF_FIRST - OF_COLLECTIVES)
         is_quick = seconds * OF_COLLECTIVES < QUICK_S
-        calibration = Calibration(processes, unfinished, store, deadline, is_quick, bar.update)
+        calibration = Calibration(
+            processes, unfinished, store, deadline, is_quick, partial(display.update, "operators")
+        )
         for each in calibration.rated():
             hardware = each
             keep(hardware)
     store.close()
-    with _Bar("collectives again", is_first) as bar:
-        again = measure_here(processes, seconds * OF_COLLECTIVES, Watching(bar.update), collectives)
+    with display.phase("collectives again"):
+        watching = Watching(partial(display.update, "collectives again"))
+        again = measure_here(processes, seconds * OF_COLLECTIVES, watching, collectives)
     hardware = replace(again, operators=hardware.operators)
     keep(hardware)
     return hardware
@@ -122,20 +131,3 @@ def _measured(
 def _marked(hardware: Hardware, is_complete: bool) -> Hardware:
     assert hardware.measured is not None
     return replace(hardware, measured=replace(hardware.measured, is_complete=is_complete))
-
-
-class _Bar:
-    """A progress bar on stderr, which mpirun passes on; only rank 0 shows it."""
-
-    def __init__(self, what: str, is_shown: bool) -> None:
-        self._bar = tqdm(desc=what, disable=not is_shown, file=sys.stderr, mininterval=0.5)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def update(self, done: int, total: int) -> None:
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)

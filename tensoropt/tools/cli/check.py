@@ -13,6 +13,7 @@ from ...common.errors import InputError
 from ...common.files import check_writable, write_json
 from ...common.memory_units import memory_text
 from ...common.tensorflow_import import import_tensorflow
+from ...runtime.ranks import display_here
 from .search import OPTIMIZERS, add_strictness, checked_measurement, number_of_devices
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         hardware.mesh(plan.parallelism)
     except ValueError as error:
         raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
-    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
-    check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)
+    with display_here().phase("run of the plan"):
+        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+        check = check_plan(plan, recorded.model, recorded.first_values(), processes, steps, hardware)
     if processes.rank == 0:
         print(report(check), flush=True)
         if arguments.json is not None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from ...common.errors import InputError
 from ...common.files import write_json
 from ...common.memory_units import parse_memory
-from ...common.progress import Bars
 from ...common.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError
+from ...runtime.ranks import display_here
 from .search import (
     add_model_arguments,
     budget_of,
@@ -58,15 +58,17 @@ def _compare(arguments: argparse.Namespace) -> None:
     from ..offline import record_named
     from .search_report import Asked, draw, introduction
 
-    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    display = display_here()
+    with display.phase("recording of the model"):
+        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     check_usable(recorded.model.graph, hardware, count)
     asked = Asked(recorded, hardware, "compare", "ft-ldp")
     print(introduction(asked), flush=True)
-    with Bars() as bars:
+    with display.phase("search"):
         frontier = find_frontier(
-            recorded.model, hardware, count, progress=bars.update, space=arguments.space, budget=budget
+            recorded.model, hardware, count, progress=display.update, space=arguments.space, budget=budget
         )
-        compared = compare(frontier, limit_bytes=limit, progress=bars.update)
+        compared = compare(frontier, limit_bytes=limit, progress=display.update)
     print(f"\n{compared.table()}\n\nfrontier  {frontier.summary()}")
     for note in compared.notes():
         print(f"note      {note}")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.files import check_writable, write_json
 from ...common.memory_units import parse_memory
-from ...common.progress import Bars
 from ...common.tensorflow_import import import_tensorflow
 from ...ft import ALGORITHMS, Budget
 from ...profiling.hardware import Hardware, HardwareError, named, resolve
+from ...runtime.ranks import display_here
 from ...search.baselines import BASELINES
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
@@ -186,19 +186,21 @@ def _search(arguments: argparse.Namespace) -> None:
     _check_outputs(arguments)
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
+    display = display_here()
     from ...plan.options import Request, assumptions, checked_slices
     from ...plan.plan import Plan
     from ...search.problem.splittable import check_usable
     from ..offline import record_named
     from .search_report import Asked, introduction, plot, result_json, result_text
 
-    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+    with display.phase("recording of the model"):
+        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
     for count in counts:
         check_usable(recorded.model.graph, hardware, count)
     micro_batches = checked_slices(recorded.model, slices, without)
     asked = Asked(recorded, hardware, arguments.option, arguments.algorithm)
     print(introduction(asked), flush=True)
-    with Bars() as bars:
+    with display.phase("search for a plan"):
         request = Request(
             recorded.model,
             hardware,
@@ -206,7 +208,7 @@ def _search(arguments: argparse.Namespace) -> None:
             {},
             assumptions(hardware),
             arguments.algorithm,
-            bars.update,
+            display.update,
             arguments.space,
             objectives,
             budget,
@@ -218,8 +220,8 @@ def _search(arguments: argparse.Namespace) -> None:
     if arguments.plan is not None and isinstance(found, Plan):
         found.save(arguments.plan)
     if arguments.frontier is not None and isinstance(found, Plan) and found.frontier is not None:
-        with Bars() as bars:
-            found.frontier.save(arguments.frontier, bars.update)
+        with display.phase("writing of the frontier"):
+            found.frontier.save(arguments.frontier, display.update)
     if arguments.json is not None:
         write_json(arguments.json, result_json(asked, found), "result")
     if arguments.plot is not None:

@@ -78,7 +78,8 @@ def result_text(asked: Asked, found: Plan | Curve) -> str:
 
 def _peak_told(plan: Plan, frontier: ModelFrontier) -> str:
     """Return a line with the plan's peak memory, by what it is used for."""
-    assert plan.point is not None
+    if plan.point is None:
+        return f"peak      {memory_text(plan.peak_bytes or plan.memory_bytes)} per device at once"
     peak = frontier.peak(plan.point)
     parts = [f"{memory_text(n_bytes)} {use}" for use, n_bytes in peak.by_use.most_common() if n_bytes > peak.n_bytes / 100]
     return f"peak      {memory_text(peak.n_bytes)} per device at once: {', '.join(parts)}"
@@ -154,7 +155,7 @@ def _frontier_json(asked: Asked, plan: Plan) -> dict[str, Any]:
         "eliminations": dict(found.eliminations),
         "turning_point": found.turning_point(),
         "chosen": plan.point,
-        "chosen_peak_bytes": None if plan.point is None else frontier.peak(plan.point).n_bytes,
+        "chosen_peak_bytes": plan.peak_bytes if plan.point is None else frontier.peak(plan.point).n_bytes,
         "points": points,
     }
 

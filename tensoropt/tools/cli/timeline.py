@@ -15,6 +15,7 @@ from tabulate import tabulate
 from ...common.errors import InputError
 from ...common.files import write_atomically
 from ...common.tensorflow_import import import_tensorflow
+from ...runtime.ranks import display_here
 from .check import add_plan_arguments
 from .search import number_of_devices
 
@@ -47,8 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     processes = prepared_processes()
     # On all ranks, so that all end in the same way if the folder can't be made; before the work.
     _make(arguments.output)
-    recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
-    ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
+    with display_here().phase("run of the plan"):
+        recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
+        ranks = traced(plan, recorded.model, recorded.first_values(), processes, steps)
     if processes.rank == 0:
         print(report(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
         for rank in ranks:

@@ -1,0 +1,259 @@
+"""Import operators of which values decide what they do: the shapes of ``tf.boolean_mask``'s results, a ``tf.cond``'s branch.
+
+A plan is made for known shapes. So all operators between which tensors of other shapes pass become one operator, whose
+operands and results have known shapes. So does a conditional by itself. Such an operator runs replicated, on every rank with
+all that it works on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError
+from ...ir.body import BODY, VALUE_SHAPED, Definition
+from ...ir.graph import Operator, Tensor
+from ..tracing.called import function_graph
+from ..tracing.conditionals import CONDITIONALS
+from ..tracing.gradient_function import is_custom_gradient
+from ..tracing.loops import READERS
+from .body_builder import LOOPS, Collector, Context
+
+_LEFT_OUT = ("Assert", "Print", "PrintV2", "VarHandleOp")
+_HANDLES = (tf.resource, tf.variant)
+# They may have unknown shapes before they are imported: a loop's results are known from its body's.
+_NEVER_FIRST = (*LOOPS, "Placeholder", "PlaceholderWithDefault", "FusedBatchNormV3", "TensorListStack", "TensorListGetItem")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Operators that run as one.
+
+    Attributes:
+        operators: in order of creation.
+        results: the tensors that other operators, or the user, take.
+    """
+
+    operators: tuple[tf.Operation, ...]
+    results: tuple[tf.Tensor, ...]
+
+    @property
+    def inputs(self) -> list[tf.Tensor]:
+        """The tensors from outside, each once. Lists, which can't pass, are taken with what makes them."""
+        inside = {op.name for op in self.operators}
+        found: dict[str, tf.Tensor] = {}
+        pending = [tensor for op in self.operators for tensor in op.inputs]
+        while pending:
+            tensor = pending.pop()
+            if tensor.dtype == tf.variant:
+                if tensor.op.name not in inside:
+                    inside.add(tensor.op.name)
+                    pending += tensor.op.inputs
+            elif tensor.op.name not in inside:
+                found[tensor.name] = tensor
+        return sorted(found.values(), key=lambda tensor: tensor.name)
+
+
+def grouped(
+    ops: Sequence[tf.Operation], static: Collection[str], fed: Collection[str], targets: Iterable[tf.Operation]
+) -> list[tf.Operation | Group]:
+    """Return operators in an order in which each follows what it needs, with groups in place of their operators.
+
+    Args:
+        ops: the operators to import, in order of creation.
+        static: the names of those that follow from constants and shapes alone.
+        fed: the names of those whose results are fed.
+        targets: the operators whose results the user takes.
+    """
+    members = _members([op for op in ops if op.name not in static and op.name not in fed])
+    if not members:
+        return list(ops)
+    ends = {tensor.name for op in targets for tensor in op.outputs}
+    of: dict[str, Group] = {}
+    for names in members:
+        inside = tuple(op for op in ops if op.name in names)
+        users = {tensor.name for op in ops if op.name not in names for tensor in op.inputs}
+        results = tuple(tensor for op in inside for tensor in op.outputs if tensor.name in users | ends)
+        of.update(dict.fromkeys(names, Group(inside, results)))
+    return _in_order(ops, of)
+
+
+def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
+    """Return the names of each group's operators."""
+    open_of: dict[str, set[str]] = {}
+    for op in ops:
+        joined = [open_of[tensor.name] for tensor in op.inputs if tensor.name in open_of]
+        begins = op.type not in _NEVER_FIRST and (not op.op_def.is_stateful or op.type in READERS)
+        opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
+        is_first = opens or op.type in CONDITIONALS
+        if not joined and not is_first:
+            continue
+        group = {op.name}.union(*joined)
+        for name, other in open_of.items():
+            if any(other is each for each in joined):
+                open_of[name] = group
+        open_of.update({tensor.name: group for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant})
+        open_of.setdefault(f"{op.name}:", group)  # it may have no open result
+    found: list[set[str]] = []
+    for name in open_of.values():
+        if not any(name is each for each in found):
+            found.append(name)
+    return _closed(ops, [group for group in found if not any(group < other for other in found)])
+
+
+def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str]]:
+    """Add to each group what lies between its operators, and join groups that meet so."""
+    for group in groups:
+        behind, before = set(group), set(group)
+        for op in ops:
+            if any(tensor.op.name in behind for tensor in op.inputs):
+                behind.add(op.name)
+        for op in reversed(ops):
+            if op.name in before:
+                before.update(tensor.op.name for tensor in op.inputs)
+        between = (behind & before) - group
+        if between:
+            meeting = [other for other in groups if other is group or other & between]
+            rest = [other for other in groups if not any(other is each for each in meeting)]
+            return _closed(ops, [*rest, between.union(*meeting)])
+    return groups
+
+
+def _is_open(tensor: tf.Tensor) -> bool:
+    return tensor.dtype not in _HANDLES and not tensor.shape.is_fully_defined()
+
+
+def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Operation | Group]:
+    """Return operators and groups in topological order, and else in order of creation."""
+    nodes: list[tf.Operation | Group] = []
+    index: dict[str, int] = {}
+    for op in ops:
+        node = of.get(op.name, op)
+        if isinstance(node, Group) and node.operators[0].name != op.name:
+            continue
+        for each in node.operators if isinstance(node, Group) else (op,):
+            index[each.name] = len(nodes)
+        nodes.append(node)
+    consumers: list[set[int]] = [set() for _ in nodes]
+    for op in ops:
+        for needed in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if needed.name in index and index[needed.name] != index[op.name]:
+                consumers[index[needed.name]].add(index[op.name])
+    waits = [0] * len(nodes)
+    for each in consumers:
+        for consumer in each:
+            waits[consumer] += 1
+    ready, found = [i for i, count in enumerate(waits) if not count], list[tf.Operation | Group]()
+    while ready:
+        i = heapq.heappop(ready)
+        found.append(nodes[i])
+        for consumer in consumers[i]:
+            waits[consumer] -= 1
+            if not waits[consumer]:
+                heapq.heappush(ready, consumer)
+    return found
+
+
+def import_group(group: Group, outside: Context) -> Operator:
+    """Return the operator that stands for a group.
+
+    Raises:
+        InputError: a tensor whose shape depends on values leaves the group, or an operator can't be in one.
+    """
+    first, inside = group.operators[0], {op.name for op in group.operators}
+    for op in group.operators:
+        if _does_more(op) or not op.outputs:
+            raise InputError(
+                f"{op.type} '{op.name}' ({outside.line(op)}) depends on values, in its shape or its branch, by {first.type} "
+                f"'{first.name}' ({outside.line(first)}), and updates variables, draws random numbers or has a gradient of "
+                "its own, which can't be captured; keep all elements there, and choose by tf.where(c, x, y) or a mask"
+            )
+    collector = Collector(outside, first.name)
+    operands: list[Tensor] = []
+    placeholders: list[tf.Tensor] = []
+    for tensor in group.inputs:
+        value = outside.value(tensor)
+        if value is not None:
+            collector.made[tensor.name] = collector.constant(value, tensor.dtype)
+            continue
+        operand = outside.operand(tensor)
+        if operand in operands:
+            collector.made[tensor.name] = placeholders[operands.index(operand)]
+            continue
+        operands.append(operand)
+        placeholders.append(collector.input(operand.shape, operand.dtype))
+        collector.made[tensor.name] = placeholders[-1]
+    results = tuple(outside.known(tensor) for tensor in group.results)
+    outputs = collector.copy(group.results)
+    bound = max((math.prod(operand.shape) for operand in operands), default=1)
+    inside_bytes = sum(
+        math.prod(bound if extent is None else extent for extent in tensor.shape) * tensor.dtype.size
+        for op in group.operators
+        for tensor in op.outputs
+        if tensor.dtype not in _HANDLES and tensor.shape.rank is not None and tensor.op.name in inside
+    )
+    definition = Definition(
+        _named_by_content(collector.graph.as_graph_def()).SerializeToString(deterministic=True),
+        tuple(tensor.name for tensor in placeholders),
+        tuple(tensor.name for tensor in outputs),
+        inside_bytes,
+    )
+    return Operator(first.name, VALUE_SHAPED, tuple(operands), results, {}, {BODY: definition}, source=outside.line(first))
+
+
+def _does_more(op: tf.Operation) -> bool:
+    """Return whether an operator, or one in its branches or its body, does something else than compute with its inputs."""
+    functions = [function_graph(op, each.name) for each in _references(op.node_def)]
+    if functions:
+        return any(_does_more(inner) for function in functions for inner in function.get_operations())
+    return is_custom_gradient(op) or (op.op_def.is_stateful and op.type not in (*READERS, *_LEFT_OUT))
+
+
+def _named_by_content(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """Return a graph definition whose functions (branches, bodies of loops) have names that follow from what it computes.
+
+    TensorFlow numbers functions by what was made before. All ranks must have the same names, and other functions others.
+    """
+    known = {function.signature.name: function for function in graph.library.function}
+    order: dict[str, int] = {}
+
+    def visit(nodes: Iterable[Any]) -> None:
+        for reference in (each for node in nodes for each in _references(node)):
+            if reference.name in known and reference.name not in order:
+                order[reference.name] = len(order)
+                visit(known[reference.name].node_def)
+
+    visit(graph.node)
+    digest = hashlib.sha256(_renamed(graph, known, order, "").SerializeToString(deterministic=True)).hexdigest()[:16]
+    return _renamed(graph, known, order, digest)
+
+
+def _renamed(
+    graph: tf.compat.v1.GraphDef, known: Mapping[str, Any], order: Mapping[str, int], digest: str
+) -> tf.compat.v1.GraphDef:
+    found = tf.compat.v1.GraphDef(node=graph.node, versions=graph.versions)
+    found.library.function.extend(known[name] for name in order)
+    for function in found.library.function:
+        function.signature.name = f"tensoropt_{digest}_{order[function.signature.name]}"
+    nodes = [*found.node, *(node for function in found.library.function for node in function.node_def)]
+    for reference in (each for node in nodes for each in _references(node)):
+        if reference.name in order:
+            reference.name = f"tensoropt_{digest}_{order[reference.name]}"
+    for node in nodes:
+        node.ClearField("experimental_debug_info")
+    return found
+
+
+def _references(node: Any) -> list[Any]:
+    """Return the references to functions among a node's attributes."""
+    return [each for _, attribute in sorted(node.attr.items()) for each in _functions(attribute)]
+
+
+def _functions(attribute: Any) -> list[Any]:
+    return [attribute.func] if attribute.HasField("func") else list(attribute.list.func)

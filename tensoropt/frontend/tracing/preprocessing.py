@@ -1,0 +1,197 @@
+"""Find what a captured function does with text and lookup tables: it runs on a batch before the step that takes the batch.
+
+Text, tables, and shapes that follow from text can't be sharded, and no gradient goes through them. So the operators behind
+them are taken out of the model. What they give to the model's operators is fed instead of what the user gives. Each rank
+runs them on its share of a batch, hence they must compute each sample by itself (:mod:`.by_sample`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from ...common.errors import InputError
+from .by_sample import TABLE_TYPES, first_that_mixes
+from .flatten import Flattener
+from .gradient_function import copy_operator
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessing:
+    """The operators that run on a batch before the step.
+
+    Attributes:
+        given: the placeholders of what the user gives.
+        operators: the operators in order, checks of values included.
+        results: the tensors that are fed to the model, given ones included.
+        tables: the handles of lookup tables, by the names of their placeholders.
+    """
+
+    given: tuple[tf.Tensor, ...]
+    operators: tuple[tf.Operation, ...]
+    results: tuple[tf.Tensor, ...]
+    tables: Mapping[str, Any]
+
+    def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return what is fed to the model for a batch, or for some samples of one."""
+        return self._function(*leaves)
+
+    @cached_property
+    def _function(self) -> Any:
+        """The function on any number of samples, with the numbers that the model's own batch size has led to."""
+        some = [tf.TensorSpec([None, *each.shape[1:]] if each.shape.rank else [], each.dtype) for each in self.given]
+        # Not called as a tf.function, which warns where a program has several of these.
+        return tf.function(self._run, autograph=False).get_concrete_function(*some)
+
+    @property
+    def needs_a_size(self) -> tf.Tensor | None:
+        """A result that this gives for batches of one size alone; None if there is none."""
+        try:
+            made = self._function.structured_outputs
+        except ValueError:  # shapes don't fit together
+            return self.results[-1]
+        pairs = zip(self.results, made, strict=True)
+        return next((one for one, other in pairs if other.shape.rank and other.shape[0] is not None), None)
+
+    def _run(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        made: dict[str, Any] = dict(self.tables)
+        made.update(zip((each.name for each in self.given), leaves, strict=True))
+        for op in self.operators:
+            results = copy_operator(op, [made[tensor.name] for tensor in op.inputs])
+            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+        return [made[tensor.name] for tensor in self.results]
+
+
+def find_preprocessing(
+    flat: Flattener, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], writes: Iterable[tf.Operation]
+) -> Preprocessing | None:
+    """Return what a captured function does with text and tables; None if it does nothing with them.
+
+    Args:
+        given: the placeholders of the function's arguments.
+        results: the function's results.
+        writes: the operations by which it updates variables.
+
+    Raises:
+        InputError: it works on text and on what the model has computed together, gives text or as many elements as the text
+            has, or computes a sample from others.
+    """
+    needed = ancestors([*(tensor.op for tensor in results), *writes])
+    ops = [op for op in flat.graph.get_operations() if op.name in needed]
+    of_text = {op.name for op in ops if _is_of_text(op)}
+    if not of_text:
+        return None
+    live = _live(flat.graph, [*given, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)])
+    inside = _inside(ops, of_text, live)
+    for op in ops:
+        if op.name in inside and not _is_pure(op):
+            culprit = next(each for each in ops if each.name in inside and op.name in ancestors([each]) and _is_shown(each))
+            raise InputError(
+                f"{_where(flat, culprit)} works on text, or on as many elements as a text has, and also on what the model "
+                f"computes ({op.type} '{op.name}'), which can't be split over devices; do with text only what comes before "
+                "the model's variables, and let each text give equally many elements, as by "
+                "TextVectorization(output_sequence_length=...)"
+            )
+    outside = [tensor for op in ops if op.name not in inside for tensor in op.inputs]
+    passed = {tensor.name for tensor in [*outside, *results] if tensor.op.name in inside and tensor.op.name in live}
+    unused = {tensor.name for tensor in given if tensor.op.name not in needed and tensor.dtype != tf.string}
+    taken = {tensor.name for tensor in outside} | {tensor.name for tensor in results}
+    fed = [tensor for tensor in given if tensor.op.name not in inside and tensor.name in taken | unused]
+    fed += [tensor for op in ops for tensor in op.outputs if tensor.name in passed]
+    for tensor in fed:
+        if tensor.dtype == tf.string or not tensor.shape.is_fully_defined():
+            what = "text" if tensor.dtype == tf.string else f"a tensor of shape {tensor.shape}, as much as a text has,"
+            raise InputError(
+                f"{_where(flat, tensor.op)} gives {what} as a result of the model, which can't be split over devices; let "
+                "the model give numbers of known shape, and turn them into others after predict"
+            )
+    run = [op for op in ops if op.name in inside and op.type != "Placeholder"]
+    mixing = first_that_mixes(run, given, [tensor for tensor in fed if tensor.name in passed], live, flat.by_sample)
+    if mixing is not None:
+        raise InputError(
+            f"{_where(flat, mixing)} works on text or lookup tables, and isn't known to compute each sample by itself, "
+            "as it must where each rank reads its share of a batch; do it before the model, as by dataset.map(lambda x, y: "
+            "(layer(x), y)), and build the model for what it gives"
+        )
+    found = Preprocessing(tuple(given), _with_checks(flat, run, of_text), tuple(fed), flat.tables)
+    if found.needs_a_size is not None:
+        raise InputError(
+            f"{_where(flat, found.needs_a_size.op)} works on text or lookup tables, and for {given[0].shape[0]} samples "
+            "alone; take tf.shape(x)[0] instead of x.shape[0] there, so that each rank can do it for its share of a batch"
+        )
+    return found
+
+
+def _is_of_text(op: tf.Operation) -> bool:
+    return op.type in TABLE_TYPES or any(tensor.dtype == tf.string for tensor in (*op.inputs, *op.outputs))
+
+
+def _is_shown(op: tf.Operation) -> bool:
+    return not op.name.endswith("/Read/ReadVariableOp") and op.type not in ("Const", "VarHandleOp", "ReadVariableOp")
+
+
+def _is_pure(op: tf.Operation) -> bool:
+    """Return whether an operator's results follow from its inputs alone, also outside of the model."""
+    if op.type in (*TABLE_TYPES, "Placeholder"):
+        return True
+    return not op.op_def.is_stateful and not any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+
+
+def _inside(ops: Sequence[tf.Operation], of_text: set[str], live: set[str]) -> set[str]:
+    """Return the operators that work on text or on shapes that follow from it, and all that these need."""
+    inside: set[str] = set()
+    while True:
+        found = [
+            op
+            for op in ops
+            if op.name not in inside
+            and (op.name in of_text or any(_is_open(tensor) and tensor.op.name in inside & live for tensor in op.inputs))
+        ]
+        if not found:
+            return inside
+        inside |= ancestors(found)
+
+
+def _is_open(tensor: tf.Tensor) -> bool:
+    return not tensor.shape.is_fully_defined()
+
+
+def ancestors(ops: Iterable[tf.Operation]) -> set[str]:
+    """Return the names of operators and of all that they compute their results from."""
+    found: set[str] = set()
+    pending = list(ops)
+    while pending:
+        op = pending.pop()
+        if op.name not in found:
+            found.add(op.name)
+            pending += [tensor.op for tensor in op.inputs]
+    return found
+
+
+def _live(graph: tf.Graph, sources: Iterable[tf.Tensor]) -> set[str]:
+    """Return the names of the operators that depend on these tensors."""
+    found = {tensor.op.name for tensor in sources}
+    for op in graph.get_operations():  # an operator's consumers were created after it
+        if any(tensor.op.name in found for tensor in op.inputs):
+            found.add(op.name)
+    return found
+
+
+def _with_checks(flat: Flattener, run: Sequence[tf.Operation], of_text: set[str]) -> tuple[tf.Operation, ...]:
+    """Return the operators and, where they have checks of values, as for words that no table has, these too."""
+    ran, wanted = {op.name for op in run}, list[tf.Operation]()
+    order = {op.name: op for op in flat.graph.get_operations()}
+    for check in flat.checks:
+        behind = ancestors(tensor.op for tensor in check.inputs)
+        if behind & of_text & ran and all(_is_pure(order[name]) for name in behind):
+            wanted.append(check)
+            ran |= behind | {check.name}
+    return tuple(op for op in order.values() if op.name in ran and op.type != "Placeholder")
+
+
+def _where(flat: Flattener, op: tf.Operation) -> str:
+    return flat.layer_of(op.name) or f"{op.type} '{op.name}' ({flat.lines.get(op.name, 'of the model')})"
