@@ -145,6 +145,7 @@ def training_step(
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
     micro_batches: int | None = None,
+    verbose: int | str | bool = 1,
 ) -> StepFunction:
     """Make the training step of a custom training loop ready to train on all ranks.
 
@@ -154,8 +155,8 @@ def training_step(
         optimizer: the Keras optimizer that it applies, or a list of all.
         batch_size: samples per step, over all devices.
         data: the arguments of one call, which show their shapes; without, the first call does.
-        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches: as for
-            :func:`parallelize`.
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose: as
+            for :func:`parallelize`.
 
     Returns:
         A :class:`~tensoropt.trainer.step_function.StepFunction`: call it with the full batch on every rank in place of
@@ -169,7 +170,9 @@ def training_step(
     import_tensorflow()
     from .trainer.parallelize import Wishes, step_function
 
-    wishes = Wishes(option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches)
+    wishes = Wishes(
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
+    )
     return step_function(step, model, optimizer, batch_size, data, wishes)
 
 
