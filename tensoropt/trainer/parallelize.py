@@ -29,10 +29,16 @@ from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation
+from .objective import Compilation, OwnCompilation
 from .programs import TRAIN, Captured, capture_program
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
 from .runs import Limit, Run, Runs
 from .signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
+=======
+from .runs import Run, Runs
+from .signature import Signature, checked_batch_size, signature_of
+from .step_function import StepFunction, StepObjective
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -128,9 +134,36 @@ def _start_of(
     with display.phase("start"):
         context = Context(options.cluster, None, display)
     chosen = _optimizer(optimizer)
-    if isinstance(trainer, Trainer):
+    if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
     return _Start(trainer, chosen, told, options, context, collectives, display)
+=======
+    objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
+
+    def capture(kind: str, at: Signature) -> Captured:
+        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
+            return KerasOptimizer.of(chosen if applied is None else applied, variables)
+
+        with display.phase("capture of the model"):
+            return capture_program(kind, objective, at, optimizer_of)
+
+    def first_values(captured: Captured) -> _FirstValues:
+        return _FirstValues(captured, context)
+
+    captured = capture(TRAIN, signature)
+    with display.phase("gradients of the model"):
+        model = model_of(captured.graph, context)
+    if options.plan is not None:
+        plan = _given(options.plan, context)
+    else:
+        with display.phase("search for a plan"):
+            plan = _found(model, context, options, lambda: first_values(captured), collectives)
+    execution = execute(plan, model, first_values(captured), context.processes, collectives, display)
+    applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
+    optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
+    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), optimizers)
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -224,6 +257,35 @@ def refuse_others(others: Mapping[str, Any]) -> None:
         raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
 
 
+def step_function(
+    step: Any, model: Any, optimizer: Any, batch_size: int, data: Sequence[Any] | None, options: TrainingOptions
+) -> StepFunction:
+    """Return a training step on all ranks; see :func:`tensoropt.training_step`."""
+    install_error_handling(current_processes())
+    check_eager("training_step")
+    step = getattr(step, "python_function", step)
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not callable(step):
+        raise InputError(f"training_step takes a function that takes gradients and applies optimizers, got {short(step)}")
+    for each in models:
+        if not isinstance(each, keras.Model):
+            raise InputError(f"model= of training_step takes a Keras model or a list of such, got {short(each)}")
+    for each in optimizers:
+        if not isinstance(each, keras.optimizers.Optimizer):
+            raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
+    checked_batch_size(batch_size)
+
+    def build(made: StepFunction, signature: Signature) -> None:
+        with own_values():
+            start(made, optimizers[0], signature, options)
+
+    made = StepFunction(StepObjective(step, models), batch_size, build)
+    if data is not None:
+        made.prepare(*data)
+    return made
+
+
 def parallelized(
     model: Any,
     optimizer: Any,
@@ -252,10 +314,14 @@ def parallelized(
         trainer = FunctionTrainer(model)
         _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
-        check_model(model)
+        given = (optimizer, loss, metrics, loss_weights, weighted_metrics)
+        compiles = any(each is not None for each in given)
+        check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
+        is_compiled = model.compiled and not compiles
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
         expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
         trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
         tell_of_reads(model.variables)
@@ -265,4 +331,14 @@ def parallelized(
         else:
             build(model, expected.inputs)
             start(expected)
+=======
+        if is_compiled:
+            optimizer, loss = model.optimizer, getattr(model, "loss", None)
+        signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
+        compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
+        trainer = Trainer(model, OwnCompilation(model) if is_compiled else compilation)
+        tell_of_reads(model.variables)
+    with own_values():  # of a model, optimizer and metrics that other trainers may have
+        start(trainer, "rmsprop" if optimizer is None else optimizer, signature, options)
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
     return trainer

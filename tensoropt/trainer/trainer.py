@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import inspect
 import os
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+=======
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 from typing import Any
 
 import keras
@@ -54,10 +59,24 @@ class Trainer(LiveModel):
         ranks: the operations that all ranks run together.
     """
 
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
     def __init__(self, model: keras.Model, compilation: Compilation) -> None:
         super().__init__(model, compilation)
         self.ranks = TrainerRanks(current_processes(), lambda: self._saving.objects)
         self._sharing = Sharing(self.ranks, self._expected)
+=======
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it.
+
+        Args:
+            optimizers: the user's optimizers, by the name of the training step that applies each first.
+        """
+        self._execution = execution
+        self.ranks = TrainerRanks(execution, runs, lambda: self._saving.objects)
+        live = LiveValues(self.inner, self.ranks, self._key_of)
+        self._saving = Saving(self, optimizers, self.ranks, self._key_of, live)
+        self._sharing = Sharing(self.ranks, runs.signature)
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
         self._progress = FitProgress()
         self._loop: ExitStack | None = None
 
@@ -92,7 +111,8 @@ class Trainer(LiveModel):
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        live.other_watches = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
+        watches = [WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items()]
+        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
         if deferred is not None and deferred.checkpoint is not None:
             self._saving.load(deferred.checkpoint)
@@ -312,9 +332,10 @@ class Trainer(LiveModel):
             batch = self._batch(element)
             self._check_labels(batch)
             self._saving.live.before_step()
-            _, logs = step(batch)
-            self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
-            return self._progress.results
+            computed, logs = step(batch)
+            found = _as_python(logs)
+            self._progress.results = _as_python(computed) if isinstance(computed, dict) else found
+            return found
 
         return function
 
@@ -392,3 +413,33 @@ class Trainer(LiveModel):
             with own_values():
                 return super().get_metrics_result()
         return self._progress.results
+<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
+=======
+
+
+def _as_python(logs: Mapping[str, Any]) -> Logs:
+    """Return a step's results with scalars as Python's numbers."""
+    return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
+
+
+def _is_determined(source: Any) -> bool:
+    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
+
+    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
+    """
+    if isinstance(source, array_data_adapter.ArrayDataAdapter):
+        return not source._shuffle
+    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
+
+
+def _skip_steps(iterator: Any, n_steps: int) -> None:
+    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
+    steps = iterator._enumerate_iterator
+
+    def steps_left() -> Iterator[Any]:
+        nonlocal n_steps
+        skipped, n_steps = n_steps, 0
+        return itertools.islice(steps(), skipped, None)
+
+    iterator._enumerate_iterator = steps_left
+>>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
