@@ -27,24 +27,16 @@ from ..ir.graph import (
     TrainStep,
 )
 from ..rules.registry import has_rule, static_positions
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
 from .attributes import LOADED_ATTRIBUTE, attributes_of
-from .connected import GradientWalk
-=======
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-from .recorded_graph import RecordedStep, known_shape, wanted_operators
-from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
-=======
 from .imported_gradients import ImportedGradients
 from .plain_operators import check_is_plain
 from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
+from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
 _READS = ("ReadVariableOp",)
@@ -145,7 +137,6 @@ class _Importer:
         differentiated = self._taken.differentiated(steps, self.operators, self.tensors)
         gradients = self._taken.imported(self.operand)
         return Graph(self.operators, imported, self.aliases, differentiated=differentiated, gradients=gradients)
-
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
@@ -328,14 +319,6 @@ class _Importer:
         """Import an assignment, or a read that must come after one."""
         value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-        self._add(
-            Operator(
-                name=op.name, type=op.type, inputs=value, outputs=outputs, statics={}, attrs={},
-                updates=op.inputs[0].op.name, controls=self._controls(op), source=self.line(op),
-            )
-        )
-=======
         variable, controls = op.inputs[0].op.name, self._controls(op)
         same = (variable, *controls)
         if op.type in _READS and same in self._reads:
@@ -344,7 +327,6 @@ class _Importer:
         if op.type in _READS:
             self._reads[same] = op.outputs[0].name
         self._add(Operator(op.name, op.type, value, outputs, {}, {}, variable, controls, self.line(op)))
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 
     def _controls(self, op: tf.Operation) -> tuple[str, ...]:
         """Return the imported operators that an operator was told to wait for, in the order in which they were imported.

@@ -72,18 +72,6 @@ def _gradients_text(places: Collection[int]) -> str:
     return f"gradients of inputs {', '.join(map(str, sorted(places)))}" if places else "no gradient of an input"
 
 
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-=======
-def traced(graph: Graph) -> Backward:
-    """Return the same as :func:`analyse`, from the whole model's gradients, which TensorFlow derives in one go.
-
-    It is the oracle of :func:`analyse`.
-    """
-    passes = graph.backward_passes
-    return _union(graph, (_of_pass(graph, each, _Trace(graph).derive(*_ends(graph, each))) for each in passes))
-
-
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 def _of_body(body: Body) -> Backward:
     """Return what the backward pass of a loop's body does, from its outputs back to its inputs."""
     inputs, outputs = (

@@ -65,19 +65,13 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     model = make()
     check_model(model, compiles=False)
     compilation, chosen = _compiled(model, optimizer)
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
     signature = assumed(signature_of(model, compilation.loss, batch_size, None, False, None), model, compilation.loss)
-    objective = KerasObjective(model, compilation)
-    captured = capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(chosen, variables))
-=======
-    signature = signature_of(model, compilation.loss, batch_size, None, False, None)
     objective = KerasObjective(model, OwnCompilation(model) if own_methods(model) else compilation)
 
     def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
         return KerasOptimizer.of(chosen if applied is None else applied, variables)
 
     captured = capture_program(TRAIN, objective, signature, optimizer_of)
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
     recorded = time.perf_counter()
     result = Model(captured.graph, analyse(captured.graph))
     dump("model", captured.graph)

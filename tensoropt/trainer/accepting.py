@@ -1,8 +1,4 @@
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-"""Check that a Keras model can be parallelized: it must use Keras's own steps."""
-=======
-"""Check that a Keras model can be parallelized: it must be built, and compiled if it has steps of its own."""
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
+"""Check that a Keras model can be parallelized: it must be compiled if it has steps of its own."""
 
 from __future__ import annotations
 
@@ -39,25 +35,11 @@ def check_model(model: Any, compiles: bool) -> None:
         compiles: whether ``parallelize`` is given an optimizer, a loss or metrics.
 
     Raises:
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-        InputError: it isn't a Keras model, or it overrides one of the methods of Keras's steps.
+        InputError: it isn't a Keras model, or it has steps of its own and isn't compiled.
     """
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    for name, instead in _NOT_CALLED.items():
-=======
-        InputError: it isn't a Keras model, it isn't built, or it has steps of its own and isn't compiled.
-    """
-    if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
-        raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    own = own_methods(model)
-    if not model.built and "train_step" not in own:
-        raise InputError(
-            f"model '{model.name}' isn't built: its variables don't exist yet; call it on a batch first, or "
-            "model.build(shape)"
-        )
-    for name in own if compiles or not model.compiled else ():
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
+    for name in own_methods(model) if compiles or not model.compiled else ():
         method = getattr(type(model), name)
         file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
         raise InputError(

@@ -68,6 +68,17 @@ def own_methods(model: keras.Model) -> list[str]:
     return [name for name in OF_STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
 
 
+def has_own_step(model: keras.Model) -> bool:
+    """Return whether a model has a training step of its own, which takes gradients and applies optimizers."""
+    return "train_step" in own_methods(model)
+
+
+def that_takes_labels(model: keras.Model, loss: Any) -> str:
+    """Return a method of the model's own that may take labels of any shape, or none; "" if the loss tells the labels."""
+    own = [name for name in own_methods(model) if name != "predict_step"]
+    return own[0] if own and (loss is None or has_own_step(model)) else ""
+
+
 class KerasObjective(keras.Model):
     """A wrapper of the user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
 
@@ -96,8 +107,8 @@ class KerasObjective(keras.Model):
 
     @property
     def applies_optimizers(self) -> bool:
-        """Whether the model has a training step of its own, which takes gradients and applies optimizers."""
-        return "train_step" in own_methods(self.inner)
+        """Whether the model has a training step of its own."""
+        return has_own_step(self.inner)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the user's model."""
@@ -138,20 +149,12 @@ class KerasObjective(keras.Model):
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-        return {
-            TRAIN: (self._step(signature, training=True), signature.arguments),
-            EVALUATE: (self._step(signature, training=False), signature.arguments),
-            PREDICT: (lambda x: self.inner(x, training=False), [signature.inputs]),
-=======
-        parts = [part for part in (signature.inputs, signature.labels, signature.weights) if part is not None]
         own = own_methods(self.inner)
         predict = self.inner.predict_step if "predict_step" in own else lambda x: self._predicted(x, training=False)
         return {
-            TRAIN: (self._own(signature, "train_step", own) or self._step(signature, training=True), parts),
-            EVALUATE: (self._own(signature, "test_step", own) or self._step(signature, training=False), parts),
+            TRAIN: (self._own(signature, "train_step", own) or self._step(signature, training=True), signature.arguments),
+            EVALUATE: (self._own(signature, "test_step", own) or self._step(signature, training=False), signature.arguments),
             PREDICT: (predict, [signature.inputs]),
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
         }
 
     def _own(self, signature: Signature, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
@@ -159,15 +162,6 @@ class KerasObjective(keras.Model):
         if name not in own:
             return None
 
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-        def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            labels = signature.labels_of(rest[0]) if signature.labels is not None else None
-            weights = rest[-1] if signature.weights is not None else None
-            predicted = self.inner(x, training=training)
-            loss = self.compute_loss(x, labels, predicted, weights, training=training)
-            self.loss_tracker.update_state(loss, sample_weight=signature.batch_size)
-            return loss, self.compute_metrics(x, labels, predicted, weights)
-=======
         def step(x: Any, *rest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             labels, weights = _labels_and_weights(signature, rest)
             logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
@@ -179,7 +173,6 @@ class KerasObjective(keras.Model):
             flat, results = dict(_flat_logs(logs or {})), dict(_flat_logs(self.inner.get_metrics_result()))
             # As in Keras's loops, metrics of the same names count at the end of an epoch, whatever the step returns.
             return results if results.keys() == flat.keys() else flat, flat
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 
         return step
 
@@ -209,4 +202,5 @@ def _flat_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _labels_and_weights(signature: Signature, rest: Sequence[Any]) -> tuple[Any, Any]:
     """Return the labels and sample weights among a step's arguments after the inputs; None for what it isn't given."""
-    return rest[0] if signature.labels is not None else None, rest[-1] if signature.weights is not None else None
+    labels = None if signature.labels is None else signature.labels_of(rest[0])
+    return labels, None if signature.weights is None else rest[-1]

@@ -29,16 +29,11 @@ from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation, OwnCompilation
+from .objective import Compilation, OwnCompilation, that_takes_labels
 from .programs import TRAIN, Captured, capture_program
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
 from .runs import Limit, Run, Runs
-from .signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
-=======
-from .runs import Run, Runs
-from .signature import Signature, checked_batch_size, signature_of
+from .signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
 from .step_function import StepFunction, StepObjective
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -68,13 +63,15 @@ class _Start:
 
     Attributes:
         trainer: the trainer.
-        told: the specs of inputs that a Keras model tells; None if it tells none.
         optimizer: the user's optimizer, with loss scaling where that is needed.
+        told: the specs of inputs that a Keras model tells; None if it tells none.
+        has_open_labels: whether a Keras model's loss, or its own training step, takes labels of any shape.
     """
 
     trainer: Trainer | FunctionTrainer
     optimizer: keras.optimizers.Optimizer
     told: Structure
+    has_open_labels: bool
     options: TrainingOptions
     context: Context
     collectives: str
@@ -89,9 +86,12 @@ class _Start:
         trainer, context, display = self.trainer, self.context, self.display
         objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
+        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
+            return KerasOptimizer.of(self.optimizer if applied is None else applied, variables)
+
         def capture(kind: str, at: Signature) -> Captured:
             with display.phase("capture of the model"):
-                return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
+                return capture_program(kind, objective, at, optimizer_of)
 
         def first_values(captured: Captured) -> _FirstValues:
             return _FirstValues(captured, context)
@@ -107,17 +107,21 @@ class _Start:
                 with display.phase("search for a plan"):
                     plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
             execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
-            expected = signature
-            if isinstance(trainer, Trainer):
-                expected = opened(signature, self.told, bool(left_open_by(trainer.compilation.loss)))
+            expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
-            trainer.start(execution, runs, self.optimizer)
+            applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
+            optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
+            trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
 
 
 def _start_of(
-    trainer: Trainer | FunctionTrainer, optimizer: Any, options: TrainingOptions, told: Structure = None
+    trainer: Trainer | FunctionTrainer,
+    optimizer: Any,
+    options: TrainingOptions,
+    told: Structure = None,
+    has_open_labels: bool = False,
 ) -> _Start:
     """Return how a trainer is started.
 
@@ -133,37 +137,10 @@ def _start_of(
     display = display_here(options.verbose)
     with display.phase("start"):
         context = Context(options.cluster, None, display)
-    chosen = _optimizer(optimizer)
+    chosen = _optimizer("rmsprop" if optimizer is None else optimizer)
     if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-    return _Start(trainer, chosen, told, options, context, collectives, display)
-=======
-    objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
-
-    def capture(kind: str, at: Signature) -> Captured:
-        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
-            return KerasOptimizer.of(chosen if applied is None else applied, variables)
-
-        with display.phase("capture of the model"):
-            return capture_program(kind, objective, at, optimizer_of)
-
-    def first_values(captured: Captured) -> _FirstValues:
-        return _FirstValues(captured, context)
-
-    captured = capture(TRAIN, signature)
-    with display.phase("gradients of the model"):
-        model = model_of(captured.graph, context)
-    if options.plan is not None:
-        plan = _given(options.plan, context)
-    else:
-        with display.phase("search for a plan"):
-            plan = _found(model, context, options, lambda: first_values(captured), collectives)
-    execution = execute(plan, model, first_values(captured), context.processes, collectives, display)
-    applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
-    optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
-    trainer.start(execution, Runs(Run(captured, execution), signature, capture, first_values), optimizers)
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
+    return _Start(trainer, chosen, told, has_open_labels, options, context, collectives, display)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -275,12 +252,8 @@ def step_function(
         if not isinstance(each, keras.optimizers.Optimizer):
             raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
     checked_batch_size(batch_size)
-
-    def build(made: StepFunction, signature: Signature) -> None:
-        with own_values():
-            start(made, optimizers[0], signature, options)
-
-    made = StepFunction(StepObjective(step, models), batch_size, build)
+    made = StepFunction(StepObjective(step, models), batch_size)
+    made.build = _start_of(made, optimizers[0], options)
     if data is not None:
         made.prepare(*data)
     return made
@@ -314,31 +287,28 @@ def parallelized(
         trainer = FunctionTrainer(model)
         _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
-        given = (optimizer, loss, metrics, loss_weights, weighted_metrics)
-        compiles = any(each is not None for each in given)
+        compiles = any(each is not None for each in (optimizer, loss, metrics, loss_weights, weighted_metrics))
         check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
-        is_compiled = model.compiled and not compiles
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
+        if model.compiled and not compiles:
+            compilation: Compilation | OwnCompilation = OwnCompilation(model)
+            optimizer, loss = model.optimizer, getattr(model, "loss", None)
+        else:
+            compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
+        own = that_takes_labels(model, loss)
+        if own:
+            loss = None
         expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
-        trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
+        if own and data is None and labels is None and not expected.waits_for:
+            expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
+        trainer = Trainer(model, compilation)
         tell_of_reads(model.variables)
-        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0])
+        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0], bool(left_open_by(loss)))
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
         else:
             build(model, expected.inputs)
             start(expected)
-=======
-        if is_compiled:
-            optimizer, loss = model.optimizer, getattr(model, "loss", None)
-        signature = signature_of(model, loss, batch_size, labels, sample_weight, data)
-        compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
-        trainer = Trainer(model, OwnCompilation(model) if is_compiled else compilation)
-        tell_of_reads(model.variables)
-    with own_values():  # of a model, optimizer and metrics that other trainers may have
-        start(trainer, "rmsprop" if optimizer is None else optimizer, signature, options)
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
     return trainer

@@ -67,7 +67,7 @@ class StepFunction(FunctionTrainer):
 
     captured: Any
     batch_size: int
-    build: Callable[[StepFunction, Signature], None]
+    build: Callable[[Signature], None] = field(init=False)
     _others: dict[str, Run] = field(default_factory=dict)
     _live: list[LiveValues] = field(default_factory=list)
     _beside: dict[str, tf.Variable] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class StepFunction(FunctionTrainer):
         """Plan the step for a batch, if it isn't planned yet; return the batch's signature."""
         signature = self._signature(arguments)
         if not self._is_built:
-            self.build(self, signature)
+            self.build(signature)
             self._watch()
         return signature
 

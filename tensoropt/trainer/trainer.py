@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import inspect
 import os
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-=======
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -37,7 +32,7 @@ from .deferred import Deferred
 from .handing_out import is_determined
 from .live import LiveValues
 from .live_model import LiveModel
-from .objective import Compilation
+from .objective import Compilation, OwnCompilation
 from .programs import inner
 from .progress import FitProgress, Logs, PositionRecorder, skip_steps
 from .ranks import TrainerRanks
@@ -59,24 +54,10 @@ class Trainer(LiveModel):
         ranks: the operations that all ranks run together.
     """
 
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-    def __init__(self, model: keras.Model, compilation: Compilation) -> None:
+    def __init__(self, model: keras.Model, compilation: Compilation | OwnCompilation) -> None:
         super().__init__(model, compilation)
         self.ranks = TrainerRanks(current_processes(), lambda: self._saving.objects)
         self._sharing = Sharing(self.ranks, self._expected)
-=======
-    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
-        """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it.
-
-        Args:
-            optimizers: the user's optimizers, by the name of the training step that applies each first.
-        """
-        self._execution = execution
-        self.ranks = TrainerRanks(execution, runs, lambda: self._saving.objects)
-        live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._saving = Saving(self, optimizers, self.ranks, self._key_of, live)
-        self._sharing = Sharing(self.ranks, runs.signature)
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
         self._progress = FitProgress()
         self._loop: ExitStack | None = None
 
@@ -102,12 +83,16 @@ class Trainer(LiveModel):
             self.deferred.capture(seen())
         return self.ranks.runs.expected
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run, once its training step is captured and planned."""
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+        """Make the trainer ready to run, once its training step is captured and planned.
+
+        Args:
+            optimizers: the user's optimizers, by the name of the training step that applies each first.
+        """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
         live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._started_saving = Saving(self, optimizer, self.ranks, self._key_of, live)
+        self._started_saving = Saving(self, optimizers, self.ranks, self._key_of, live)
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
@@ -413,33 +398,8 @@ class Trainer(LiveModel):
             with own_values():
                 return super().get_metrics_result()
         return self._progress.results
-<<<<<<< fbca0fd744c0a0918211ac6fc68475a40c640d54
-=======
 
 
 def _as_python(logs: Mapping[str, Any]) -> Logs:
     """Return a step's results with scalars as Python's numbers."""
     return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
-
-
-def _is_determined(source: Any) -> bool:
-    """Return whether a Keras data adapter is expected to give the same batches on all ranks.
-
-    Shuffled arrays and Python generators aren't: each process draws its own random numbers in Python.
-    """
-    if isinstance(source, array_data_adapter.ArrayDataAdapter):
-        return not source._shuffle
-    return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
-
-
-def _skip_steps(iterator: Any, n_steps: int) -> None:
-    """Make a loop's first epoch start at step ``n_steps``, numbered as if the steps before had run."""
-    steps = iterator._enumerate_iterator
-
-    def steps_left() -> Iterator[Any]:
-        nonlocal n_steps
-        skipped, n_steps = n_steps, 0
-        return itertools.islice(steps(), skipped, None)
-
-    iterator._enumerate_iterator = steps_left
->>>>>>> 102dec1ac96f85173570103bbedfb1d135696a4c
