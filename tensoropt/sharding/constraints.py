@@ -46,7 +46,9 @@ def _single_factor_configs(factor: str, mesh: Mesh) -> list[Config]:
 
 
 def force_by_name(graph: Graph, force: Force) -> Force:
-    """Return ``force`` by operators' names alone. A type means all its operators, unless an operator has the type's name.
+    """Return ``force`` by operators' names alone. A type means all its operators but those that are named themselves.
+
+    TensorFlow names the first operator of a type like the type: such a name means all of the type.
 
     Raises:
         InputError: ``force`` names what is neither an operator's name nor a type in the model.
@@ -60,6 +62,5 @@ def force_by_name(graph: Graph, force: Force) -> Force:
                 f"{names}"
             )
     force = {name: degrees for name, degrees in force.items() if degrees}
-    by_type = {name: degrees for name, degrees in force.items() if name not in graph.operators}
-    found = {op.name: by_type[op.type] for op in graph.operators.values() if op.type in by_type}
+    found = {op.name: force[op.type] for op in graph.operators.values() if op.type in force}
     return found | {name: degrees for name, degrees in force.items() if name in graph.operators}
