@@ -34,7 +34,7 @@ from .live import LiveValues
 from .live_model import LiveModel
 from .objective import Compilation, OwnCompilation
 from .programs import inner
-from .progress import FitProgress, Logs, PositionRecorder, skip_steps
+from .progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
@@ -86,8 +86,7 @@ class Trainer(LiveModel):
     def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run, once its training step is captured and planned.
 
-        Args:
-            optimizers: the user's optimizers, by the name of the training step that applies each first.
+        Optimizers are given by the name of the training step that applies each first.
         """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
@@ -96,7 +95,7 @@ class Trainer(LiveModel):
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        watches = [WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items()]
+        watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
         live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
         if deferred is not None and deferred.checkpoint is not None:
@@ -318,8 +317,8 @@ class Trainer(LiveModel):
             self._check_labels(batch)
             self._saving.live.before_step()
             computed, logs = step(batch)
-            found = _as_python(logs)
-            self._progress.results = _as_python(computed) if isinstance(computed, dict) else found
+            found = as_python(logs)
+            self._progress.results = as_python(computed) if isinstance(computed, dict) else found
             return found
 
         return function
@@ -398,8 +397,3 @@ class Trainer(LiveModel):
             with own_values():
                 return super().get_metrics_result()
         return self._progress.results
-
-
-def _as_python(logs: Mapping[str, Any]) -> Logs:
-    """Return a step's results with scalars as Python's numbers."""
-    return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
