@@ -222,7 +222,7 @@ CASES = {
     "distiller": Case(distiller, labelled),
     "diffusion": Case(diffusion, inputs, evaluates=False),
     "mixed": Case(mixed, labelled, is_shown=False, evaluates=False),
-    "gan": Case(gan, inputs, evaluates=False, force={"MatMul": {"m": 2}}),
+    "gan": Case(gan, inputs, is_shown=False, evaluates=False, force={"MatMul": {"m": 2}}),
 }
 
 
