@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .session.session import Session
     from .sharding.constraints import Force
     from .trainer.function import CapturedFunction
+    from .trainer.step_function import StepFunction
 
 __version__ = "0.1.0"
 
@@ -130,9 +131,57 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     return CapturedFunction.of(function, input_signature)
 
 
+def training_step(
+    step: Callable[..., Any],
+    *,
+    model: Any,
+    optimizer: Any,
+    batch_size: int,
+    option: str = "mini_time",
+    memory: int | str | None = None,
+    parallelism: int | Sequence[int] | None = None,
+    cluster: Hardware | str | None = None,
+    force: Force | None = None,
+    plan: Plan | str | None = None,
+    collectives: str | None = None,
+    data: Sequence[Any] | None = None,
+    profile_budget: float | str | None = None,
+    without: Collection[str] = (),
+    micro_batches: int | None = None,
+    verbose: int | str | bool = 1,
+) -> StepFunction:
+    """Make the training step of a custom training loop ready to train on all ranks.
+
+    Args:
+        step: a function of a batch with ``tf.GradientTape`` and ``optimizer.apply`` in it, in any number and order.
+        model: the Keras model that it trains, or a list of all that it uses.
+        optimizer: the Keras optimizer that it applies, or a list of all.
+        batch_size: samples per step, over all devices.
+        data: the arguments of one call, which show their shapes; without, the first call does.
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose: as
+            for :func:`parallelize`.
+
+    Returns:
+        A :class:`~tensoropt.trainer.step_function.StepFunction`: call it with the full batch on every rank in place of
+        ``step``. It has ``plan``, ``save``, ``load`` and ``export``.
+
+    Raises:
+        InputError: something can't be captured, nothing fits, or an argument is of another kind.
+    """
+    from .common.tensorflow_import import import_tensorflow
+
+    import_tensorflow()
+    from .trainer.parallelize import TrainingOptions, step_function
+
+    options = TrainingOptions(
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose
+    )
+    return step_function(step, model, optimizer, batch_size, data, options)
+
+
 def parallelize(
     model: Any,
-    optimizer: Any = "rmsprop",
+    optimizer: Any = None,
     loss: Any = None,
     metrics: Any = None,
     batch_size: int | None = None,
@@ -158,7 +207,8 @@ def parallelize(
     """Find a plan for a Keras model, or for a captured function, and make it ready to train on all ranks.
 
     ``optimizer``, ``loss``, ``metrics``, ``loss_weights`` and ``weighted_metrics`` are those of ``keras.Model.compile``; the
-    model itself stays as it is.
+    model itself stays as it is. A model that is compiled already is taken as it is compiled if none of them is given, with
+    its own ``train_step``, ``test_step``, ``compute_loss`` and the like.
 
     Args:
         model: a Keras model, or the result of :func:`capture`. If the model and the loss leave open what a batch is, the

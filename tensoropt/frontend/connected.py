@@ -21,9 +21,14 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from ..common.gradient_types import carries_gradient
 from ..ir.graph import Differentiated
-from .tracing.gradient_function import GradientFunction
+from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 _HANDLES = (tf.resource, tf.variant)
+
+
+def custom_gradients(graph: tf.Graph) -> dict[str, GradientFunction]:
+    """Return the gradient functions of a graph's custom gradients, by operator name."""
+    return {op.name: trace_gradient(op) for op in graph.get_operations() if is_custom_gradient(op)}
 
 
 @dataclass

@@ -21,7 +21,6 @@ from ..ir.graph import (
     LOADED,
     PLACEHOLDER,
     VARIABLE,
-    Differentiated,
     Graph,
     Operator,
     Tensor,
@@ -29,13 +28,14 @@ from ..ir.graph import (
 )
 from ..rules.registry import has_rule, static_positions
 from .attributes import LOADED_ATTRIBUTE, attributes_of
-from .connected import GradientWalk
 from .control_flow.body_builder import LOOPS
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
 from .dilated_convolution import find_dilated
-from .recorded_graph import RecordedStep, known_shape, wanted_operators
+from .imported_gradients import ImportedGradients
+from .plain_operators import check_is_plain
+from .recorded_graph import RecordedGradients, RecordedStep, known_shape, wanted_operators
 from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from .tracing.gradient_function import GradientFunction, is_custom_gradient
 
@@ -44,12 +44,6 @@ _UPDATES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _NOT_FOLDED = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "NoOp", *LIST_MAKERS, *_READS, *_UPDATES)
 # EnsureShape is an alias since every extent is known, so that the shape is ensured already.
 _ALIASING = ("Identity", "Snapshot", "EnsureShape")
-_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
-_UNSUPPORTED = {
-    "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
-    "VariableV2": _REFERENCE,
-    "Variable": _REFERENCE,
-}
 _LOOKUP = "ResourceGather"
 
 
@@ -58,6 +52,7 @@ def import_graph(
     steps: Iterable[RecordedStep],
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
+    taken: Iterable[RecordedGradients] = (),
     fed: Iterable[tf.Tensor] = (),
 ) -> Graph:
     """Import everything that was recorded, except operators that only initialise variables.
@@ -65,13 +60,14 @@ def import_graph(
     Args:
         lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
         targets: import only the operators that these and the steps need.
+        taken: the gradients that the model computes with.
         fed: tensors that are fed, so that what computes them isn't imported.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
     wanted = None if targets is None else tuple(targets)
-    return _Importer(recorded, lines or {}, wanted, {tensor.op.name for tensor in fed}).run(tuple(steps))
+    return _Importer(recorded, lines or {}, wanted, {tensor.op.name for tensor in fed}).run(tuple(steps), tuple(taken))
 
 
 @dataclass
@@ -88,13 +84,18 @@ class _Importer:
     values: dict[str, np.ndarray] = field(default_factory=dict)
     steps: set[str] = field(default_factory=set)
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
+    _step_of: dict[str, str] = field(default_factory=dict)
+    _reads: dict[tuple[str, ...], str] = field(default_factory=dict)
+    _taken: ImportedGradients = field(init=False)
 
-    def run(self, steps: tuple[RecordedStep, ...]) -> Graph:
+    def run(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...] = ()) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
-        ends = [each for step in steps for each in (step.op, step.loss.op)]
-        roots = None if self.targets is None else (*self.targets, *ends)
-        ops, self.gradients = wanted_operators(self.recorded, roots, self.fed)
+        self._step_of = {op.name: step.op.name for step in steps for op in step.assigns}
+        by_name = {each.name: each for each in taken}
+        roots = None if self.targets is None else (*self.targets, *(step.op for step in steps))
+        ops, self.gradients = wanted_operators(self.recorded, roots, steps, taken, self.fed)
+        self._taken = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
         self._find_static(ops)
         self._fold(ops)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
@@ -128,28 +129,14 @@ class _Importer:
                     # A constant that only the user could fetch; a reader of shapes is left over from TensorFlow's checks.
                     if not tensor.consumers() and op.type not in SHAPE_READERS:
                         self._import_constant(tensor)
-            elif op.type not in ("NoOp", *LIST_MAKERS):
+            elif op.name in self._taken:
+                self._add(self._taken.operator(op, self._tensor(op.outputs[0], op)))
+            elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
-        return Graph(self.operators, imported, self.aliases, differentiated=self._differentiated(steps))
-
-    def _differentiated(self, steps: tuple[RecordedStep, ...]) -> Differentiated | None:
-        """Return the imported tensors and operands to which TensorFlow gives a gradient; None without steps.
-
-        Operators that are imported as another type are left out.
-        """
-        if not steps:
-            return None
-        connections = GradientWalk(self.recorded, self.gradients)
-        found = [connections.differentiated(step.loss, step.variables) for step in steps]
-        tensors = {self._canonical(name) for each in found for name in each.tensors}
-        operands: dict[str, frozenset[int]] = {}
-        for each in found:
-            for name, places in each.operands.items():
-                imported = self.operators.get(name)
-                if imported is not None and imported.type == self.recorded.get_operation_by_name(name).type:
-                    operands[name] = operands.get(name, frozenset()) | places
-        return Differentiated(frozenset(tensors & self.tensors.keys()), operands)
+        differentiated = self._taken.differentiated(steps, self.operators, self.tensors)
+        gradients = self._taken.imported(self.operand)
+        return Graph(self.operators, imported, self.aliases, differentiated=differentiated, gradients=gradients)
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
         for op in ops:
@@ -232,23 +219,8 @@ class _Importer:
             return self._import_constant(tensor)
         return self.tensors[self._canonical(tensor.name)]
 
-    def _check_is_plain(self, op: tf.Operation) -> None:
-        functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
-        if functions:
-            raise InputError(
-                f"{op.type} '{op.name}' ({self.line(op)}) calls a function, which can't be recorded; expected plain "
-                "operators: choose between values with tensoropt.where, or decide in Python"
-            )
-        if "_gradient_op_type" in op.node_def.attr:
-            raise InputError(
-                f"{op.type} '{op.name}' ({self.line(op)}) has another gradient by gradient_override_map, which can't be "
-                "recorded; write it with tf.custom_gradient"
-            )
-        if op.type in _UNSUPPORTED:
-            raise InputError(f"{op.type} '{op.name}' ({self.line(op)}) can't be recorded: {_UNSUPPORTED[op.type]}")
-
     def _import_operator(self, op: tf.Operation) -> None:
-        self._check_is_plain(op)
+        check_is_plain(op, self.line(op))
         if op.type in _UPDATES or (op.type in _READS and op.control_inputs):
             self._import_update(op)
             return
@@ -347,12 +319,14 @@ class _Importer:
         """Import an assignment, or a read that must come after one."""
         value = tuple(self.operand(tensor) for tensor in op.inputs[1:])
         outputs = tuple(self._tensor(tensor, op) for tensor in op.outputs)
-        self._add(
-            Operator(
-                name=op.name, type=op.type, inputs=value, outputs=outputs, statics={}, attrs={},
-                updates=op.inputs[0].op.name, controls=self._controls(op), source=self.line(op),
-            )
-        )
+        variable, controls = op.inputs[0].op.name, self._controls(op)
+        same = (variable, *controls)
+        if op.type in _READS and same in self._reads:
+            self.aliases[op.outputs[0].name] = self._reads[same]
+            return
+        if op.type in _READS:
+            self._reads[same] = op.outputs[0].name
+        self._add(Operator(op.name, op.type, value, outputs, {}, {}, variable, controls, self.line(op)))
 
     def _controls(self, op: tf.Operation) -> tuple[str, ...]:
         """Return the imported operators that an operator was told to wait for, in the order in which they were imported.
@@ -360,22 +334,20 @@ class _Importer:
         An operator that only groups others is replaced by them.
         """
         found: dict[str, None] = {}
+        of_steps: dict[str, None] = {}
         pending = list(op.control_inputs)
         while pending:
             waited = pending.pop()
-            if waited.name in self.steps:
-                raise InputError(
-                    f"{op.type} '{op.name}' ({self.line(op)}) waits for the training step '{waited.name}', which can't be "
-                    "recorded; run it by itself after the step: tensoropt.run(train_op), then tensoropt.run(...)"
-                )
-            if waited.name in self.operators:
+            if waited.name in self._step_of or waited.name in self.steps:
+                of_steps[self._step_of.get(waited.name, waited.name)] = None
+            elif waited.name in self.operators:
                 found[waited.name] = None
             elif waited.type == "NoOp":
                 pending += waited.control_inputs
             else:
                 # An alias stands for the operator behind it; nobody needs to wait for a constant.
                 pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
-        return tuple(sorted(found, key=self.places.__getitem__))
+        return (*sorted(found, key=self.places.__getitem__), *of_steps)
 
     def _aliased(self, op: tf.Operation) -> list[str]:
         names = (self.aliases.get(tensor.name) for tensor in op.outputs)
@@ -385,9 +357,11 @@ class _Importer:
     def _import_step(self, step: RecordedStep) -> TrainStep:
         return TrainStep(
             step.op.name,
-            self.operand(step.loss),
+            None if step.loss is None else self.operand(step.loss),
             step.variables,
             step.optimizer.imported(self.operand),
             step.step_counter,
             self._controls(step.op),
+            tuple(map(self.operand, step.gradients)),
+            step.of,
         )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..ir.optimizer import Optimizer
 from ..reschedule.layout import Shape
+from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE
 from .tracing.gradient_function import GradientFunction, is_custom_gradient, trace_gradient
 
 # (type, result) of unknown shape: memory that a kernel for GPUs keeps for its backward pass, empty on CPUs.
@@ -20,17 +21,42 @@ _LEFT_OUT = ("VarIsInitializedOp", "Assert")
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A ``minimize`` in terms of the recorded graph.
+    """An application of an optimizer in terms of the recorded graph.
 
     :class:`tensoropt.ir.graph.TrainStep` is its counterpart in the imported graph. Variables are named by the operations
     that make their handles.
+
+    Attributes:
+        op: the operation that stands for the step; without inputs.
+        loss: the loss that the step minimises; None where the gradients are given.
+        gradients: where there is no loss, for each variable what it is updated by.
+        assigns: assignments that stand for the updates: what waits for one of them waits for the step.
+        of: the name of the first step that applies the same optimizer; empty for the first.
     """
 
     op: tf.Operation
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     variables: tuple[str, ...]
     optimizer: Optimizer
     step_counter: str | None = None
+    gradients: tuple[tf.Tensor, ...] = ()
+    assigns: tuple[tf.Operation, ...] = ()
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGradients:
+    """Gradients that the recorded graph computes with: :class:`tensoropt.ir.graph.Gradients` is their counterpart.
+
+    Attributes:
+        variables: the operations that make the variables' handles.
+        results: for each variable the placeholder of its gradient.
+    """
+
+    name: str
+    loss: tf.Tensor
+    variables: tuple[str, ...]
+    results: tuple[tf.Tensor, ...]
 
 
 def initializer_names(recorded: tf.Graph) -> frozenset[str]:
@@ -44,19 +70,31 @@ def initializer_names(recorded: tf.Graph) -> frozenset[str]:
 
 
 def wanted_operators(
-    recorded: tf.Graph, roots: Sequence[tf.Operation] | None, fed: Container[str]
+    recorded: tf.Graph,
+    roots: Sequence[tf.Operation] | None,
+    steps: Sequence[RecordedStep],
+    taken: Sequence[RecordedGradients],
+    fed: Container[str],
 ) -> tuple[list[tf.Operation], dict[str, GradientFunction]]:
     """Return the operators that results need, in order of creation, and the gradient functions of custom gradients.
 
     Args:
         roots: the operators that give the results; None for all that don't only serve initialisation.
+        steps, taken: the training steps, and the gradients that the graph computes with, which need what they take.
         fed: the names of operators whose results are fed.
     """
     initializers = initializer_names(recorded)
     left_out = {op.name for op in recorded.get_operations() if op.name in initializers or op.type in _LEFT_OUT}
+    # Gradients that a step takes as they are, and what stands for its updates.
+    known = {tensor.op.name for each in taken for tensor in each.results}
+    left_out |= {op.name for op in recorded.get_operations() if GRADIENT_ATTRIBUTE in op.node_def.attr} - known
+    left_out |= {op.name for step in steps for op in step.assigns}
     if roots is None:
-        roots = [op for op in recorded.get_operations() if not any(tensor.consumers() for tensor in op.outputs)]
+        ends = (op for op in recorded.get_operations() if SPARE_ATTRIBUTE not in op.node_def.attr)
+        roots = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
     pending, wanted, gradients = list(roots), set[str](), dict[str, GradientFunction]()
+    pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
+    pending += [tensor.op for step in steps for tensor in step.gradients]
     while pending:
         op = pending.pop()
         if op.name in wanted or op.name in left_out:

@@ -13,9 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from ..common.errors import InputError, short
-from ..common.source_lines import source_line
+from ..common.source_lines import running_line, source_line
 from ..optimizers.classic import Classic
-from .recorded_graph import RecordedStep
+from .connected import GradientWalk, custom_gradients
+from .gradient_placeholders import Gradient, Taken, assign_gradients, is_pending, pending_on, placeholders
+from .recorded_graph import RecordedGradients, RecordedStep
+from .recorded_updates import computed_with, minimised
+from .tracing.flatten import WRITES
 
 
 class _OfBatchSize(tf.Graph):
@@ -46,6 +50,9 @@ class Recording:
         self.graph = tf.Graph() if batch_size is None else _OfBatchSize(batch_size)
         self.is_open = False
         self.steps: list[RecordedStep] = []
+        self.taken: list[Taken] = []
+        self._by_hand: tf.Operation | None = None
+        self._replaced: list[Taken] = []
         self._entered = ExitStack()
         self.reopen()
         # Every rank draws the same random numbers, so that all have shards of the same values.
@@ -90,6 +97,49 @@ class Recording:
     def add_step(self, step: RecordedStep) -> None:
         self.steps.append(step)
 
+    def use_own_gradients(self, loss: tf.Tensor) -> None:
+        """Have TensorFlow's own gradients take the places of placeholders in what gradients are taken of.
+
+        Raises:
+            InputError: they weren't made.
+        """
+        while (pending := pending_on(loss.op)) is not None:
+            taken = next(each for each in self.taken if each.has(pending))
+            if taken.own is None:
+                raise InputError(
+                    f"'{loss.op.name}' ({source_line(loss.op)}) is made of gradients, and gradients are taken "
+                    "of it, which those of compute_gradients can't have; take those by tensoropt.gradients(loss, variables)"
+                )
+            taken.use_own()
+            self.taken.remove(taken)
+            self._replaced.append(taken)
+
+    def updates(self) -> tuple[tuple[RecordedStep, ...], tuple[RecordedGradients, ...]]:
+        """Return the training steps, and the gradients that the model computes with.
+
+        Assignments of what is made of gradients, without an optimizer, are a step that trains no variable.
+        """
+        for replaced in self._replaced:
+            replaced.use_own()  # also where they were used later
+        taken = []
+        for k, each in enumerate(self.taken):
+            each.check_rows()
+            names = tuple(variable.handle.op.name for variable in each.variables)
+            taken.append(RecordedGradients(f"gradients_{k}", each.loss, names, each.dense))
+        steps = tuple(minimised(step, taken) if step.assigns else step for step in self.steps)
+        if taken and not steps:
+            steps = (self._step_by_hand(),)
+        minimising = {step.loss for step in steps if step.assigns}
+        return steps, tuple(each for each in taken if each.loss not in minimising or each in computed_with(taken, steps))
+
+
+    def _step_by_hand(self) -> RecordedStep:
+        assigns = [op for op in self.graph.get_operations() if op.type in WRITES and is_pending(op)]
+        if self._by_hand is None or set(self._by_hand.control_inputs) != set(assigns):
+            with self.graph.as_default(), tf.control_dependencies(assigns):
+                self._by_hand = tf.no_op(name="updates_by_hand")
+        return RecordedStep(self._by_hand, None, (), Classic("sgd"))
+
 
 def _graph_of(value: object) -> object:
     try:
@@ -114,6 +164,7 @@ def record_minimize(
     """
     if not isinstance(loss, tf.Tensor) or not recording.has(loss):
         raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {short(loss)}")
+    recording.use_own_gradients(loss)
     where = f"'{loss.op.name}' ({source_line(loss.op)})"
     if loss.shape.rank != 0:
         raise InputError(
@@ -128,9 +179,7 @@ def record_minimize(
             f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
         )
     _check_variables(recording, variables, global_step)
-    for key, value in hyperparameters.items():
-        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
-            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
+    _check_hyperparameters(recording, hyperparameters, name)
     with recording.graph.as_default():
         op = tf.no_op(name=name)
     names = tuple(variable.handle.op.name for variable in variables)
@@ -139,7 +188,71 @@ def record_minimize(
     return op
 
 
-def _check_variables(recording: Recording, variables: Sequence[object], global_step: object) -> None:
+def record_gradients(
+    recording: Recording, targets: Any, variables: Sequence[tf.Variable], has_own: bool
+) -> list[Gradient] | None:
+    """Return the gradients of a loss, as placeholders; None if TensorFlow's own are to be part of the model.
+
+    TensorFlow's own are for gradients with respect to other tensors than variables, and for targets without any.
+
+    Args:
+        has_own: whether TensorFlow's own are made, too, to take the placeholders' places if gradients are taken of them.
+    """
+    ends = tf.nest.flatten(targets)
+    if not all(isinstance(each, tf.Tensor) and recording.has(each) and each.dtype.is_floating for each in ends):
+        return None
+    if any(not isinstance(each, tf.Variable) or not recording.has(each.handle) for each in variables):
+        return None
+    with recording.graph.as_default(), tf.control_dependencies(None):
+        for each in ends:
+            recording.use_own_gradients(each)
+        loss = ends[0] if len(ends) == 1 and ends[0].shape.rank == 0 else tf.add_n([tf.reduce_sum(e) for e in ends])
+        handles = [variable.handle for variable in variables]
+        names = [handle.op.name for handle in handles]
+        passed = GradientWalk(recording.graph, custom_gradients(recording.graph)).differentiated(loss, names)
+        taken = placeholders(loss, variables, handles, passed, has_own)
+    recording.taken.append(taken)
+    return taken.gradients_of(variables)
+
+
+def record_application(
+    recording: Recording,
+    optimizer: str,
+    hyperparameters: dict[str, Any],
+    pairs: Sequence[tuple[Any, tf.Variable]],
+    global_step: tf.Variable | None,
+    name: str,
+) -> tf.Operation:
+    """Record that an optimizer updates variables by gradients, given in pairs of a gradient and a variable.
+
+    Raises:
+        InputError: no gradient is given, or something isn't recorded.
+    """
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    if not pairs:
+        raise InputError(f"apply_gradients ({running_line()}) of {name} has no gradient; no loss depends on its variables")
+    _check_variables(recording, [variable for _, variable in pairs], global_step, "apply_gradients")
+    _check_hyperparameters(recording, hyperparameters, name)
+    with recording.graph.as_default(), tf.control_dependencies(None):
+        number = sum(bool(step.assigns) for step in recording.steps)
+        assigns = assign_gradients(pairs, recording.taken, number, running_line())
+        op = tf.no_op(name=name)
+    names = tuple(variable.handle.op.name for _, variable in pairs)
+    counter = global_step.handle.op.name if global_step is not None else None
+    classic = Classic(optimizer, tuple(hyperparameters.items()))
+    recording.add_step(RecordedStep(op, None, names, classic, counter, assigns=assigns))
+    return op
+
+
+def _check_hyperparameters(recording: Recording, hyperparameters: dict[str, Any], name: str) -> None:
+    for key, value in hyperparameters.items():
+        if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
+            raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
+
+
+def _check_variables(
+    recording: Recording, variables: Sequence[object], global_step: object, method: str = "minimize"
+) -> None:
     """Refuse variables that can't be trained, and a step counter that can't be incremented."""
     named = [("var_list", variable) for variable in variables]
     if global_step is not None:
@@ -148,7 +261,7 @@ def _check_variables(recording: Recording, variables: Sequence[object], global_s
         handle = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
         if handle is None or not recording.has(handle):
             raise InputError(
-                f"{argument} of minimize takes variables that were recorded after tensoropt.init(), such as "
+                f"{argument} of {method} takes variables that were recorded after tensoropt.init(), such as "
                 f"tensoropt.get_variable makes, got {short(variable)}"
             )
 

@@ -26,7 +26,7 @@ class Backward:
 
     def reached(self, graph: Graph) -> frozenset[str]:
         """Return the names of the tensors that get a gradient: the losses, and the tensors of operands that get one."""
-        losses = (step.loss.name for step in graph.train_steps.values())
+        losses = (each.loss.name for each in graph.backward_passes)
         operators = graph.operators
         taken = (
             tensor.name

@@ -2,8 +2,10 @@
 
 A :class:`Graph` has operators at full, logical shapes. Constants that only steer an operator (axes, paddings, target shapes)
 are folded into it as *statics*; a variable is an operator of type ``Variable`` whose result is its value; updates of
-variables (moving averages, counters) are operators without results. The training steps name a loss and an optimizer;
-gradients are not part of the graph, since TensorFlow derives them from each rank's local graph.
+variables (moving averages, counters) are operators without results. The training steps name a loss and an optimizer.
+Gradients are named too: which loss, with respect to which variables (:class:`Gradients`). TensorFlow derives them from each
+rank's local graph. Where the model computes with gradients (it clips them, say), each is the result of a ``Gradient``
+operator, in the variable's layout, and the training step takes the tensors that it updates by.
 
 Invariants (:func:`check`): operators stand in topological order; every operand is the result of an earlier operator; every
 shape is fully known; an operator's name occurs once.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .micro_batching import MicroBatching
 
 VARIABLE, PLACEHOLDER, CONSTANT = "Variable", "Placeholder", "Const"
+GRADIENT = "Gradient"  # the type of an operator whose result is the gradient with respect to the variable that it names
 ARGUMENTS = "_arguments"  # the attribute that says how inputs make up TensorFlow's arguments: (name, length of a list)
 LOADED = "loaded"  # the attribute of a placeholder of which each rank loads its share; GATHERED: the shares are gathered
 GATHERED = "gathered"
@@ -67,8 +70,9 @@ class Operator:
         inputs: for each input of the TensorFlow operator its tensor, or None where the input is static.
         statics: the values of the static inputs, by position.
         attrs: TensorFlow's attributes, without those that follow from the operands.
-        updates: the name of the variable operator that this operator assigns to, or None.
-        controls: names of the operators that must run before this one, beyond its operands' producers.
+        updates: the name of the variable operator that this operator assigns to, or reads after an update, or is the
+            gradient with respect to; None for others.
+        controls: names of the operators and training steps that must run before this one, beyond its operands' producers.
         source: the line of the user's code that made it, as ``file:line``.
     """
 
@@ -115,24 +119,43 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainStep:
-    """A recorded ``minimize``: a loss, an optimizer, and the variables that it trains.
+class Gradients:
+    """The gradients of a loss with respect to variables.
 
     Attributes:
-        name: the name of the recorded operation that stands for the step.
+        name: the name of the training step that minimises the loss, or the one that ``Gradient`` operators say.
         loss: a scalar.
-        variables: names of the variable operators that are trained.
-        optimizer: the rule that turns gradients into updates.
-        step_counter: the variable that each step increments, or None.
-        controls: operators that run with the step.
+        variables: names of the variable operators, or of the operators that read them after an update.
     """
 
     name: str
     loss: Tensor
     variables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One application of an optimizer: to minimise a loss, or by gradients that the model has computed with.
+
+    Attributes:
+        name: the name of the recorded operation that stands for the step.
+        loss: a scalar; None where the gradients are given.
+        variables: names of the variable operators that are trained.
+        optimizer: the rule that turns gradients into updates.
+        step_counter: the variable that each step increments, or None.
+        controls: operators that run with the step.
+        gradients: where there is no loss, for each variable the tensor that it is updated by.
+        of: the name of the first step that applies the same optimizer, whose slots this one uses, too; empty for the first.
+    """
+
+    name: str
+    loss: Tensor | None
+    variables: tuple[str, ...]
     optimizer: Optimizer
     step_counter: str | None = None
     controls: tuple[str, ...] = ()
+    gradients: tuple[Tensor, ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +182,7 @@ class Graph:
         aliases: recorded tensor names that mean another tensor (reads of variables, identities).
         micro_batching: for the graph of one micro-batch, how it comes from the graph of the full batch; else None.
         differentiated: where TensorFlow's gradients go, as the recorded graph says it; None where it was not worked out.
+        gradients: the gradients that ``Gradient`` operators give, by name.
     """
 
     operators: Mapping[str, Operator]
@@ -166,6 +190,7 @@ class Graph:
     aliases: Mapping[str, str]
     micro_batching: MicroBatching | None = None
     differentiated: Differentiated | None = None
+    gradients: Mapping[str, Gradients] = field(default_factory=dict)
 
     @property
     def n_micro_batches(self) -> int:
@@ -184,6 +209,31 @@ class Graph:
     def accumulates(self, tensor: str) -> bool:
         """Return whether the gradients of several micro-batches are added up at a tensor's copies."""
         return self.n_micro_batches > 1 and self.n_runs(tensor) == 1
+
+    @cached_property
+    def backward_passes(self) -> tuple[Gradients, ...]:
+        """All gradients that are taken: those of ``Gradient`` operators, and those of the losses that steps minimise."""
+        minimised = (Gradients(step.name, step.loss, step.variables) for step in self.train_steps.values() if step.loss)
+        return (*self.gradients.values(), *minimised)
+
+    def gradient_operators(self, name: str) -> frozenset[str]:
+        """Return the names of the ``Gradient`` operators of gradients, given by name."""
+        return frozenset(op.name for op in self.operators.values() if op.type == GRADIENT and op.attrs["of"] == name)
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """The names of the operators that need gradients, or wait for training steps."""
+        found: set[str] = set()
+        for op in self.operators.values():
+            waits = any(name in found or name in self.train_steps for name in op.controls)
+            if op.type == GRADIENT or waits or any(self.producers[tensor.name].name in found for _, tensor in op.operands):
+                found.add(op.name)
+        return frozenset(found)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Return whether a loss needs gradients or updated values: there are several passes, one after the other."""
+        return any(self.producers[taken.loss.name].name in self.late for taken in self.backward_passes)
 
     @cached_property
     def producers(self) -> dict[str, Operator]:
@@ -228,7 +278,7 @@ class Graph:
         for step in self.train_steps.values():
             tensors = [self.operators[name].result for name in step.variables]
             for name, update in zip(step.variables, step.optimizer.updates(tensors), strict=True):
-                found[name] = (*found.get(name, ()), update)
+                found[name] = (*found.get(name, ()), replace(update, slots=0) if step.of else update)
         return found
 
     @cached_property
@@ -239,12 +289,14 @@ class Graph:
         """
         found: dict[str, tuple[str, ...]] = {}
         for step in self.train_steps.values():
-            if not step.optimizer.takes_rows:
+            if not step.optimizer.takes_rows or step.loss is None:
                 continue
             needed = self.ancestors([step.loss])
             for name in step.variables:
                 tensor = self.operators[name].result
                 consumers = [op for op in self.consumers.get(tensor.name, ()) if op.name in needed]
+                if any(name in taken.variables for taken in self.gradients.values()):
+                    continue
                 if consumers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in consumers):
                     found[name] = tuple(op.name for op in consumers)
         return found
@@ -269,26 +321,30 @@ class Graph:
         pending = [self.producers[tensor.name].name for tensor in tensors if tensor.name not in given] + list(controls)
         while pending:
             name = pending.pop()
-            if name in found:
+            if name in found or name in self.train_steps:
                 continue
             found.add(name)
             op = self.operators[name]
+            if op.type == GRADIENT:
+                taken = self.gradients[op.attrs["of"]]
+                pending += [self.producers[taken.loss.name].name] if taken.loss.name not in given else []
             pending += [self.producers[tensor.name].name for _, tensor in op.operands if tensor.name not in given]
             pending += op.controls
             if op.updates is not None:
                 pending.append(op.updates)
         return found
 
+    def operators_of(self, step: TrainStep, given: Container[str] = ()) -> set[str]:
+        """Return the names of the operators that a training step runs. Tensors named in ``given`` need nothing."""
+        loss = [] if step.loss is None else [step.loss]
+        counter = [step.step_counter] if step.step_counter else []
+        tensors = [*loss, *step.gradients, *step.optimizer.tensors]
+        return self.ancestors(tensors, [*step.controls, *step.variables, *counter], given)
+
     @cached_property
     def step_operators(self) -> tuple[Operator, ...]:
         """The operators that the training steps run, in topological order."""
-        tensors = [step.loss for step in self.train_steps.values()]
-        controls: list[str] = []
-        for step in self.train_steps.values():
-            tensors += step.optimizer.tensors
-            controls += [*step.controls, *step.variables]
-            controls += [step.step_counter] if step.step_counter else []
-        needed = self.ancestors(tensors, controls)
+        needed = {name for step in self.train_steps.values() for name in self.operators_of(step)}
         return tuple(op for op in self.operators.values() if op.name in needed)
 
     @cached_property
@@ -306,7 +362,9 @@ class Graph:
             text.update(repr((op.name, op.type, inputs, op.outputs, attrs, statics, op.updates)).encode())
         for _, step in sorted(self.train_steps.items()):
             what = (step.name, step.loss, step.variables, step.optimizer.structure, step.step_counter, step.controls)
-            text.update(repr(what).encode())
+            text.update(repr((*what, step.gradients, step.of) if step.gradients or step.of else what).encode())
+        if self.gradients:
+            text.update(repr(sorted(self.gradients.items())).encode())
         return text.hexdigest()[:16]
 
     @cached_property
@@ -317,7 +375,8 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [str(op) for op in self.operators.values()]
-        lines += [f"{step.name}: {step.optimizer} of {step.loss.name}" for step in self.train_steps.values()]
+        lines += [f"{each.name}: gradients of {each.loss.name}" for each in self.backward_passes]
+        lines += [f"{step.name}: {step.optimizer}" for step in self.train_steps.values()]
         return "\n".join(lines)
 
 

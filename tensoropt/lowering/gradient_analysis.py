@@ -19,7 +19,7 @@ from ..common.errors import InputError, describe
 from ..common.gradient_types import carries_gradient
 from ..ir.body import BODY, LOOP, Body
 from ..ir.gradient_info import NO_BACKWARD, Backward
-from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Gradients, Graph, Operator, Tensor
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface
@@ -33,14 +33,14 @@ _MOST_WRITTEN = 1024
 
 
 def analyse(graph: Graph) -> Backward:
-    """Return what the backward passes of all training steps read, and where gradients go.
+    """Return what all backward passes read, and where gradients go.
 
     Raises:
         InputError: a loss depends on none of the variables that its step trains, or the tensors that get a gradient aren't
             those that get one in the recorded graph according to TensorFlow.
     """
-    steps = graph.train_steps.values()
-    found = _union(graph, (_of_step(graph, step, _followed(graph, *_ends(graph, step))) for step in steps))
+    passes = graph.backward_passes
+    found = _union(graph, (_of_pass(graph, each, _followed(graph, *_ends(graph, each))) for each in passes))
     if graph.differentiated is not None:
         _check_differentiated(graph, found, graph.differentiated)
     return found
@@ -81,25 +81,25 @@ def _of_body(body: Body) -> Backward:
     return _union(body.graph, [_followed(body.graph, needed, outputs, inputs) or NO_BACKWARD])
 
 
-def _ends(graph: Graph, step: TrainStep) -> tuple[set[str], list[Tensor], list[Tensor]]:
-    """Return a step's ancestors of the loss (operator names), the loss, and the tensors whose gradients the update needs."""
+def _ends(graph: Graph, taken: Gradients) -> tuple[set[str], list[Tensor], list[Tensor]]:
+    """Return the ancestors of a loss (operator names), the loss, and the tensors whose gradients are taken."""
     # For a variable that is updated by rows, the gradient is taken at the rows that its lookups find.
-    starts = [name for variable in step.variables for name in graph.lookups.get(variable, (variable,))]
+    starts = [name for variable in taken.variables for name in graph.lookups.get(variable, (variable,))]
     variables = [graph.operators[name].result for name in starts]
-    return graph.ancestors([step.loss], step.variables), [step.loss], variables
+    return graph.ancestors([taken.loss], taken.variables), [taken.loss], variables
 
 
-def _of_step(graph: Graph, step: TrainStep, found: Backward | None) -> Backward:
-    """Return the backward pass found for a step.
+def _of_pass(graph: Graph, taken: Gradients, found: Backward | None) -> Backward:
+    """Return the backward pass found for gradients.
 
     Raises:
         InputError: none was found, since the loss depends on no trained variable in a way that has a gradient.
     """
     if found is None:
-        loss = graph.producers[step.loss.name].where()
+        loss = graph.producers[taken.loss.name].where()
         raise InputError(
-            f"the loss of training step '{step.name}', {loss}, depends on none of the variables that it trains "
-            f"({', '.join(step.variables)}) in a way that has a gradient"
+            f"the loss of training step '{taken.name}', {loss}, depends on none of the variables that it trains "
+            f"({', '.join(taken.variables)}) in a way that has a gradient"
         )
     return found
 

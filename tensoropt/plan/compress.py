@@ -305,7 +305,8 @@ class _PartsBuilder:
         names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
         members = [op, *(each for each in self._ordered(names) if each is not op)]
         own = {each.name: each for each in members}
-        return _Neighbourhood(own, self.graph.train_steps, {}, self.graph.micro_batching, around=self.graph)
+        graph = self.graph
+        return _Neighbourhood(own, graph.train_steps, {}, graph.micro_batching, gradients=graph.gradients, around=graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._place.__getitem__)]

@@ -12,7 +12,7 @@ from ..common.dump import dump
 from ..common.errors import InputError, short
 from ..common.memory_units import default_limit, parse_memory
 from ..profiling.hardware import Hardware
-from ..search.problem.choices import ACCUMULATE, checked_choices
+from ..search.problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
 from ..sharding.constraints import Force
 from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
@@ -58,6 +58,10 @@ def request_of(
     """
     limit = limit_of(memory, hardware)
     forced, left_out = checked_force(force), checked_choices(without)
+    slices = checked_micro_batches(model, micro_batches, left_out)
+    if model.graph.is_sequential:
+        # What a later pass computes again would have to be told from what the first one does.
+        left_out |= {REUSE, REMAT, ACCUMULATE}
     return Request(
         model,
         hardware,
@@ -65,7 +69,7 @@ def request_of(
         forced,
         assumptions(hardware),
         without=left_out,
-        micro_batches=checked_micro_batches(model, micro_batches, left_out),
+        micro_batches=slices,
     )
 
 

@@ -16,10 +16,10 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.progress import HIDDEN, Display
 from ..common.settings import LAG
-from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor, TrainStep
+from ..ir.graph import GRADIENT, PLACEHOLDER, Graph, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..lowering.gradient_accumulation import Accumulation, MicroBatchRequest
-from ..lowering.model import LocalModel, gradients_of
+from ..lowering.model import LocalModel
 from ..lowering.onednn_fusion_guard import keep_apart
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Collective, Resharder
@@ -36,6 +36,7 @@ from ..sharding.update_resharding import row_reshardings
 from .feed_shards import comes_in_micro_batches, cut, fed_layout, fed_shape, rows_of, runs_in_micro_batches
 from .functions import BuiltFunction, Feed, Fetch, names, operators_of, structure_digest
 from .process_limit import check_memory_left
+from .step_emission import StepEmission
 from .step_errors import only_step, refused_values
 
 UPDATE_OPERATORS = {
@@ -89,7 +90,8 @@ class Engine:
                 self.variables[op.name] = self._first_variables(op)
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
-                self.optimizers[step.name] = start(step.optimizer, self._shards(step))
+                shared = self.optimizers.get(step.of)
+                self.optimizers[step.name] = start(step.optimizer, self._shards(step)) if shared is None else shared
 
     @property
     def graph(self) -> Graph:
@@ -111,7 +113,7 @@ class Engine:
         for op in self.graph.variables:
             for variable, value in zip(self.variables[op.name], self._first_variables(op), strict=True):
                 variable.assign(value)
-        for optimizer in self.optimizers.values():
+        for optimizer in dict.fromkeys(self.optimizers.values()):
             optimizer.reset()
 
     def state(self) -> tuple[StateEntry, ...]:
@@ -122,7 +124,8 @@ class Engine:
             )
             for op in self.graph.variables
         ]
-        return tuple(entries + [entry for optimizer in self.optimizers.values() for entry in optimizer.state()])
+        optimizers = dict.fromkeys(self.optimizers.values())
+        return tuple(entries + [entry for optimizer in optimizers for entry in optimizer.state()])
 
     @property
     def local_parameter_bytes(self) -> list[int]:
@@ -236,27 +239,15 @@ class Engine:
             assert self.per_micro_batch is not None
             outside = LocalModel(self.per_micro_batch, self.router, resharder, sources, self._update, training=True)
             return self._emit_micro_batches(fetch, fed, needed, outside, micro_batches)
-        model = LocalModel(
-            self.view, self.router, resharder, sources, self._update, training=bool(fetch.train_steps)
-        )
-        model.emit(needed)
-        # Losses first: a fetched loss is then available already.
-        losses = {
-            name: model.replicated(self.graph.train_steps[name].loss, name, with_gradient=True)
-            for name in fetch.train_steps
-        }
-        results = [
-            model.without_sums(tensor, "fetch") if is_local else model.replicated(tensor, "fetch")
-            for tensor, is_local in fetch.tensors
-        ]
+        steps = StepEmission(self.graph, fetch, needed, self._update, self._train, self._lookups)
+        is_training = bool(fetch.train_steps) or any(self.graph.operators[name].type == GRADIENT for name in needed)
+        model = LocalModel(self.view, self.router, resharder, sources, steps.update, training=is_training)
+        results = steps.run(model)
         graph = tf.compat.v1.get_default_graph()
-        n_forward = len(graph.get_operations())
-        for name in fetch.train_steps:
-            self._train(self.graph.train_steps[name], losses[name], model, self._lookups(name, model), gradients_of)
-        local_losses = [value for name in fetch.train_steps for value in model.value(self.graph.train_steps[name].loss)]
-        operators = model.read_rematerialized(graph.get_operations(), n_forward, local_losses)
-        if self.in_order:
-            put_in_order(operators, n_forward, self.lag)
+        if not self.graph.is_sequential:
+            operators = model.read_rematerialized(graph.get_operations(), steps.n_forward, steps.losses)
+            if self.in_order:
+                put_in_order(operators, steps.n_forward, self.lag)
         return [tf.identity(value) for values in results for value in values]
 
     def _update(self, op: Operator, operands: list[Values]) -> list[Values]:
@@ -313,6 +304,7 @@ class Engine:
             for variable in step.variables
             for lookup in self.graph.lookups.get(variable, ())
         }
+        assert step.loss is not None  # others aren't cut into micro-batches
         request = MicroBatchRequest(
             name, step.loss, frozenset(in_micro_batches), tuple(dict.fromkeys([*wanted, *taken])), lookups
         )

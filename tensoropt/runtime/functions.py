@@ -60,13 +60,10 @@ def names(fetch: Fetch) -> str:
 
 def operators_of(graph: Graph, fetch: Fetch, given: set[str]) -> set[str]:
     """Return the names of the operators that a function runs: all that its targets need and that aren't fed."""
-    tensors = [tensor for tensor, _ in fetch.tensors]
-    operators = list(fetch.operators)
+    found = graph.ancestors([tensor for tensor, _ in fetch.tensors], fetch.operators, given)
     for name in fetch.train_steps:
-        step = graph.train_steps[name]
-        tensors += [step.loss, *step.optimizer.tensors]
-        operators += [*step.variables, *step.controls]
-    return graph.ancestors(tensors, operators, given)
+        found |= graph.operators_of(graph.train_steps[name], given)
+    return found
 
 
 def structure_digest(graph: Any, log: Sequence[Collective]) -> str:

@@ -22,7 +22,7 @@ _INDICES = {
 
 def training_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
     """Return the fetches and feeds of a training step: all training steps, their losses, and a synthetic batch."""
-    fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
+    fetch = Fetch(tuple((each.loss, False) for each in graph.backward_passes), tuple(graph.train_steps))
     return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
 
 

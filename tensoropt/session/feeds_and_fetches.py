@@ -71,6 +71,9 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
             initializes = True
         else:
             operators += _group(wanted, name, recorded, graph, steps)
+    needed = graph.ancestors([tensor for tensor, _ in tensors], operators)
+    waited = {name for each in needed for name in graph.operators[each].controls}
+    steps += [name for name in graph.train_steps if name in waited]
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
     return FetchPlan(fetch, structure, tuple(places), initializes)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
 import tensorflow as tf
 
 from ..common.errors import InputError, short
-from ..frontend.recording import record_minimize
+from ..frontend.gradient_placeholders import Gradient
+from ..frontend.recording import record_application, record_gradients, record_minimize
+from .session import current_session
 
 
 class Optimizer:
@@ -39,22 +41,54 @@ class Optimizer:
         name: str | None = None,
     ) -> tf.Operation:
         """Record one training step and return the operation to run for it."""
-        from .session import current_session
-
         recording = current_session().recording_for("minimize")
         return record_minimize(
             recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name
         )
 
+    def compute_gradients(
+        self,
+        loss: tf.Tensor,
+        var_list: Sequence[tf.Variable] | None = None,
+        gate_gradients: int = 1,
+        aggregation_method: int | None = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: tf.Tensor | None = None,
+    ) -> list[tuple[Gradient, tf.Variable]]:
+        """Record the gradients of a loss; return pairs of a gradient, or None, and a variable."""
+        recording = current_session().recording_for("compute_gradients")
+        if grad_loss is not None:
+            raise InputError(f"{self._name}: compute_gradients takes no grad_loss; multiply the loss by it")
+        collected = recording.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+        variables = list(var_list if var_list is not None else collected)
+        found = record_gradients(recording, loss, variables, has_own=False)
+        if found is None:
+            raise InputError(
+                f"{self._name}: compute_gradients takes a floating-point loss and variables that were recorded after "
+                f"tensoropt.init(), got {short(loss)}"
+            )
+        return list(zip(found, variables, strict=True))
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse the call, as ``apply_gradients`` does: a training step is recorded as one."""
-        raise InputError(
-            f"{self._name}: a training step is recorded as a whole; call minimize(loss), and for gradients as tensors "
-            "tensoropt.gradients(loss, variables)"
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Record an update by gradients, and return the operation to run for it."""
+        recording = current_session().recording_for("apply_gradients")
+        return record_application(
+            recording, self.kind, self._hyperparameters, list(grads_and_vars), global_step, name or self._name
         )
 
-    apply_gradients = compute_gradients
+
+def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: Any) -> list[Gradient]:
+    """Record gradients like ``tf.gradients``, of which those with respect to variables are taken under the plan."""
+    recording = current_session().recording_for("gradients")
+    variables = xs if isinstance(xs, (list, tuple)) else [xs]
+    plain = grad_ys is None and not any(arguments) and not any(named.values())
+    found = record_gradients(recording, ys, variables, has_own=True) if plain else None
+    return found if found is not None else tf.gradients(ys, xs, grad_ys, *arguments, **named)
 
 
 class GradientDescentOptimizer(Optimizer):

@@ -102,13 +102,14 @@ class Session:
         recording = self._recording
         if self.execution is not None and self._model is not None:
             return self._model
-        if not recording.steps:
+        steps, taken = recording.updates()
+        if not steps:
             raise InputError(
                 "no training step was recorded; call minimize(loss) of an optimizer, such as "
                 "tensoropt.GradientDescentOptimizer(), before find_strategy"
             )
         with self._display.phase("import of the model"):
-            graph = import_graph(recording.graph, recording.steps)
+            graph = import_graph(recording.graph, steps, taken=taken)
             if self._model is None or self._model.graph.agreement != graph.agreement:
                 self._initializers = initializer_names(recording.graph)
                 self._model = model_of(graph, self.context)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..common.errors import InputError
-from .recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer
+from .recording_optimizers import AdamOptimizer, GradientDescentOptimizer, MomentumOptimizer, gradients
 from .session import current_session
 
 _MISSING = object()
@@ -58,6 +58,8 @@ def forwarded(name: str) -> Any:
     """
     if name == "train":
         return _TRAIN
+    if name == "gradients":
+        return gradients
     found = _found(name, tf.compat.v1, tf)
     if found is _MISSING:
         raise AttributeError(f"neither tensoropt nor TensorFlow has a name {name!r}")

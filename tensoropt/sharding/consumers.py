@@ -37,8 +37,12 @@ def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
         for position, tensor in op.operands:
             consumer = Consumer(op.updates or op.name, position, op.updates is not None)
             consumers.setdefault(tensor.name, []).append(consumer)
+    for taken in graph.backward_passes:
+        consumers.setdefault(taken.loss.name, []).append(Consumer(taken.name, LOSS))
     for step in graph.train_steps.values():
-        consumers.setdefault(step.loss.name, []).append(Consumer(step.name, LOSS))
+        for variable, gradient in zip(step.variables, step.gradients, strict=False):
+            if graph.producers[gradient.name].updates != variable:  # else it has the variable's layout already
+                consumers.setdefault(gradient.name, []).append(Consumer(variable, 0, is_update=True))
         for value in step.optimizer.tensors:
             consumers.setdefault(value.name, []).append(Consumer(step.name, HYPERPARAMETER))
     return consumers

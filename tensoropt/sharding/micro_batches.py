@@ -69,6 +69,9 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
         raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and micro-batches are those of one")
     batch = _batch(graph, n)
     (step,) = graph.train_steps.values()
+    if graph.late:
+        raise _refused(n, "it computes with its gradients, or reads what it has updated")
+    assert step.loss is not None
     forms, configs, after = _Propagation(graph, n, batch).run()
     loss = graph.producers[step.loss.name]
     if forms.get(step.loss.name) != SUM:
@@ -147,6 +150,7 @@ class _Propagation:
         after: set[str] = set()
         written: set[str] = set()  # variables that are updated after all micro-batches
         (step,) = self.graph.train_steps.values()
+        assert step.loss is not None
         needed = self.graph.ancestors([step.loss])
         operators = self.graph.operators.values()
         for op in operators:

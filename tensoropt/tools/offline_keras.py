@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..lowering.gradient_analysis import analyse
 from ..optimizers.keras_optimizer import KerasOptimizer, name_of
 from ..sharding.model import Model
 from ..trainer.accepting import check_model
-from ..trainer.objective import Compilation, KerasObjective
+from ..trainer.objective import Compilation, KerasObjective, OwnCompilation, own_methods
 from ..trainer.programs import TRAIN, capture_program
 from ..trainer.signature import assumed, signature_of
 from .offline import Recorded
@@ -63,11 +63,15 @@ def record_keras(make: Callable[[], keras.Model], name: str, optimizer: str, bat
     """
     started = time.perf_counter()
     model = make()
-    check_model(model)
+    check_model(model, compiles=False)
     compilation, chosen = _compiled(model, optimizer)
     signature = assumed(signature_of(model, compilation.loss, batch_size, None, False, None), model, compilation.loss)
-    objective = KerasObjective(model, compilation)
-    captured = capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(chosen, variables))
+    objective = KerasObjective(model, OwnCompilation(model) if own_methods(model) else compilation)
+
+    def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
+        return KerasOptimizer.of(chosen if applied is None else applied, variables)
+
+    captured = capture_program(TRAIN, objective, signature, optimizer_of)
     recorded = time.perf_counter()
     result = Model(captured.graph, analyse(captured.graph))
     dump("model", captured.graph)

@@ -1,4 +1,4 @@
-"""Check that a Keras model can be parallelized: it must use Keras's own steps."""
+"""Check that a Keras model can be parallelized: it must be compiled if it has steps of its own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
-from .objective import KerasObjective
-
-# The methods of Keras's steps that don't run under a plan, and where a model can put what it computes in them.
-_NOT_CALLED = {
-    "train_step": "put what it computes into call, add_loss and loss=",
-    "test_step": "put what it computes into call and metrics=",
-    "predict_step": "put what it computes into call",
-    "compute_loss": "put what it computes into loss= or add_loss",
-    "compute_metrics": "put what it computes into metrics=",
-}
+from .objective import KerasObjective, own_methods
 
 
 def check_eager(what: str) -> None:
@@ -37,19 +28,22 @@ def check_eager(what: str) -> None:
         )
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, compiles: bool) -> None:
     """Check that a model can be parallelized.
 
+    Args:
+        compiles: whether ``parallelize`` is given an optimizer, a loss or metrics.
+
     Raises:
-        InputError: it isn't a Keras model, or it overrides one of the methods of Keras's steps.
+        InputError: it isn't a Keras model, or it has steps of its own and isn't compiled.
     """
     if not isinstance(model, keras.Model) or isinstance(model, KerasObjective):
         raise InputError(f"parallelize takes a keras.Model, or what tensoropt.capture gives, got {short(model)}")
-    for name, instead in _NOT_CALLED.items():
+    for name in own_methods(model) if compiles or not model.compiled else ():
         method = getattr(type(model), name)
-        if method is not getattr(keras.Model, name):
-            file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
-            raise InputError(
-                f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which isn't called when a plan "
-                f"runs; {instead}, or capture the whole loss as a function by tensoropt.capture"
-            )
+        file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
+        raise InputError(
+            f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line}), which uses what the model itself "
+            "is compiled with; call model.compile(...) as for Keras, and tensoropt.parallelize(model, batch_size=...) "
+            "without optimizer=, loss=, metrics=, loss_weights= and weighted_metrics="
+        )

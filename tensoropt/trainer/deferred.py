@@ -17,6 +17,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
 from .data import matched, planned_weight
+from .objective import has_own_step, that_takes_labels
 from .runs import check_fits
 from .signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 from .watched import own_values
@@ -35,7 +36,8 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
     x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(seen)
     inputs = part_of(x, PARTS[0]) if expected.inputs is None else _filled(expected.inputs, x, PARTS[0])
     build(model, inputs)
-    if loss is None or (y is None and expected.labels is not None):
+    takes_labels = loss is not None or that_takes_labels(model, loss)
+    if not takes_labels or (y is None and expected.labels is not None):
         labels = expected.labels
     elif y is not None:
         labels = part_of(y, PARTS[1]) if expected.labels is None else _filled(expected.labels, y, PARTS[1])
@@ -46,7 +48,7 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
             "those of the trainer until it has trained"
         )
     else:
-        labels = labels_for(model, loss, inputs)
+        labels = None if loss is None else labels_for(model, loss, inputs)
     weights = expected.weights if weights is None else tf.nest.map_structure(planned_weight, part_of(weights, PARTS[2]))
     told = (expected.inputs, expected.labels)
     as_seen = frozenset(name for name, part in zip(PARTS, told, strict=False) if part is None)
@@ -82,8 +84,8 @@ def build(model: keras.Model, inputs: Structure) -> None:
     Raises:
         InputError: the model can't be called on such inputs.
     """
-    if is_built(model):
-        return
+    if is_built(model) or has_own_step(model):
+        return  # a training step of its own builds what it calls
     try:
         backend.compute_output_spec(model, keras.tree.map_structure(symbolic, inputs), training=False)
     except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:

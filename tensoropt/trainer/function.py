@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ class CapturedFunction:
         """The trainable variables, except integer ones: they have no gradients, even if TensorFlow calls them trainable."""
         return [variable for variable in self.variables if variable.trainable and carries_gradient(variable.dtype)]
 
+    @property
+    def applies_optimizers(self) -> bool:
+        """Return False: the function returns the loss."""
+        return False
+
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' own names."""
         return [own_name(variable) for variable in variables]
@@ -95,7 +100,7 @@ class FunctionTrainer:
     def __init__(self, captured: CapturedFunction) -> None:
         self.captured = captured
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
         """Make the trainer ready to run. :func:`tensoropt.parallelize` calls it."""
         self._ranks = TrainerRanks(execution.processes)
         self._ranks.start(execution, runs)

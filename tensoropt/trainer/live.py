@@ -43,8 +43,10 @@ class LiveValues(VariableWatch):
         other_watches: the watches over the user's optimizer and metrics.
     """
 
-    def __init__(self, model: keras.Model, ranks: TrainerRanks, key_of: Callable[[Any], str | None]) -> None:
-        words = Words(
+    def __init__(
+        self, model: keras.Model, ranks: TrainerRanks, key_of: Callable[[Any], str | None], words: Words | None = None
+    ) -> None:
+        words = words or Words(
             f"model '{model.name}'",
             "there take self.model, as a callback has it, or the trainer in place of the model",
             "call trainer.export_to(model) on all ranks ahead of it, or ask the trainer: trainer.get_weights(), trainer(x), "

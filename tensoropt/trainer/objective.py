@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ..common.errors import InputError, short
 from ..frontend.tracing.capture import own_name
 from .programs import EVALUATE, PREDICT, TRAIN, inner
 from .signature import Signature
@@ -37,22 +38,77 @@ class Compilation:
         """Compile a model with these arguments and an optimizer."""
         model.compile(optimizer, self.loss, self.loss_weights, self.metrics, self.weighted_metrics, jit_compile=False)
 
+    def with_copies(self, model: keras.Model, copies: Mapping[int, Any]) -> None:
+        """Compile the user's model with the copy of its optimizer, the only one in ``copies``."""
+        (optimizer,) = copies.values()
+        self.apply(model, optimizer)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnCompilation:
+    """What the user's model was compiled with: its own loss, metrics, trackers and optimizers serve.
+
+    Attributes:
+        model: the user's model.
+    """
+
+    model: keras.Model
+
+    def with_copies(self, model: keras.Model, copies: Mapping[int, Any]) -> None:
+        """Have the user's model use copies of its optimizers, given by their ids."""
+        vars(model).update({name: copies[id(value)] for name, value in vars(model).items() if id(value) in copies})
+
+
+OF_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+"""The methods of Keras's steps that a model may override."""
+
+
+def own_methods(model: keras.Model) -> list[str]:
+    """Return which of the methods of Keras's steps a model overrides."""
+    return [name for name in OF_STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Return whether a model has a training step of its own, which takes gradients and applies optimizers."""
+    return "train_step" in own_methods(model)
+
+
+def that_takes_labels(model: keras.Model, loss: Any) -> str:
+    """Return a method of the model's own that may take labels of any shape, or none; "" if the loss tells the labels."""
+    own = [name for name in own_methods(model) if name != "predict_step"]
+    return own[0] if own and (loss is None or has_own_step(model)) else ""
+
 
 class KerasObjective(keras.Model):
     """A wrapper of the user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
 
     Attributes:
         inner: the user's model.
-        compilation: the loss and the metrics.
+        compilation: the loss and the metrics; an ``OwnCompilation`` if they are those that the model itself has.
     """
 
-    def __init__(self, model: keras.Model, compilation: Compilation) -> None:
+    def __init__(self, model: keras.Model, compilation: Compilation | OwnCompilation) -> None:
         super().__init__(name=f"{model.name}_trainer")
         self.inner, self.compilation = model, compilation
         if hasattr(model, "output_names"):
             self.output_names = list(model.output_names)
-        compilation.apply(self, None)
+        (compilation if isinstance(compilation, Compilation) else Compilation(None, None, None, None)).apply(self, None)
         self.built = True
+
+    @property
+    def _computes(self) -> keras.Model:
+        """The model that computes the loss and the metrics."""
+        return self if isinstance(self.compilation, Compilation) else self.inner
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics, that of the loss included."""
+        return super().metrics if self._computes is self else self.inner.metrics
+
+    @property
+    def applies_optimizers(self) -> bool:
+        """Whether the model has a training step of its own."""
+        return has_own_step(self.inner)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the user's model."""
@@ -93,26 +149,58 @@ class KerasObjective(keras.Model):
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""
+        own = own_methods(self.inner)
+        predict = self.inner.predict_step if "predict_step" in own else lambda x: self._predicted(x, training=False)
         return {
-            TRAIN: (self._step(signature, training=True), signature.arguments),
-            EVALUATE: (self._step(signature, training=False), signature.arguments),
-            PREDICT: (lambda x: self.inner(x, training=False), [signature.inputs]),
+            TRAIN: (self._own(signature, "train_step", own) or self._step(signature, training=True), signature.arguments),
+            EVALUATE: (self._own(signature, "test_step", own) or self._step(signature, training=False), signature.arguments),
+            PREDICT: (predict, [signature.inputs]),
         }
 
-    def _step(self, signature: Signature, training: bool) -> Callable[..., Any]:
-        """Return a function that computes the loss, and the metrics' results after a batch, as Keras's own steps do."""
+    def _own(self, signature: Signature, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
+        """Return a function that calls the model's own step; None if it has none of this name."""
+        if name not in own:
+            return None
 
-        def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            labels = signature.labels_of(rest[0]) if signature.labels is not None else None
-            weights = rest[-1] if signature.weights is not None else None
-            predicted = self.inner(x, training=training)
-            loss = self.compute_loss(x, labels, predicted, weights, training=training)
-            self.loss_tracker.update_state(loss, sample_weight=signature.batch_size)
-            return loss, self.compute_metrics(x, labels, predicted, weights)
+        def step(x: Any, *rest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            labels, weights = _labels_and_weights(signature, rest)
+            logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
+            if logs is not None and not isinstance(logs, Mapping):
+                raise InputError(
+                    f"{name} of model '{self.inner.name}' returns {short(logs)}; expected a dictionary from names to "
+                    "numbers, such as self.get_metrics_result()"
+                )
+            flat, results = dict(_flat_logs(logs or {})), dict(_flat_logs(self.inner.get_metrics_result()))
+            # As in Keras's loops, metrics of the same names count at the end of an epoch, whatever the step returns.
+            return results if results.keys() == flat.keys() else flat, flat
 
         return step
 
-    @property
-    def loss_tracker(self) -> keras.metrics.Metric:
-        """The mean of the losses since the metrics were reset."""
-        return next(metric for metric in self.metrics if metric.name == "loss")
+    def _predicted(self, x: Any, training: bool) -> Any:
+        """Return the results of the user's model, which is called as Keras calls it."""
+        return self.inner(x, training=training) if self.inner._call_has_training_arg else self.inner(x)
+
+    def _step(self, signature: Signature, training: bool) -> Callable[..., Any]:
+        """Return a function that computes the loss, and the metrics' results after a batch, as Keras's own steps do."""
+        computes = self._computes
+
+        def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
+            labels, weights = _labels_and_weights(signature, rest)
+            predicted = self._predicted(x, training)
+            loss = computes._compute_loss(x, labels, predicted, weights, training=training)
+            computes._loss_tracker.update_state(loss, sample_weight=signature.batch_size)
+            return loss, computes.compute_metrics(x, labels, predicted, weights)
+
+        return step
+
+
+def _flat_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield a step's results by name; the result of compiled metrics is a dictionary in the dictionary."""
+    for name, value in logs.items():
+        yield from _flat_logs(value) if isinstance(value, Mapping) else ((name, tf.convert_to_tensor(value)),)
+
+
+def _labels_and_weights(signature: Signature, rest: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the labels and sample weights among a step's arguments after the inputs; None for what it isn't given."""
+    labels = None if signature.labels is None else signature.labels_of(rest[0])
+    return labels, None if signature.weights is None else rest[-1]

@@ -29,10 +29,11 @@ from .accepting import check_eager, check_model
 from .compiling import check_compilation
 from .deferred import Deferred, build
 from .function import CapturedFunction, FunctionTrainer
-from .objective import Compilation
+from .objective import Compilation, OwnCompilation, that_takes_labels
 from .programs import TRAIN, Captured, capture_program
 from .runs import Limit, Run, Runs
-from .signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
+from .signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
+from .step_function import StepFunction, StepObjective
 from .trainer import Trainer
 from .watched import own_values, tell_of_reads
 
@@ -62,13 +63,15 @@ class _Start:
 
     Attributes:
         trainer: the trainer.
-        told: the specs of inputs that a Keras model tells; None if it tells none.
         optimizer: the user's optimizer, with loss scaling where that is needed.
+        told: the specs of inputs that a Keras model tells; None if it tells none.
+        has_open_labels: whether a Keras model's loss, or its own training step, takes labels of any shape.
     """
 
     trainer: Trainer | FunctionTrainer
     optimizer: keras.optimizers.Optimizer
     told: Structure
+    has_open_labels: bool
     options: TrainingOptions
     context: Context
     collectives: str
@@ -83,9 +86,12 @@ class _Start:
         trainer, context, display = self.trainer, self.context, self.display
         objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
+        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
+            return KerasOptimizer.of(self.optimizer if applied is None else applied, variables)
+
         def capture(kind: str, at: Signature) -> Captured:
             with display.phase("capture of the model"):
-                return capture_program(kind, objective, at, lambda variables: KerasOptimizer.of(self.optimizer, variables))
+                return capture_program(kind, objective, at, optimizer_of)
 
         def first_values(captured: Captured) -> _FirstValues:
             return _FirstValues(captured, context)
@@ -101,17 +107,21 @@ class _Start:
                 with display.phase("search for a plan"):
                     plan = _found(model, context, self.options, lambda: first_values(captured), self.collectives)
             execution = execute(plan, model, first_values(captured), context.processes, self.collectives, display)
-            expected = signature
-            if isinstance(trainer, Trainer):
-                expected = opened(signature, self.told, bool(left_open_by(trainer.compilation.loss)))
+            expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(limit_of(self.options.memory, context.hardware), context.hardware)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values)
-            trainer.start(execution, runs, self.optimizer)
+            applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
+            optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
+            trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
 
 
 def _start_of(
-    trainer: Trainer | FunctionTrainer, optimizer: Any, options: TrainingOptions, told: Structure = None
+    trainer: Trainer | FunctionTrainer,
+    optimizer: Any,
+    options: TrainingOptions,
+    told: Structure = None,
+    has_open_labels: bool = False,
 ) -> _Start:
     """Return how a trainer is started.
 
@@ -127,10 +137,10 @@ def _start_of(
     display = display_here(options.verbose)
     with display.phase("start"):
         context = Context(options.cluster, None, display)
-    chosen = _optimizer(optimizer)
-    if isinstance(trainer, Trainer):
+    chosen = _optimizer("rmsprop" if optimizer is None else optimizer)
+    if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
         chosen = _scaling(chosen, trainer.inner)
-    return _Start(trainer, chosen, told, options, context, collectives, display)
+    return _Start(trainer, chosen, told, has_open_labels, options, context, collectives, display)
 
 
 def _given(wanted: Plan | str, context: Context) -> Plan:
@@ -224,6 +234,31 @@ def refuse_others(others: Mapping[str, Any]) -> None:
         raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
 
 
+def step_function(
+    step: Any, model: Any, optimizer: Any, batch_size: int, data: Sequence[Any] | None, options: TrainingOptions
+) -> StepFunction:
+    """Return a training step on all ranks; see :func:`tensoropt.training_step`."""
+    install_error_handling(current_processes())
+    check_eager("training_step")
+    step = getattr(step, "python_function", step)
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not callable(step):
+        raise InputError(f"training_step takes a function that takes gradients and applies optimizers, got {short(step)}")
+    for each in models:
+        if not isinstance(each, keras.Model):
+            raise InputError(f"model= of training_step takes a Keras model or a list of such, got {short(each)}")
+    for each in optimizers:
+        if not isinstance(each, keras.optimizers.Optimizer):
+            raise InputError(f"optimizer= of training_step takes a Keras optimizer or a list of such, got {short(each)}")
+    checked_batch_size(batch_size)
+    made = StepFunction(StepObjective(step, models), batch_size)
+    made.build = _start_of(made, optimizers[0], options)
+    if data is not None:
+        made.prepare(*data)
+    return made
+
+
 def parallelized(
     model: Any,
     optimizer: Any,
@@ -252,14 +287,25 @@ def parallelized(
         trainer = FunctionTrainer(model)
         _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
-        check_model(model)
+        compiles = any(each is not None for each in (optimizer, loss, metrics, loss_weights, weighted_metrics))
+        check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None:
             raise InputError("parallelize takes batch_size=, the samples per step over all devices; a plan is made for it")
+        if model.compiled and not compiles:
+            compilation: Compilation | OwnCompilation = OwnCompilation(model)
+            optimizer, loss = model.optimizer, getattr(model, "loss", None)
+        else:
+            compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
+        own = that_takes_labels(model, loss)
+        if own:
+            loss = None
         expected = signature_of(model, loss, batch_size, labels, sample_weight, data)
-        trainer = Trainer(model, Compilation(loss, loss_weights, metrics, weighted_metrics))
+        if own and data is None and labels is None and not expected.waits_for:
+            expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
+        trainer = Trainer(model, compilation)
         tell_of_reads(model.variables)
-        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0])
+        start = _start_of(trainer, optimizer, options, inputs_of(model, batch_size)[0], bool(left_open_by(loss)))
         if expected.waits_for:
             trainer.defer(Deferred(model, loss, expected, batch_size, start, running_line()), start.optimizer)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -13,18 +13,19 @@ from ..optimizers.keras_optimizer import KerasOptimizer
 
 
 def plain_optimizer(
-    optimizer: keras.optimizers.Optimizer, model: keras.Model, is_empty: bool = False
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], is_empty: bool = False
 ) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, int | None]]]:
-    """Return a copy of the user's optimizer, built for a model as Keras builds it.
+    """Return a copy of the user's optimizer, built as Keras builds it.
 
     Args:
+        variables: the variables that it may update.
         is_empty: whether to build slots without elements: enough to know their names and paths, without their memory.
 
     Returns:
         The copy, and for each of its variables the index of the trainable variable that it was made for, or None.
     """
     copy = fresh_copy(optimizer)
-    variables = list(model.trainable_variables)
+    variables = list(variables)
     if is_empty:
         inner_of(copy).add_variable_from_reference = _empty_slot(inner_of(copy))
     made = build(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
@@ -54,7 +55,7 @@ def counterparts(
     pairs = []
     for variable, place in made:
         key = None if place is None else keys[place]
-        if place is None or key is not None:
+        if place is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
             pairs.append((variable, waiting[key].pop(0)))
     return pairs
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from ..common.errors import InputError
 from ..frontend.importer import import_graph
-from ..frontend.recorded_graph import RecordedStep
+from ..frontend.recorded_graph import RecordedGradients, RecordedStep
 from ..frontend.tracing.capture import Capture, Program
 from ..frontend.tracing.preprocessing import ancestors
+from ..frontend.tracing.tapes import StepTrace
 from ..ir.graph import Graph, Operator, Tensor
 from ..ir.optimizer import Optimizer
 from .compiling import in_a_sentence
+from .own_step import recorded, traced
 from .signature import Signature
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -27,6 +30,11 @@ class Objective(Protocol):
     @property
     def trained(self) -> Sequence[Any]:
         """The user's trainable variables, Keras's or TensorFlow's."""
+        ...
+
+    @property
+    def applies_optimizers(self) -> bool:
+        """Whether the training step takes gradients and applies optimizers itself; else it returns the loss first."""
         ...
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
@@ -42,7 +50,7 @@ class Objective(Protocol):
         ...
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """Return each kind of program's function and its arguments' specs. The training step returns the loss first."""
+        """Return each kind of program's function and its arguments' specs."""
         ...
 
 
@@ -92,19 +100,23 @@ class Captured:
 
 
 def capture_program(
-    kind: str, objective: Objective, signature: Signature, optimizer: Callable[[Sequence[Any]], Optimizer]
+    kind: str, objective: Objective, signature: Signature, optimizer_of: Callable[[Any, Sequence[Any]], Optimizer]
 ) -> Captured:
     """Capture one program for batches of one size.
 
     Args:
         kind: TRAIN, EVALUATE or PREDICT.
-        optimizer: makes the training step's optimizer for the trainable variables that the loss uses.
+        optimizer_of: makes the graph's optimizer from the user's, or from None where the step applies none itself, for the
+            variables that it trains.
 
     Raises:
         InputError: something can't be captured, the loss isn't a scalar, or it depends on no trainable variable.
     """
     function, arguments = objective.functions(signature)[kind]
     capture = Capture(objective.names_of, objective.layer_of, objective.by_sample)
+    trace = StepTrace() if kind == TRAIN and objective.applies_optimizers else None
+    if trace is not None:
+        function = traced(function, trace)
     try:
         program = capture.add(function, arguments)
     except Exception as error:
@@ -112,10 +124,16 @@ def capture_program(
         if said is error:
             raise
         raise said from error
-    steps = [_step(capture, program, objective, optimizer)] if kind == TRAIN else []
+    steps: Sequence[RecordedStep] = ()
+    taken: Sequence[RecordedGradients] = ()
+    if trace is not None:
+        updates = recorded(capture, program, trace, optimizer_of)
+        program, steps, taken = updates.program, updates.steps, updates.taken
+    elif kind == TRAIN:
+        steps = [_step(capture, program, objective, partial(optimizer_of, None))]
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
-    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], fed)
+    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
     return Captured(graph, program, capture)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,3 +74,8 @@ def skip_steps(iterator: Any, n_steps: int) -> None:
 
     if n_steps:
         iterator._enumerate_iterator = steps_left
+
+
+def as_python(logs: Mapping[str, Any]) -> Logs:
+    """Return a step's results with scalars as Python's numbers."""
+    return {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}

@@ -93,10 +93,15 @@ class TrainerRanks:
 
     @property
     def optimizer(self) -> RunningKeras:
-        """The optimizer of the training step."""
-        running = self.execution.engine.optimizers[TRAIN]
-        assert isinstance(running, RunningKeras)
-        return running
+        """The optimizer of the training step, or the first that it applies."""
+        return self.optimizers[TRAIN]
+
+    @cached_property
+    def optimizers(self) -> dict[str, RunningKeras]:
+        """The optimizers of the training step, by the name of the step that applies each first."""
+        first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
+        found = {name: self.execution.engine.optimizers[name] for name in first}
+        return {name: running for name, running in found.items() if isinstance(running, RunningKeras)}
 
     def lead(self, action: Callable[[], Value]) -> Value:
         """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank."""
@@ -156,7 +161,8 @@ class TrainerRanks:
     def finish_training(self) -> None:
         """Run the optimizer's work at the end of training: moving averages may replace the parameters."""
         self.changed |= self._trained
-        self.optimizer.finish()
+        for optimizer in self.optimizers.values():
+            optimizer.finish()
 
     # State
 

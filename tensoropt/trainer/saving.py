@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -63,14 +63,14 @@ class Saving:
 
     Attributes:
         objective: the user's model, with its loss and metrics.
-        optimizer: the user's optimizer.
+        optimizers: the user's optimizers, by the name of the training step that applies each first.
         ranks: all ranks, which hold the trained values.
         key_of: returns the key of one of the user's variables in the ranks' state; None if no program uses the variable.
         live: decides whether the model's variables show the trained values or their own.
     """
 
     objective: KerasObjective
-    optimizer: keras.optimizers.Optimizer
+    optimizers: Mapping[str, keras.optimizers.Optimizer]
     ranks: TrainerRanks
     key_of: Callable[[Any], str | None]
     live: LiveValues
@@ -85,10 +85,15 @@ class Saving:
     @cached_property
     def objects(self) -> Objects:
         """The user's model and optimizer, with the names of their variables in a checkpoint."""
-        optimizer, pairs = self._plain_optimizer(is_empty=True)
+        copies, pairs = self._plain_optimizers(is_empty=True)
         pairs = [*self._pairs(self.model), *pairs]
         names = [(variable, name_of(entry)) for variable, entry in pairs]
-        return Objects({"model": self.model, "optimizer": optimizer}, names)
+        own = {id(value): name for name, value in vars(self.model).items()} if len(copies) > 1 else {}
+        roots = {
+            own.get(id(optimizer), f"optimizer_{k}" if k else "optimizer"): copies[step]
+            for k, (step, optimizer) in enumerate(self.optimizers.items())
+        }
+        return Objects({"model": self.model, **roots}, names)
 
     def save(self, path: str, position: Position, max_to_keep: int | None) -> None:
         """Save a checkpoint. All ranks call it together, or rank 0 alone while it leads."""
@@ -154,10 +159,11 @@ class Saving:
         attributes, values = dict(vars(model)), [inner(variable).numpy() for variable in model.variables]
         with own_values():
             try:
-                optimizer, pairs = self._plain_optimizer()
+                copies, pairs = self._plain_optimizers()
                 pairs = [*self._pairs(model), *pairs]
                 self._fill(pairs)
-                self.objective.compilation.apply(model, optimizer)
+                of = {id(optimizer): copies[step] for step, optimizer in self.optimizers.items()}
+                self.objective.compilation.with_copies(model, of)
                 yield model, pairs
             finally:
                 vars(model).clear()
@@ -165,11 +171,23 @@ class Saving:
                 for variable, value in zip(model.variables, values, strict=True):
                     inner(variable).assign(value)
 
-    def _plain_optimizer(self, is_empty: bool = False) -> tuple[keras.optimizers.Optimizer, Pairs]:
-        with own_values():
-            optimizer, made = plain_optimizer(self.optimizer, self.model, is_empty)
-        keys = [self.key_of(inner(variable)) for variable in self.model.trainable_variables]
-        return optimizer, counterparts(made, keys, self.ranks.optimizer.state())
+    def _plain_optimizers(self, is_empty: bool = False) -> tuple[dict[str, keras.optimizers.Optimizer], Pairs]:
+        """Return copies of the optimizers, by the same names, and pairs of their variables and the ranks' entries."""
+        known = {id(inner(variable)): variable for variable in self.model.variables}
+        copies: dict[str, keras.optimizers.Optimizer] = {}
+        pairs: Pairs = []
+        for step, optimizer in self.optimizers.items():
+            variables = list(self.model.trainable_variables)
+            if len(self.optimizers) > 1:  # each updates variables of its own
+                captured = self.ranks.runs.planned.captured
+                updated = captured.graph.train_steps[step].variables
+                of_users = (captured.capture.variables[name] for name in updated)
+                variables = [known.get(id(variable), variable) for variable in of_users]
+            with own_values():
+                copies[step], made = plain_optimizer(optimizer, variables, is_empty)
+            keys = [self.key_of(inner(variable)) for variable in variables]
+            pairs += counterparts(made, keys, self.ranks.optimizers[step].state())
+        return copies, pairs
 
     # Models
 

@@ -110,8 +110,7 @@ def signature_of(
     Raises:
         InputError: the batch size or ``data`` is invalid, input shapes aren't known, or losses don't fit the results.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
+    checked_batch_size(batch_size)
     if data is not None:
         return _from_data(data).resized(batch_size)
     inputs, waits_for = inputs_of(model, batch_size)
@@ -200,6 +199,16 @@ def left_open_by(loss: Any, has_data: bool = True) -> str:
     if of.__module__.startswith("keras.") and of.__name__ not in _OTHER_LABELS:
         return ""
     return f"the loss {getattr(of, '__name__', short(loss))} doesn't tell the shapes of its labels"
+
+
+def checked_batch_size(batch_size: object) -> None:
+    """Check a batch size that a user gave.
+
+    Raises:
+        InputError: it isn't a whole number from 1 up.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is the number of samples in a step over all devices, got {short(batch_size)}")
 
 
 def _from_data(data: Any) -> Signature:

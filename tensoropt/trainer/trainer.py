@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -32,9 +32,9 @@ from .deferred import Deferred
 from .handing_out import is_determined
 from .live import LiveValues
 from .live_model import LiveModel
-from .objective import Compilation
+from .objective import Compilation, OwnCompilation
 from .programs import inner
-from .progress import FitProgress, Logs, PositionRecorder, skip_steps
+from .progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
 from .ranks import TrainerRanks
 from .rate import RunningRate
 from .runs import Runs
@@ -54,7 +54,7 @@ class Trainer(LiveModel):
         ranks: the operations that all ranks run together.
     """
 
-    def __init__(self, model: keras.Model, compilation: Compilation) -> None:
+    def __init__(self, model: keras.Model, compilation: Compilation | OwnCompilation) -> None:
         super().__init__(model, compilation)
         self.ranks = TrainerRanks(current_processes(), lambda: self._saving.objects)
         self._sharing = Sharing(self.ranks, self._expected)
@@ -83,16 +83,20 @@ class Trainer(LiveModel):
             self.deferred.capture(seen())
         return self.ranks.runs.expected
 
-    def start(self, execution: Execution, runs: Runs, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the trainer ready to run, once its training step is captured and planned."""
+    def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
+        """Make the trainer ready to run, once its training step is captured and planned.
+
+        Optimizers are given by the name of the training step that applies each first.
+        """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
         live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._started_saving = Saving(self, optimizer, self.ranks, self._key_of, live)
+        self._started_saving = Saving(self, optimizers, self.ranks, self._key_of, live)
         counted = [variable for metric in self.metrics for variable in metric.variables]
         keys = [self._key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
-        live.other_watches = (WatchedOptimizer(optimizer, self.ranks), WatchedMetrics(counted, self.ranks, self._key_of))
+        watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
+        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
         self.go_live(live, RunningRate(self.ranks))
         if deferred is not None and deferred.checkpoint is not None:
             self._saving.load(deferred.checkpoint)
@@ -312,9 +316,10 @@ class Trainer(LiveModel):
             batch = self._batch(element)
             self._check_labels(batch)
             self._saving.live.before_step()
-            _, logs = step(batch)
-            self._progress.results = {name: value.item() if value.ndim == 0 else value for name, value in logs.items()}
-            return self._progress.results
+            computed, logs = step(batch)
+            found = as_python(logs)
+            self._progress.results = as_python(computed) if isinstance(computed, dict) else found
+            return found
 
         return function
 

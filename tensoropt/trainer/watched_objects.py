@@ -18,7 +18,7 @@ from .watched import VariableWatch, Words, watch_all
 class WatchedOptimizer(VariableWatch):
     """A watch over the variables of the optimizer that was given to ``parallelize``."""
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, ranks: TrainerRanks) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer, ranks: TrainerRanks, step: str) -> None:
         words = Words(
             f"the optimizer {type(optimizer).__name__} that was given to parallelize",
             "take self.model.optimizer, as a callback has it, or trainer.optimizer, as in "
@@ -28,14 +28,14 @@ class WatchedOptimizer(VariableWatch):
             "trainer.export_to(model), and parallelize again",
         )
         super().__init__(words, ranks.rank)
-        self._ranks, self._inner = ranks, inner_of(optimizer)
+        self._ranks, self._inner, self._step = ranks, inner_of(optimizer), step
         watch_all(optimizer.variables, self)
 
     def differs(self, variable: Any) -> bool:
         """Return whether the rate is another on the ranks or, for other variables, whether updates were made there."""
         if not self.is_running and not tf.executing_eagerly():
             return False  # a plain optimizer's own step is traced
-        running = self._ranks.optimizer
+        running = self._ranks.optimizers[self._step]
         if variable is self._inner._learning_rate:
             rate = running.learning_rate
             return isinstance(rate, keras.Variable) and bool(np.asarray(inner(rate)) != np.asarray(inner(variable)))
@@ -43,7 +43,7 @@ class WatchedOptimizer(VariableWatch):
 
     @property
     def any_differs(self) -> bool:
-        return self._ranks.optimizer.iterations != int(inner(self._inner.iterations))
+        return self._ranks.optimizers[self._step].iterations != int(inner(self._inner.iterations))
 
 
 class WatchedMetrics(VariableWatch):

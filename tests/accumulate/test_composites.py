@@ -11,7 +11,8 @@ from helpers.strategies import assert_variables, local_shards, random_router, tr
 from tensoropt.common.errors import InputError
 from tensoropt.reschedule.mesh import Mesh
 
-SLICED = {function.__name__: function for function in composite.models.MODELS[:-1]}
+REFUSED = ("normalised_gradient_with_decay", "without_some_by_branch")
+SLICED = {each.__name__: each for each in composite.models.MODELS if each.__name__ not in REFUSED}
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,7 @@ def test_random_strategies_give_one_device_numbers(name: str) -> None:
 
 def test_a_gradient_of_the_full_batch_in_each_micro_batch_is_refused() -> None:
     """Weight decay inside of a custom gradient would be added for each slice."""
-    model = zoo.record(composite.models.MODELS[-1], "sgd").model
+    (function,) = (each for each in composite.models.MODELS if each.__name__ == REFUSED[0])
+    model = zoo.record(function, "sgd").model
     with pytest.raises(InputError, match=r"CustomGradient .* needs the whole batch at once"):
         model.in_micro_batches(2)

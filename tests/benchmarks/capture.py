@@ -121,7 +121,7 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
         function.get_concrete_function(*given)
     with seconds.stage("import"):
         captured = capture_program(
-            TRAIN, objective, signature, lambda variables: KerasOptimizer.of(keras.optimizers.Adam(), variables)
+            TRAIN, objective, signature, lambda _, trained: KerasOptimizer.of(keras.optimizers.Adam(), trained)
         )
     with seconds.stage("backward"):
         planned = Model(captured.graph, analyse(captured.graph))

@@ -105,7 +105,7 @@ def captured(entry: Entry, model: keras.Model, make_optimizer: MakeOptimizer = s
     """The model as ``tensoropt.parallelize`` would capture it."""
     objective = KerasObjective(model, Compilation(entry.loss, None, None, None))
     signature = signature_of(model, entry.loss, entry.batch_size, None, False, None)
-    return capture_program(TRAIN, objective, signature, lambda variables: KerasOptimizer.of(make_optimizer(), variables))
+    return capture_program(TRAIN, objective, signature, lambda _, trained: KerasOptimizer.of(make_optimizer(), trained))
 
 
 def on_one_device(entry: Entry, model: keras.Model, optimizer: Any, program: Captured) -> Iterator[Step]:

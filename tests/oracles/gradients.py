@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from tensoropt.ir.gradient_info import Backward
 from tensoropt.ir.graph import CONSTANT, SOURCES, Graph, Operator, Tensor
-from tensoropt.lowering.gradient_analysis import _MOST_WRITTEN, _emitted, _ends, _is_read, _live, _of_step, _union
+from tensoropt.lowering.gradient_analysis import _MOST_WRITTEN, _emitted, _ends, _is_read, _live, _of_pass, _union
 
 _TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
 
 
 def traced(graph: Graph) -> Backward:
     """Return what :func:`.analyse` returns."""
-    steps = graph.train_steps.values()
-    return _union(graph, (_of_step(graph, step, _Trace(graph).derive(*_ends(graph, step))) for step in steps))
+    passes = graph.backward_passes
+    return _union(graph, (_of_pass(graph, each, _Trace(graph).derive(*_ends(graph, each))) for each in passes))
 
 
 @dataclass

@@ -148,8 +148,13 @@ def test_variables_and_hyperparameters_that_are_none():
         tensoropt.AdamOptimizer(beta1=tensoropt.constant(0.5))
     with refuses("learning_rate of GradientDescent must be a scalar that was recorded"):
         tensoropt.GradientDescentOptimizer(tensoropt.constant([0.1, 0.2])).minimize(model.loss)
-    with refuses(r"recorded as a whole; call minimize\(loss\)"):
-        sgd.compute_gradients(model.loss)
+    with refuses("GradientDescent: compute_gradients takes no grad_loss; multiply the loss by it"):
+        sgd.compute_gradients(model.loss, grad_loss=model.loss)
+    with refuses(r"apply_gradients \(test_bad_input.py:\d+\) of GradientDescent has no gradient; no loss depends"):
+        sgd.apply_gradients([(None, model.w)])
+    slope = sgd.compute_gradients(model.loss, [model.w])[0][0]
+    with refuses(r"'.*' \(test_bad_input.py:\d+\) is made of gradients, .* take those by tensoropt.gradients"):
+        tensoropt.gradients(tensoropt.reduce_sum(slope), [model.w])
 
 
 def test_optimizers_and_sessions_that_are_not_there():
@@ -213,15 +218,6 @@ def test_a_batch_that_is_open():
         tensoropt.find_strategy()
     with refuses("batch_size is the number of samples in a step over all devices, got '8'"):
         tensoropt.init("v100-1x4", batch_size="8")
-
-
-def test_what_waits_for_a_training_step():
-    begin()
-    model = network()
-    with tensoropt.control_dependencies([model.step]):
-        tensoropt.identity(model.loss, name="after")
-    with refuses(r"Identity 'after' \(.*\) waits for the training step 'GradientDescent', .* run it by itself"):
-        tensoropt.find_strategy()
 
 
 def test_a_first_value_that_needs_a_fed_value():

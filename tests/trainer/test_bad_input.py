@@ -61,7 +61,7 @@ def odd(what) -> keras.Model:
 def test_models_that_have_steps_of_their_own():
     model = OwnStep()
     model(np.zeros((8, 6, 6, 2)))
-    with refuses(r"has its own train_step \(test_bad_input.py:\d+\), which isn't called when a plan runs; put what"):
+    with refuses(r"has its own train_step \(test_bad_input.py:\d+\), which uses what the model itself is compiled with"):
         parallelized(model)
     with refuses("parallelize takes a keras.Model, or what tensoropt.capture gives, got 3"):
         parallelized(3)

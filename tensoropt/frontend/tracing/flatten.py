@@ -23,6 +23,12 @@ from .loops import READERS, copy_while, read_value
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
+GRADIENT_ATTRIBUTE = "_tensoropt_gradient"
+"""The attribute of a placeholder that stands for a gradient."""
+SPARE_ATTRIBUTE = "_tensoropt_spare"
+"""The attribute of operators of TensorFlow's own gradients, which count only where something needs them."""
+UPDATE_ATTRIBUTE = "_tensoropt_update"
+"""The attribute of an assignment that stands for an optimizer's update: the index of the application, as text."""
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _DROPPED = ("Print", "PrintV2", "NoOp")
@@ -150,7 +156,7 @@ class _Copy:
     def _copy(self, op: tf.Operation) -> None:
         if op.type in _DROPPED or (op.type == "Assert" and self.flattener.is_of_body):
             return
-        if op.type == "Placeholder":
+        if op.type == "Placeholder" and GRADIENT_ATTRIBUTE not in op.node_def.attr:
             raise InputError(
                 f"placeholder '{op.name}' ({source_line(op)}) is inside of the function; make it one of its arguments"
             )
@@ -197,7 +203,9 @@ class _Copy:
     def _copy_plain(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         graph = self.flattener.graph
         waits = [write for control in op.control_inputs for write in self._writes_of.get(control.name, ())]
-        with graph.control_dependencies(waits if op.type in _READS else None):
+        if op.type in WRITES:  # writes are emitted in order anyway, but for those of optimizers
+            waits = [write for write in waits if UPDATE_ATTRIBUTE in write.node_def.attr]
+        with graph.control_dependencies(waits if op.type in (*_READS, *WRITES) else None):
             made = graph._create_op_internal(
                 op.type,
                 list(inputs),

@@ -51,7 +51,7 @@ class Gradients:
     def run(self) -> None:
         """Add the backward pass of the forward pass that was replayed last."""
         graph = self.view.graph
-        losses = [step.loss for step in graph.train_steps.values()]
+        losses = [each.loss for each in graph.backward_passes]
         for loss in losses:
             replicated = step_sharding(self.view.strategy.mesh, loss, Consumer(loss.name, LOSS))
             with self.program.perhaps_later():

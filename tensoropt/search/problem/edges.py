@@ -91,7 +91,8 @@ class EdgeBuilder:
         self.arrays = ReshardingArrays(steps.costing.reshardings, steps.graph, choices.zero)
         self.consumers = consumers_of(steps.graph)
         self.place = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
-        self.step_place = {name: len(of_node) + i for i, name in enumerate(steps.graph.train_steps)}
+        names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
+        self.step_place = {name: len(of_node) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
         self.nodes = [Node(_name(node), s.mem_bytes, s.compute_ns + s.network_ns) for node, s in of_node]
         for i, (_, states) in enumerate(of_node):
@@ -132,7 +133,8 @@ class EdgeBuilder:
                     consumers = [self._consumer(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
                     if consumers:
                         produced = self._as_produced(states.layouts(i, result), consumers)
-                        made_at = self.place[self.steps.graph.producers[self.steps.costing.viewed(tensor.name)].name]
+                        maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
+                        made_at = self.place[maker.updates or maker.name]
                         is_regathered = i in states.rematerialized or (
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )

@@ -1,0 +1,185 @@
+"""Record gradients as placeholders, and updates as assignments: TensorFlow derives the gradients from local graphs later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from ..ir.graph import Differentiated
+from .tracing.flatten import GRADIENT_ATTRIBUTE, SPARE_ATTRIBUTE, UPDATE_ATTRIBUTE
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """Gradients that were taken of a loss.
+
+    Attributes:
+        loss: a scalar.
+        variables: the variables with respect to which there is a gradient.
+        dense: for each of them the placeholder of its gradient.
+        rows: for each of them the gradient as rows (``IndexedSlices``), if only lookups use the variable; else None.
+        line: the line of the user's code.
+        own: for each variable TensorFlow's own gradient, if that was made, too; else None.
+    """
+
+    loss: tf.Tensor
+    variables: tuple[tf.Variable, ...]
+    dense: tuple[tf.Tensor, ...]
+    rows: tuple[tf.IndexedSlices | None, ...]
+    line: str
+    own: tuple[tf.Tensor | tf.IndexedSlices, ...] | None = None
+
+    def has(self, op: tf.Operation) -> bool:
+        """Return whether an operator is one of the placeholders."""
+        rows = [tensor for each in self.rows if each is not None for tensor in (each.values, each.indices)]
+        return any(tensor.op is op for tensor in (*self.dense, *rows))
+
+    def use_own(self) -> None:
+        """Have what uses the placeholders use TensorFlow's own gradients."""
+        assert self.own is not None
+        for dense, rows, own in zip(self.dense, self.rows, self.own, strict=True):
+            pairs = [(dense, own)] if rows is None else [(rows.values, own.values), (rows.indices, own.indices)]
+            for placeholder, tensor in pairs:
+                for op in placeholder.consumers():
+                    for place, each in enumerate(op.inputs):
+                        if each is placeholder:
+                            op._update_input(place, tensor)
+
+    def gradients_of(self, variables: Iterable[tf.Variable]) -> list[Gradient]:
+        """Return the gradients with respect to variables, as TensorFlow gives them: None for one without."""
+        known = zip(self.variables, self.dense, self.rows, strict=True)
+        found = {id(variable): dense if rows is None else rows for variable, dense, rows in known}
+        return [found.get(id(variable)) for variable in variables]
+
+    def check_rows(self) -> None:
+        """Check that gradients that are rows go to an optimizer as they are.
+
+        Raises:
+            InputError: the graph computes with them.
+        """
+        for variable, rows in zip(self.variables, self.rows, strict=True):
+            if rows is not None and any(tensor.consumers() for tensor in (rows.values, rows.indices)):
+                raise _refused_rows(variable, self.line)
+
+
+def placeholders(
+    loss: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor | None],
+    passed: Differentiated,
+    has_own: bool = False,
+) -> Taken:
+    """Return placeholders for the gradients of a loss.
+
+    Args:
+        handles: for each variable its handle in the graph; None if the graph doesn't use it.
+        passed: where the gradients go.
+        has_own: whether TensorFlow's own gradients are made, too.
+    """
+    ways = [_way(handle, passed) for handle in handles]
+    known = {id(each): (each, way) for each, way in zip(variables, ways, strict=True) if way}
+    used = tuple(variable for variable, _ in known.values())
+    own = _own(loss, used) if has_own else None
+    dense = [_placeholder(variable.dtype, variable.shape) for variable in used]
+    kinds = [tf.int32] * len(used) if own is None else [getattr(each, "indices", each).dtype for each in own]
+    rows = [
+        _rows(variable, kind) if way == "rows" else None
+        for (variable, way), kind in zip(known.values(), kinds, strict=True)
+    ]
+    return Taken(loss, used, tuple(dense), tuple(rows), running_line(), own)
+
+
+def _own(loss: tf.Tensor, variables: Sequence[tf.Variable]) -> tuple[tf.Tensor | tf.IndexedSlices, ...]:
+    graph = loss.graph
+    start = len(graph.get_operations())
+    found = tf.gradients(loss, list(variables))
+    for op in graph.get_operations()[start:]:
+        op._set_attr(SPARE_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
+    return tuple(found)
+
+
+def _way(handle: tf.Tensor | None, passed: Differentiated) -> str:
+    """Return how a gradient comes to a variable: "" for not at all, "rows" from lookups alone, else "dense"."""
+    if handle is None or handle.name not in passed.tensors:
+        return ""
+    readers = [op for op in handle.consumers() if op.name in passed.operands]
+    users = [user for op in readers for user in ([op] if op.type == "ResourceGather" else op.outputs[0].consumers())]
+    users = [op for op in users if op.name in passed.operands]
+    return "rows" if users and all(op.type in ("ResourceGather", "GatherV2") for op in users) else "dense"
+
+
+def _rows(variable: tf.Variable, kind: tf.DType) -> tf.IndexedSlices:
+    values, indices = _placeholder(variable.dtype, [None, *variable.shape[1:]]), _placeholder(kind, [None])
+    return tf.IndexedSlices(values, indices, tf.constant(variable.shape.as_list()))
+
+
+def _placeholder(dtype: tf.DType, shape: Any) -> tf.Tensor:
+    made = tf.compat.v1.placeholder(dtype, shape, name="gradient")
+    made.op._set_attr(GRADIENT_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
+    return made
+
+
+def assign_gradients(
+    pairs: Sequence[tuple[Any, Any]], taken: Sequence[Taken], number: int, line: str
+) -> tuple[tf.Operation, ...]:
+    """Return assignments of gradients to variables, which stand for an optimizer's updates.
+
+    Args:
+        pairs: pairs of a gradient and a variable, the user's or Keras's.
+        taken: all gradients of the graph.
+        number: the index of the application of an optimizer.
+
+    Raises:
+        InputError: a gradient is rows that the graph has computed.
+    """
+    twins = {id(rows): dense for each in taken for rows, dense in zip(each.rows, each.dense, strict=True)}
+    assigns = []
+    for gradient, each in pairs:
+        variable = variable_of(each)
+        tensor = twins.get(id(gradient), gradient)
+        if variable is None or isinstance(tensor, tf.IndexedSlices):
+            raise _refused_rows(each, line)
+        assigned = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tensor)
+        assigned._set_attr(UPDATE_ATTRIBUTE, tf.compat.v1.AttrValue(s=str(number).encode()))
+        assigns.append(assigned)
+    return tuple(assigns)
+
+
+def variable_of(source: Any) -> tf.Variable | None:
+    """Return the TensorFlow variable that is meant by one of TensorFlow's or Keras's; None if it is no variable."""
+    found = source if isinstance(source, tf.Variable) else getattr(source, "_value", None)
+    return found if isinstance(found, tf.Variable) else None
+
+
+def _refused_rows(variable: Any, line: str) -> InputError:
+    return InputError(
+        f"the gradient with respect to '{variable.name.partition(':')[0]}' ({line}) is computed with: it is rows "
+        "(tf.IndexedSlices), since lookups alone use the variable, and rows can only be given to the optimizer as they are; "
+        "clip by the optimizer's clipnorm= or global_clipnorm=, or look up in tf.convert_to_tensor(variable) * 1.0"
+    )
+
+
+def is_pending(op: tf.Operation) -> bool:
+    """Return whether an operator is, or needs, a placeholder of a gradient."""
+    return pending_on(op) is not None
+
+
+def pending_on(op: tf.Operation) -> tf.Operation | None:
+    """Return a placeholder of a gradient that an operator is or needs; None if there is none."""
+    pending, seen = [op], set()
+    while pending:
+        op = pending.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if GRADIENT_ATTRIBUTE in op.node_def.attr:
+            return op
+        pending += [each.op for each in op.inputs]
+    return None

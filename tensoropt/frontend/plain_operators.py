@@ -1,0 +1,35 @@
+"""Refuse operators that can't be imported, since they aren't TensorFlow's own or stand for others."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ..common.errors import InputError
+
+_REFERENCE = "it makes a variable of the old kind; leave use_resource at True"
+_UNSUPPORTED = {
+    "EagerPyFunc": "it calls Python with gradients; use TensorFlow's operators, or numpy_function where none are needed",
+    "VariableV2": _REFERENCE,
+    "Variable": _REFERENCE,
+}
+
+
+def check_is_plain(op: tf.Operation, line: str) -> None:
+    """Check that an operator is one of TensorFlow's own, with TensorFlow's gradient.
+
+    Raises:
+        InputError: it calls a function, has another gradient, or calls Python.
+    """
+    functions = [attr.name for attr in op.op_def.attr if attr.type in ("func", "list(func)")]
+    if functions:
+        raise InputError(
+            f"{op.type} '{op.name}' ({line}) calls a function, which can't be recorded; expected plain "
+            "operators: choose between values with tensoropt.where, or decide in Python"
+        )
+    if "_gradient_op_type" in op.node_def.attr:
+        raise InputError(
+            f"{op.type} '{op.name}' ({line}) has another gradient by gradient_override_map, which can't be "
+            "recorded; write it with tf.custom_gradient"
+        )
+    if op.type in _UNSUPPORTED:
+        raise InputError(f"{op.type} '{op.name}' ({line}) can't be recorded: {_UNSUPPORTED[op.type]}")

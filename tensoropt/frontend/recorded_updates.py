@@ -1,0 +1,54 @@
+"""Find out of recorded gradients and updates which updates minimise a loss, with nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from .recorded_graph import RecordedGradients, RecordedStep
+
+
+def minimised(step: RecordedStep, taken: Sequence[RecordedGradients]) -> RecordedStep:
+    """Return a step with what it updates by: a loss, if it takes that one's gradients as they are, or tensors.
+
+    Args:
+        step: the step, whose assignments say what it updates by.
+        taken: all gradients of the graph.
+    """
+    gradients = tuple(behind_identities(op.inputs[1]) for op in step.assigns)
+    assigns = {op.name for op in step.assigns}
+    for each in taken:
+        known = {tensor.name for tensor in each.results}
+        users = {op.name for tensor in each.results for op in _users(tensor)}
+        if all(tensor.name in known for tensor in gradients) and users == assigns:
+            return replace(step, loss=each.loss)
+    return replace(step, gradients=gradients)
+
+
+def computed_with(taken: Sequence[RecordedGradients], steps: Sequence[RecordedStep]) -> tuple[RecordedGradients, ...]:
+    """Return the gradients that the graph computes with, or that a step was given among others."""
+    used = {tensor.name for step in steps for tensor in step.gradients}
+    assigns = {op.name for step in steps for op in step.assigns}
+    return tuple(
+        each
+        for each in taken
+        if any(tensor.name in used or any(op.name not in assigns for op in _users(tensor)) for tensor in each.results)
+    )
+
+
+def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor behind identities."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _users(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Return the operators that use a tensor, also behind identities."""
+    for op in tensor.consumers():
+        if op.type == "Identity":
+            yield from _users(op.outputs[0])
+        else:
+            yield op

@@ -1,0 +1,210 @@
+"""Run a function that is a training step, with gradients and optimizers in it, on all ranks under a plan."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..common.errors import InputError, short
+from ..common.source_lines import running_line
+from ..frontend.tracing.capture import own_name
+from ..plan.plan import Plan
+from .function import FunctionTrainer
+from .live import LiveValues
+from .programs import TRAIN, inner
+from .runs import Run, Runs
+from .signature import Signature
+from .watched import Words, own_values
+
+
+@dataclass(eq=False)
+class StepObjective:
+    """The user's training step.
+
+    Attributes:
+        function: the step.
+        models: the Keras models whose variables it trains or uses.
+    """
+
+    function: Callable[..., Any]
+    models: Sequence[keras.Model]
+    applies_optimizers: bool = True
+    trained: Sequence[Any] = ()
+
+    def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
+        """Return the Keras paths of the models' variables, and the own names of others."""
+        known = {id(inner(each)): str(each.path) for model in self.models for each in model.variables}
+        return [known.get(id(variable)) or own_name(variable) for variable in variables]
+
+    def layer_of(self, name: str) -> str | None:
+        """Return None: layers are named by the user's lines."""
+        return None
+
+    by_sample = layer_of
+
+    def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
+        """Return the step and the specs of its arguments."""
+        return {TRAIN: (self.function, signature.inputs)}
+
+
+@dataclass(eq=False)
+class StepFunction(FunctionTrainer):
+    """A training step on all ranks: call it with the full batch, the same on every rank.
+
+    Variables beside those of the models, such as those of metrics, have the ranks' values after each call.
+
+    Attributes:
+        captured: the user's step.
+        batch_size: the number of samples of a step, over all devices; the last batch of an epoch may be smaller.
+        build: plans the step for a batch of this signature, and makes it ready to run.
+    """
+
+    captured: Any
+    batch_size: int
+    build: Callable[[Signature], None] = field(init=False)
+    _others: dict[str, Run] = field(default_factory=dict)
+    _live: list[LiveValues] = field(default_factory=list)
+    _beside: dict[str, tf.Variable] = field(default_factory=dict)
+    _seen: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run one training step; return what the step returns, as arrays.
+
+        Raises:
+            InputError: an argument has another shape than planned, or ranks give different arguments.
+        """
+        signature = self.prepare(*arguments)
+        run = self._run(signature)
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(list(arguments))]
+        self._same.check(lambda: zip((tensor.name for tensor in run.captured.given), leaves, strict=True))
+        for live in self._live:
+            live.before_step()
+        self._push()
+        self._ranks.changed |= self._ranks._trained
+        results = run(leaves, is_share=False)
+        self._pull()
+        return None if isinstance(results, tuple) and not results else results
+
+    def prepare(self, *arguments: Any) -> Signature:
+        """Plan the step for a batch, if it isn't planned yet; return the batch's signature."""
+        signature = self._signature(arguments)
+        if not self._is_built:
+            self.build(signature)
+            self._watch()
+        return signature
+
+    @property
+    def _is_built(self) -> bool:
+        return hasattr(self, "_ranks")
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs.
+
+        Raises:
+            InputError: the step was never called, so that its batch isn't known.
+        """
+        if not self._is_built:
+            raise InputError(
+                f"a training step is planned when it is first called ({running_line()}), with a batch that shows its "
+                "shapes; call it, or give training_step data= with the arguments of one call"
+            )
+        return super().plan
+
+    def save(self, filepath: Any, *, max_to_keep: int | None = None) -> None:
+        """Save a checkpoint as :meth:`.FunctionTrainer.save` does, once the step is planned."""
+        assert self.plan
+        super().save(filepath, max_to_keep=max_to_keep)
+
+    def load(self, filepath: Any) -> None:
+        """Load a checkpoint as :meth:`.FunctionTrainer.load` does, once the step is planned."""
+        assert self.plan
+        super().load(filepath)
+        self._pull()
+
+    def export(self) -> None:
+        """Assign the trained values to the user's own variables, on every rank."""
+        assert self.plan
+        variables = self._ranks.runs.planned.captured.capture.variables
+        known = {name: variable for name, variable in variables.items() if name in self._ranks.state}
+        with own_values():
+            for key, value in self._ranks.values(known):
+                known[key].assign(value)
+        self._ranks.changed.clear()
+        for live in self._live:
+            live.settle()
+
+    def _signature(self, arguments: Sequence[Any]) -> Signature:
+        """Return the signature of a call.
+
+        Raises:
+            InputError: the batch is larger than planned.
+        """
+        names = list(inspect.signature(self.captured.function).parameters)
+        specs = [_specs(each, name) for each, name in zip(arguments, [*names, *("",) * len(arguments)], strict=False)]
+        size = next((leaf.shape[0] for leaf in tf.nest.flatten(specs) if leaf.shape.rank), None)
+        if size is None or size > self.batch_size or (size < self.batch_size and not self._is_built):
+            raise InputError(
+                f"a training step ({running_line()}) is called with a batch of {size} samples, expected batch_size="
+                f"{self.batch_size}, over all devices"
+            )
+        return Signature(specs)
+
+    def _run(self, signature: Signature) -> Run:
+        key = str(signature.inputs)
+        runs: Runs = self._ranks.runs
+        if signature == runs.signature:
+            return runs.planned
+        if key not in self._others:
+            self._others[key] = runs._made(TRAIN, signature)
+        return self._others[key]
+
+    def _watch(self) -> None:
+        """Watch the models, and note the variables beside them."""
+        keys = {id(inner(each)): None for model in self.captured.models for each in model.variables}
+        variables = self._ranks.runs.planned.captured.capture.variables
+        self._beside = {
+            name: variable
+            for name, variable in variables.items()
+            if id(variable) not in keys and name in self._ranks.state
+        }
+        by_variable = {id(variable): name for name, variable in variables.items() if name in self._ranks.state}
+        for model in self.captured.models:
+            words = Words(
+                f"model '{model.name}'",
+                "take what the step returns",
+                "call train.export() on all ranks ahead of it",
+                "call train.export(), assign, and make another training_step",
+            )
+            self._live.append(LiveValues(model, self._ranks, lambda each: by_variable.get(id(each)), words))
+
+    def _push(self) -> None:
+        """Give the ranks what the user has assigned to variables beside the models, as by reset_state of a metric."""
+        for name, variable in self._beside.items():
+            value = variable.numpy()
+            if name in self._seen and not np.array_equal(value, self._seen[name]):
+                self._ranks.assign(name, value)
+
+    def _pull(self) -> None:
+        """Give variables beside the models the ranks' values."""
+        for name, value in self._ranks.values(self._beside):
+            self._beside[name].assign(value)
+            self._seen[name] = np.array(value)
+
+
+def _specs(argument: Any, name: str) -> Any:
+    """Return the specs of one argument's tensors, named after the argument."""
+    leaves = tf.nest.flatten(argument)
+    for leaf in leaves:
+        if isinstance(leaf, (str, bytes, tf.RaggedTensor, tf.SparseTensor)) or leaf is None:
+            raise InputError(f"a training step ({running_line()}) takes dense tensors and arrays, got {short(leaf)}")
+    arrays = [leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf) for leaf in leaves]
+    named = [name if len(leaves) == 1 else f"{name}_{i}" for i in range(len(leaves))]
+    specs = [tf.TensorSpec(each.shape, each.dtype, own or None) for each, own in zip(arrays, named, strict=True)]
+    return tf.nest.pack_sequence_as(argument, specs)

@@ -1,0 +1,28 @@
+"""One rank of the tests of steps that users wrote: models, scripts of TensorFlow's first version, a custom training loop.
+
+mpirun -n 2 own_steps_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from session import updates
+from trainer import own_steps
+
+WHERE = {"cluster": "v100-1x2"}
+
+
+def main(folder: str) -> None:
+    own_steps.check("gan", **WHERE)
+    updates.check("clipped", hardware="v100-1x2")
+    own_steps.check_loop(f"{folder}/loop", **WHERE)
+    print("as on one device", flush=True)
+    own_steps.loop_of("read", **WHERE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
