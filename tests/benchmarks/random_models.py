@@ -1,6 +1,6 @@
 """Random Keras models under random plans against plain Keras on one device.
 
-    python tests/benchmarks/random_models.py [--cases 1000] [--first 0] [--seed N]
+    python tests/benchmarks/random_models.py [--cases 1000] [--first 0] [--seed N] [--jobs 2]
 
 Each seed is a model with one or two inputs and results, a loss, an optimizer, two or three batches, and a plan for 2 to 6
 emulated devices: any strategy, or what the search finds by ``force``, within a memory limit, or anywhere on the frontier; in
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -28,7 +30,7 @@ from random_models.running import NOT_BY_KERAS, REFUSED, ROUNDING, SAME, UNSTABL
 from tabulate import tabulate
 from tqdm import tqdm
 
-COLLECTED_AFTER = 10
+CASES_OF_A_PROCESS, COLLECTED_AFTER = 40, 10
 COUNTED_APART = (REFUSED, NOT_BY_KERAS, ROUNDING, UNSTABLE)
 
 
@@ -49,20 +51,34 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seed", type=int, help="run this one alone, and print it")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that run cases at once")
     given = parser.parse_args()
     first, count = (given.first, given.cases) if given.seed is None else (given.seed, 1)
-    outcomes = []
-    with graphs_as_built():
-        for seed in tqdm(range(first, first + count), unit="case", disable=None):
-            started = time.perf_counter()
-            outcomes.append(run(drawn(seed)))
-            if len(outcomes) % COLLECTED_AFTER == 0:
-                gc.collect()
-                print(f"{len(outcomes)} of {count} cases", file=sys.stderr, flush=True)
-            if given.seed is not None or outcomes[-1].kind != SAME:
-                print(f"{outcomes[-1]} [{time.perf_counter() - started:.1f} s]", flush=True)
+    seeds = range(first, first + count)
+    parts = [seeds[start : start + CASES_OF_A_PROCESS] for start in range(0, count, CASES_OF_A_PROCESS)]
+    outcomes: list[Outcome] = []
+    # Each case leaves memory behind, so that a process ends after few.
+    with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=1) as pool:
+        for part in tqdm(pool.imap_unordered(outcomes_of, parts), total=len(parts), unit="part", disable=None):
+            outcomes += (outcome for outcome, _ in part)
+            for outcome, seconds in part:
+                if given.seed is not None or outcome.kind != SAME:
+                    print(f"{outcome} [{seconds:.1f} s]", flush=True)
+            print(f"{len(outcomes)} of {count} cases", file=sys.stderr, flush=True)
     print(table(outcomes))
     return int(any(outcome.is_fault for outcome in outcomes))
+
+
+def outcomes_of(seeds: Sequence[int]) -> list[tuple[Outcome, float]]:
+    """Run cases in this process; return their outcomes and how many seconds each took."""
+    found = []
+    with graphs_as_built():
+        for seed in seeds:
+            started = time.perf_counter()
+            found.append((run(drawn(seed)), time.perf_counter() - started))
+            if len(found) % COLLECTED_AFTER == 0:
+                gc.collect()
+    return found
 
 
 if __name__ == "__main__":

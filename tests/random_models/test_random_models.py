@@ -20,12 +20,12 @@ from random_models.drawing import Case, CaseOptions, Training, drawn
 from random_models.running import ROUNDING, SAME, UNSTABLE, WRONG, Outcome, run
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.resharding import backends
-from tensoropt.runtime import engine
+from tensoropt.runtime import step_emission
 from tensoropt.runtime.engine import Engine
 
 CASES, IN_A_TEST, BY_DEFAULT, LEAST_SAME = 50, 5, 4, 3
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
-simulate, gradients_of, update = backends.simulate, engine.gradients_of, Engine._update
+simulate, gradients_of, update = backends.simulate, step_emission.gradients_of, Engine._update
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
@@ -55,7 +55,7 @@ def _update(self: Engine, op: Operator, operands: list[Any]) -> Any:
 
 FAULTS = {
     "collectives": lambda: mock.patch.object(backends, "simulate", _collective),
-    "gradients": lambda: mock.patch.object(engine, "gradients_of", _gradients),
+    "gradients": lambda: mock.patch.object(step_emission, "gradients_of", _gradients),
     "moving statistics": lambda: mock.patch.object(Engine, "_update", _update),
 }
 
