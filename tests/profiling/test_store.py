@@ -71,7 +71,8 @@ def test_ranks_write_at_the_same_time(tmp_path):
         "import sys; from pathlib import Path; from tensoropt.profiling.store import Store; "
         "from tensoropt.profiling.work import Measured, WorkItem\n"
         "store = Store(Path(sys.argv[1]), 'here')\n"
-        "for i in range(40): store.add([Measured(WorkItem('Relu', 'float32', 1, 2, 0, f'{sys.argv[2]} {i}'), 1.0, 0.0, 0.0)])"
+        "for i in range(40):\n"
+        "    store.add([Measured(WorkItem('Relu', 'float32', 1, 2, 0, f'{sys.argv[2]} {i}'), 1.0, 0.0, 0.0)])"
     )
     path, env = tmp_path / FILE, child_environment()
     ranks = [subprocess.Popen([sys.executable, "-c", code, path, str(rank)], env=env, stderr=subprocess.PIPE, text=True)

@@ -8,12 +8,13 @@ from helpers.mpirun import run_ranks
 
 SCRIPT = Path(__file__).with_name("progress_rank.py")
 STARTING = ["start of the ranks", "measurement of the devices"]
+PLANNING = ["capture of the model", "gradients of the model", "search for a plan"]
 RUNNING = ["first values of the variables", "first step"]
 DISTURBED = "other work disturbs these devices"  # as it may while tests run
 SHOWN = {
     "session 1": [*STARTING, "search for a plan", "import of the model", "import of the model", *RUNNING],
     "session 0": STARTING[:1],  # init() comes before the call that asks for silence
-    "trainer 1": ["start", STARTING[0], "start", "capture of the model", "gradients of the model", "search for a plan", *RUNNING],
+    "trainer 1": ["start", STARTING[0], "start", *PLANNING, *RUNNING],
     "trainer 0": [],
 }
 
