@@ -86,12 +86,14 @@ class Plan:
     def strategy(self) -> Strategy:
         """The strategy that the plan records."""
         shared = {d.tensor: d.sharding for d in self.reshardings if d.is_shared}
-        again = (d for d in self.reshardings if d.is_regathered)
-        regathered = frozenset(
-            Copy(d.tensor, None if d.is_shared or d.is_regathered_with_source else d.consumers[0]) for d in again
-        )
         rematerialized = frozenset(op.name for op in self.operators if op.is_rematerialized)
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, regathered, rematerialized)
+        regathered = set()
+        for d in (d for d in self.reshardings if d.is_regathered):
+            if not d.is_regathered_with_source:
+                regathered.add(Copy(d.tensor, None if d.is_shared else d.consumers[0]))
+            elif d.tensor.rpartition(":")[0] not in rematerialized:  # else it follows from the rematerialized operator
+                regathered.add(Copy(d.tensor))
+        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, frozenset(regathered), rematerialized)
 
     @property
     def n_split_operators(self) -> int:

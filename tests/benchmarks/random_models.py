@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TENSOROPT_QUIET", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from helpers.switches import graphs_as_built

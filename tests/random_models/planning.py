@@ -17,8 +17,10 @@ from tensoropt.plan.options import find
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.request import OF_CURVE, Request, searched
+from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
+from tensoropt.sharding.model import Model
 from tensoropt.sharding.strategy import StrategyView
 
 MOST_FORCED = 3
@@ -80,14 +82,14 @@ def _random_plan(rng: random.Random, options: CaseOptions, request: Request) -> 
         invalid = (why_invalid(rule_of(whole.operators[name]), config) for name, config in view.strategy.configs.items())
         if n_micro_batches == 1 or not any(invalid):
             break
-    return _as_plan(view, rng.randrange(1000), request, n_micro_batches)
+    return as_plan(view, rng.randrange(1000), request.model, request.hardware, n_micro_batches)
 
 
-def _as_plan(view: StrategyView, seed: int, request: Request, n_micro_batches: int) -> Plan:
+def as_plan(view: StrategyView, seed: int, model: Model, hardware: Hardware, n_micro_batches: int = 1) -> Plan:
     """A strategy as a plan that was read from its file."""
-    mesh, model = view.strategy.mesh, request.model.in_micro_batches(n_micro_batches)
+    mesh, model = view.strategy.mesh, model.in_micro_batches(n_micro_batches)
     view = model.view(replace(view.strategy, rematerialized=view.rematerialized))
-    costing = costing_of(model, request.hardware, mesh)
+    costing = costing_of(model, hardware, mesh)
     in_step = {op.name for op in view.graph.step_operators}
     operators = []
     for name, seen in view.interfaces.items():

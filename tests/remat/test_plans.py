@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import zoo as small
+from helpers.strategies import random_strategy
+from random_models.planning import as_plan
 
 import tensoropt
 from tensoropt import zoo
@@ -36,6 +40,18 @@ def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Pat
     assert loaded.strategy.rematerialized == plan.strategy.rematerialized and loaded.operators == plan.operators
     loaded.check_for(found.model.graph)
     check_reshardings(found.model.view(loaded.strategy), loaded)
+
+
+@pytest.mark.parametrize("function", [small.mlp, small.cnn, small.attention])
+def test_any_plan_has_the_copies_that_its_strategy_regathers(function: Callable[[], small.Built]) -> None:
+    """Copies of rematerialized results and of regathered shared copies follow from these, with and without each."""
+    model, hardware = small.record(function, "momentum"), named("v100-1x4")
+    for seed in range(40):
+        view = random_strategy(
+            model, hardware.mesh(4), seed, share_regathered=(0.0, 0.3)[seed % 2], share_rematerialized=0.5
+        )
+        plan = as_plan(view, seed, model.model, hardware)
+        check_reshardings(model.model.view(plan.strategy), plan)
 
 
 def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier) -> None:
