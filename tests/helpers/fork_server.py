@@ -1,8 +1,9 @@
-"""A process that has imported TensorFlow and forks into whatever scripts it is sent, each with the sender's own files.
+"""A process that has imported TensorFlow and TensorOpt and forks into whatever scripts it is sent.
 
-Starting Python with TensorFlow takes seconds; a fork takes hundredths of a second, and is a process like any other: it
-starts MPI and TensorFlow's runtime itself, may change or kill itself, and leaves nothing to the next. No thread may run
-here, for threads don't live on in a fork.
+Each has the sender's own files. Starting Python with TensorFlow takes seconds; a fork takes hundredths of a second, and is a
+process like any other: it starts MPI and TensorFlow's runtime itself, may change or kill itself, and leaves nothing to the
+next. No thread may run here, for threads don't live on in a fork. ``tensoropt/__init__.py``, which reads the environment,
+runs in each fork again.
 
 A request comes as the sender's standard files, then JSON; the answer is the fork's process id and, once it has ended, its
 status. If the sender goes away, so do the fork and all that it has started.
@@ -10,9 +11,12 @@ status. If the sender goes away, so do the fork and all that it has started.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -22,11 +26,17 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("tensorflow", "keras", "h5py", "scipy.optimize", "numba", "networkx", "tqdm", "tabulate", "mpi4py")
+PACKAGE = "tensoropt"
+OWN = ("tensoropt.session.session", "tensoropt.trainer.parallelize")
 STATUS = struct.Struct("<i")
 
 
@@ -37,6 +47,36 @@ def kill_session(session: int) -> None:
             with contextlib.suppress(OSError):
                 if os.getsid(int(entry.name)) == session:
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+KEPT: set[str] = set()
+"""Names of the modules that the server has imported, but for Python's own."""
+
+
+def _keep_modules() -> None:
+    """Leave what the server has imported to the end of the process: a fork takes it apart for a fifth of a second, else."""
+    for name in KEPT & sys.modules.keys():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
+
+
+class _Again(SourceFileLoader):
+    """Imports the package that the server has imported: its modules are there, its ``__init__.py`` runs again."""
+
+    def __init__(self) -> None:
+        names = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
+        self.modules = {name: sys.modules.pop(name) for name in names}
+        super().__init__(PACKAGE, str(self.modules[PACKAGE].__file__))
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == PACKAGE else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.modules[PACKAGE]
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)
+        sys.modules.update(self.modules)
+        super().exec_module(module)
 
 
 @dataclass
@@ -65,9 +105,15 @@ def main() -> None:
     """Serve the socket that the first argument names until standard input, a pipe from the process of the tests, ends."""
     sys.argv.pop(0)
     listening = socket.socket(fileno=int(sys.argv.pop(0)))
+    atexit.register(_keep_modules)  # before all others, so that it is called after them
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    sys.path.insert(0, str(ROOT))
+    for name in OWN:
+        importlib.import_module(name)
+    sys.path.remove(str(ROOT))
+    KEPT.update(name for name in sys.modules if name.split(".")[0] not in {*sys.stdlib_module_names, "__main__"})
     assert len(os.listdir("/proc/self/task")) == 1, "a thread of the server would be missing in its forks"
     gc.collect()
     gc.freeze()
@@ -128,6 +174,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.sched_setaffinity(0, request["cores"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.meta_path.insert(0, _Again())
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     random.seed()
     numpy = sys.modules.get("numpy")
