@@ -87,6 +87,9 @@ def check(model: zoo.Recorded, view: StrategyView, seed: int, backend: Backend, 
 def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(3 if collectives == "link" else 0)
+    if collectives == "horovod":
+        # Its many small operators keep TensorFlow's graph optimizer busy for most of the time; feeding_worker.py has it on.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
     backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {

@@ -147,6 +147,8 @@ def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
 
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    # All that is held in one graph would keep TensorFlow's graph optimizer busy for most of the time.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     for mesh in [Mesh.of(COMM.size)] + [Mesh.of(2, 2)] * (COMM.size == 4):
         backend = GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))
         kinds = set()

@@ -24,13 +24,15 @@ LATE = ROOT / "tests" / "runtime" / "late_rank.py"
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None and "CI" not in os.environ, reason="Horovod isn't installed: make horovod"
 )
+YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+"""As for ranks of a script: Horovod's thread must leave the core to the rank's other threads while it waits."""
 
 
 @needs_horovod
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_every_step_is_the_simulation_s(n_ranks: int) -> None:
     """Uneven blocks, every dtype, halos, maxima; 4 ranks as one axis and as two."""
-    result = run_ranks(n_ranks, "-m", "mpi4py", HERE / "horovod_worker.py", timeout=240)
+    result = run_ranks(n_ranks, "-m", "mpi4py", HERE / "horovod_worker.py", timeout=240, env=YIELDING)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"every step on {n_ranks} ranks" in result.stdout
 
@@ -40,7 +42,7 @@ def test_every_step_is_the_simulation_s(n_ranks: int) -> None:
     ("n_ranks", "case", "count"), [(2, "models", 6), (4, "models", 3), (3, "broadcasting", 3), (4, "windows", 2)]
 )
 def test_random_strategies_give_one_device_numbers(n_ranks: int, case: str, count: int) -> None:
-    result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "horovod", timeout=240)
+    result = run_ranks(n_ranks, "-m", "mpi4py", EXECUTION_WORKER, case, count, "horovod", timeout=240, env=YIELDING)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{count} strategies, " in result.stdout
 
