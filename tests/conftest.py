@@ -42,13 +42,30 @@ def _interruptions_arrive() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MOST_FROZEN = 1_500_000
+"""So many objects may be left out of the search for garbage before what is none any more is looked for among them."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what is imported by now out of all searches for garbage."""
+    gc.collect()
+    gc.freeze()
+    session.config.stash[FROZEN] = gc.get_freeze_count()
+
+
+FROZEN = pytest.StashKey[int]()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collect what :func:`graphs_as_built` left out of the search for garbage: workers grew to 9 GB otherwise."""
     yield
-    if gc.get_freeze_count():
+    stash = request.config.stash
+    if gc.get_freeze_count() > stash[FROZEN] + MOST_FROZEN:
         gc.unfreeze()
         gc.collect()
+        gc.freeze()
+        stash[FROZEN] = gc.get_freeze_count()
 
 
 @pytest.fixture(scope="module")
