@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -256,8 +257,12 @@ class Recorded:
         return self.model.graph
 
 
+@lru_cache(maxsize=32)
 def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Recorded:
-    """Record a model function with one training step ``train``, import it, and train it in plain TensorFlow."""
+    """Record a model function with one training step ``train``, import it, and train it in plain TensorFlow.
+
+    The result is immutable, and tests of a process share it.
+    """
     with tf.Graph().as_default() as recorded:
         tf.compat.v1.set_random_seed(seed)
         built = function()
@@ -270,7 +275,7 @@ def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Reco
     step = RecordedStep(train, built.loss, names, Classic(optimizer, tuple(hyperparameters.items())))
     graph = import_graph(recorded, [step])
     check(graph)
-    with recorded.as_default(), tf.compat.v1.Session() as session:
+    with recorded.as_default(), tf.compat.v1.Session(config=_unoptimized()) as session:
         # Only now, so that the recorded graph above is that of a user, without gradients.
         minimize = _optimizer(optimizer, hyperparameters).minimize(built.loss, var_list=trained)
         session.run(tf.compat.v1.global_variables_initializer())
@@ -290,6 +295,13 @@ def record(function: Callable[[], Built], optimizer: str, seed: int = 1) -> Reco
         batches,
         Reference(tuple(losses), after, tuple(metrics)),
     )
+
+
+def _unoptimized() -> tf.compat.v1.ConfigProto:
+    """Return what runs a graph as it was built: looking for a faster one takes longer than a few steps."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
 
 
 def _optimizer(kind: str, hyperparameters: Mapping[str, float]) -> Any:
