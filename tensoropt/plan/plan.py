@@ -35,7 +35,7 @@ NAME_WIDTH, TYPE_WIDTH = 40, 24
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """How a model runs on a mesh.
+    """One strategy for a model on a mesh, with its costs.
 
     Attributes:
         operators: config and costs of every operator.
@@ -93,7 +93,8 @@ class Plan:
                 regathered.add(Copy(d.tensor, None if d.is_shared else d.consumers[0]))
             elif d.tensor.rpartition(":")[0] not in rematerialized:  # else it follows from the rematerialized operator
                 regathered.add(Copy(d.tensor))
-        return Strategy(self.mesh, {op.name: op.config for op in self.operators}, shared, frozenset(regathered), rematerialized)
+        configs = {op.name: op.config for op in self.operators}
+        return Strategy(self.mesh, configs, shared, frozenset(regathered), rematerialized)
 
     @property
     def n_split_operators(self) -> int:
