@@ -65,8 +65,9 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines.task import Task
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
-from tensoropt.tools.offline import Recorded, record
+from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import PlanCheck, check_plan
+from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import interleaved_seconds
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
