@@ -26,6 +26,7 @@ from ..runtime.checkpoint import read_metadata
 from ..runtime.execute import Execution
 from ..runtime.ranks import current_processes
 from .batch import Batch
+from .batch_checks import check_labels
 from .callbacks import on_ranks
 from .data import Sharing
 from .deferred import Deferred
@@ -314,7 +315,7 @@ class Trainer(LiveModel):
             if isinstance(element, Batch):
                 check(element)
             batch = self._batch(element)
-            self._check_labels(batch)
+            check_labels(batch, self.ranks.runs.signature, self.inner)
             self._saving.live.before_step()
             computed, logs = step(batch)
             found = as_python(logs)
@@ -325,6 +326,9 @@ class Trainer(LiveModel):
 
     def make_predict_function(self, force: bool = False) -> Callable[[Sequence[Any]], Any]:
         """Return the function that predicts a list of batches and concatenates the results."""
+
+        if self.deferred is not None:
+            self.deferred.check_predicts()
 
         def function(elements: Sequence[Any]) -> Any:
             batches = list(map(self._batch, elements))
@@ -337,15 +341,6 @@ class Trainer(LiveModel):
 
     def _batch(self, element: Any) -> Batch:
         return element if isinstance(element, Batch) else self._sharing.full_batch(element)
-
-    def _check_labels(self, batch: Batch) -> None:
-        """Check that a batch to train on or to evaluate has labels, if the loss or a metric takes them.
-
-        Raises:
-            InputError: it has none.
-        """
-        if self.ranks.runs.signature.labels is not None and not batch.labels:
-            raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
 
     def _check_size(self, batch: Batch) -> None:
         """Check a batch's size against the plan's.

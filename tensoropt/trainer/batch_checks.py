@@ -1,0 +1,29 @@
+"""Check a batch against the plan, before a step takes it."""
+
+from __future__ import annotations
+
+import keras
+
+from ..common.errors import InputError
+from ..common.source_lines import running_line
+from .batch import Batch
+from .objective import that_takes_labels
+from .signature import Signature
+
+
+def check_labels(batch: Batch, planned: Signature, model: keras.Model) -> None:
+    """Check that a batch to train on or to evaluate has labels if the plan was made with some, and none otherwise.
+
+    Labels without use are left out, but what a step of the model's own makes of them isn't known.
+
+    Raises:
+        InputError: it has none, or some that the model's own step would be given.
+    """
+    if planned.labels is not None and not batch.labels:
+        raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
+    own = that_takes_labels(model, None)
+    if batch.drops_labels and own:
+        raise InputError(
+            f"batches ({running_line()}) have y, without which the plan was made, and {own} of model '{model.name}' may use "
+            "it; give x alone, or show such a batch by data=(x, y) of parallelize"
+        )

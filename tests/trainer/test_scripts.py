@@ -1,0 +1,127 @@
+"""What scripts do in and around steps of their own: it gives plain Keras's numbers, or is refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainer.own_steps import BATCH, SPLIT, float64, inputs, labelled
+
+import tensoropt
+
+EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2", "batch_size": BATCH}
+
+
+def classes() -> Any:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def model_of(step: Callable[..., Any], **compiled: Any) -> keras.Model:
+    """A small classifier with this training step."""
+    kind = type("Classifier", (keras.Sequential,), {"train_step": step})
+    model: keras.Model = kind([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
+    model.compile(**{"optimizer": keras.optimizers.Adam(1e-2), "loss": classes(), **compiled})
+    return model
+
+
+def fitted(model: Any, x: Any, y: Any = None, **named: Any) -> Any:
+    return model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **named).history
+
+
+def check(step: Callable[..., Any], use: Callable[[Any], Any], **compiled: Any) -> Any:
+    """Check that what a use of the trainer gives, and its weights, are those of plain Keras; return the trainer."""
+    with float64():
+        keras.utils.set_random_seed(1)
+        plain = model_of(step, **compiled)
+        expected = use(plain)
+        keras.utils.set_random_seed(1)
+        trainer = tensoropt.parallelize(model_of(step, **compiled), force=SPLIT, **EMULATED)
+        got = use(trainer)
+    pairs = zip(*map(tf.nest.flatten, ([got, trainer.get_weights()], [expected, plain.get_weights()])), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    return trainer
+
+
+def sharpness_aware(model: Any, data: Any) -> dict[str, Any]:
+    """Take gradients at weights that the step has moved, and move them back."""
+    (x, y), weights = data, model.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    gradients = tape.gradient(loss, weights)
+    norm = tf.linalg.global_norm(gradients)
+    moves = [0.05 * each / norm for each in gradients]
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_add(move)
+    with tf.GradientTape() as tape:
+        moved = model.compute_loss(x, y, model(x, training=True))
+    gradients = tape.gradient(moved, weights)
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_sub(move)
+    model.optimizer.apply(gradients, weights)
+    return {"loss": loss, "norm": norm}
+
+
+def with_constants(model: Any, data: Any) -> dict[str, Any]:
+    """Return numbers that follow from no value of a batch."""
+    n_samples = tf.shape(data[0])[0]
+    logs = keras.Sequential.train_step(model, data)
+    return {**logs, "n": n_samples, "share": tf.cast(n_samples, tf.float64) / BATCH, "two": 2, "rank": tf.rank(data[0])}
+
+
+@pytest.mark.parametrize("step", [sharpness_aware, with_constants])
+def test_steps_give_plain_keras_numbers(step: Callable[..., Any]):
+    x, y = labelled()
+    assert check(step, lambda model: fitted(model, x[:20], y[:20])).plan.n_collectives
+
+
+def with_labels_or_without(model: Any, data: Any) -> dict[str, Any]:
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        predicted = model(x, training=True)
+        loss = tf.reduce_mean(tf.square(predicted)) if y is None else model.compute_loss(x, y, predicted)
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return {"loss": loss}
+
+
+def unpacking(by_index: bool = False) -> Callable[..., Any]:
+    def train_step(model: Any, data: Any) -> Any:
+        if by_index:
+            return keras.Sequential.train_step(model, (data[0], data[1]))
+        x, y = data
+        return keras.Sequential.train_step(model, (x, y))
+
+    return train_step
+
+
+def test_labels_that_a_step_of_its_own_may_use_are_not_left_out():
+    x, y = labelled()
+    trainer = tensoropt.parallelize(model_of(with_labels_or_without), **EMULATED)
+    assert len(fitted(trainer, x)["loss"]) == 2
+    said = r"batches \(test_scripts.py:\d+\) have y, without which the plan was made, and train_step of model .* may use it"
+    for call in (lambda: fitted(trainer, x, y), lambda: trainer.train_on_batch(x[:BATCH], y[:BATCH])):
+        with pytest.raises(tensoropt.InputError, match=said):
+            call()
+    assert trainer.predict(tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH), verbose=0).shape == (24, 3)
+
+
+def test_a_prediction_before_labels_are_seen_is_refused():
+    x, y = labelled()
+    trainer = tensoropt.parallelize(model_of(unpacking()), **EMULATED)
+    said = r"a prediction \(test_scripts.py:\d+\) comes before any batch to train on, and train_step of model .*labels"
+    for predict in (trainer.predict, trainer.predict_on_batch):
+        with pytest.raises(tensoropt.InputError, match=said):
+            predict(x[:BATCH])
+    fitted(trainer, x, y)
+    assert trainer.predict_on_batch(x[:3]).shape == (3, 3)
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_step_that_takes_labels_says_so_of_data_without(by_index: bool):
+    said = r"train_step \(test_scripts.py:\d+\) can't be called on batches of x alone, as .* data= .*: [^\x1b]*data=\(x, y\)"
+    with pytest.raises(tensoropt.InputError, match=said):
+        tensoropt.parallelize(model_of(unpacking(by_index)), data=inputs()[:BATCH], **EMULATED)
