@@ -91,13 +91,13 @@ class Trainer(LiveModel):
         """
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
-        live = LiveValues(self.inner, self.ranks, self._key_of)
-        self._started_saving = Saving(self, optimizers, self.ranks, self._key_of, live)
+        live = LiveValues(self.inner, self.ranks, self.ranks.key_of)
+        self._started_saving = Saving(self, optimizers, self.ranks, self.ranks.key_of, live)
         counted = [variable for metric in self.metrics for variable in metric.variables]
-        keys = [self._key_of(inner(each)) for each in counted]
+        keys = [self.ranks.key_of(inner(each)) for each in counted]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
         watches = (WatchedOptimizer(optimizer, self.ranks, step) for step, optimizer in optimizers.items())
-        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self._key_of))
+        live.other_watches = (*watches, WatchedMetrics(counted, self.ranks, self.ranks.key_of))
         self.go_live(live, RunningRate(self.ranks))
         if deferred is not None and deferred.checkpoint is not None:
             self._saving.load(deferred.checkpoint)
@@ -114,10 +114,6 @@ class Trainer(LiveModel):
                 self._loop = loop
                 loop.callback(setattr, self, "_loop", None)
             yield
-
-    def _key_of(self, variable: tf.Variable) -> str | None:
-        op = self.ranks.runs.planned.captured.variable(variable)
-        return None if op is None else op.name
 
     @property
     def plan(self) -> Plan:
@@ -382,7 +378,7 @@ class Trainer(LiveModel):
         self._progress.results = None
         for metric in self.metrics if self.deferred is None else ():
             for variable in metric.variables:
-                key = self._key_of(inner(variable))
+                key = self.ranks.key_of(inner(variable))
                 if key is not None:
                     self.ranks.assign(key, inner(variable).numpy())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from trainer.own_steps import BATCH, SPLIT, float64, inputs, labelled
 
 import tensoropt
 
+# Keras writes its files so.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")
 EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2", "batch_size": BATCH}
 
 
@@ -125,3 +128,87 @@ def test_a_step_that_takes_labels_says_so_of_data_without(by_index: bool):
     said = r"train_step \(test_scripts.py:\d+\) can't be called on batches of x alone, as .* data= .*: [^\x1b]*data=\(x, y\)"
     with pytest.raises(tensoropt.InputError, match=said):
         tensoropt.parallelize(model_of(unpacking(by_index)), data=inputs()[:BATCH], **EMULATED)
+
+
+class Evaluated(keras.Model):
+    """Layers of one name, of which training uses one; what is evaluated is counted by a metric that training doesn't use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.other = keras.layers.Dense(3, name="same"), keras.layers.Dense(3, name="same")
+        self.trained.build((None, 6))
+        self.other.build((None, 6))
+        self.seen = keras.metrics.Mean(name="seen")
+        self.build((None, 6))
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [*super().metrics, self.seen]
+
+    def call(self, x: Any) -> Any:
+        return self.other(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x, y), weights = data, self.trained.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self.trained(x) + tf.stop_gradient(self.other(x)) * 0.0)
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.seen.update_state(tf.reduce_mean(tf.abs(self(data[0]))))
+        return {"seen": self.seen.result()}
+
+
+class WithoutOther(Evaluated):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x, y), weights = data, self.trained.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self.trained(x))
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Evaluated, WithoutOther])
+def test_variables_that_training_does_not_use_are_shared_by_all_other_programs(kind: type, tmp_path: Path):
+    """By evaluations of full batches and the smaller last one; they take assigned, loaded and exported values, too."""
+    x, y = labelled()
+
+    def use(model: Any) -> Any:
+        def evaluated() -> Any:
+            return [model.evaluate(x[:21], y[:21], batch_size=BATCH, verbose=0), model.predict(x[:3], verbose=0)]
+
+        found = [*fitted(model, x, y, validation_data=(x[:21], y[:21]))["val_seen"], evaluated()]
+        model.set_weights([each + 0.5 for each in model.get_weights()])
+        found += [evaluated(), model.get_weights()]
+        model.save_weights(tmp_path / "of.weights.h5")
+        model.set_weights([0.0 * each for each in model.get_weights()])
+        model.load_weights(tmp_path / "of.weights.h5")
+        return [*found, evaluated()]
+
+    def compiled() -> Any:
+        keras.utils.set_random_seed(1)
+        model = kind()
+        model.compile("sgd", classes())
+        return model
+
+    with float64():
+        expected, model = use(compiled()), compiled()
+        trainer = tensoropt.parallelize(model, force=SPLIT, **EMULATED)
+        for one, other in zip(*map(tf.nest.flatten, (use(trainer), expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+        # Without a program that uses the other layer.
+        model = compiled()
+        trainer = tensoropt.parallelize(model, force=SPLIT, data=(x[:BATCH], y[:BATCH]), **EMULATED)
+        weights = [each + 0.5 for each in trainer.get_weights()]
+        trainer.set_weights(weights)
+        trainer.save_weights(tmp_path / "of.weights.h5")
+        trainer.set_weights([0.0 * each for each in weights])
+        trainer.load_weights(tmp_path / "of.weights.h5")
+        other = kind()
+        trainer.export_to(other)
+        assert all(map(np.array_equal, other.get_weights(), weights))
+        assert all(map(np.array_equal, trainer.get_weights(), weights))
