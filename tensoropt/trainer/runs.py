@@ -171,10 +171,16 @@ class Runs:
             InputError: the batches have too many shapes, or one of this shape needs too much memory.
         """
         key = (kind, batch.n_samples, batch.extents)
+        if key in self._others:
+            return self._others[key]
+        signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
+        if not batch.labels:
+            signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
+        return self.at(key, kind, signature)
+
+    def at(self, key: tuple[Any, ...], kind: str, signature: Signature) -> Run:
+        """Return the program of a kind for batches of a signature, which a key tells from others."""
         if key not in self._others:
-            signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
-            if not batch.labels:
-                signature = replace(signature, labels=self.signature.resized(batch.n_samples).labels)
             self._others[key] = self._made(kind, signature)
         return self._others[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,96 @@ def test_variables_that_training_does_not_use_are_shared_by_all_other_programs(k
         trainer.export_to(other)
         assert all(map(np.array_equal, other.get_weights(), weights))
         assert all(map(np.array_equal, trainer.get_weights(), weights))
+
+
+class Annealed(keras.Sequential):
+    """A loss whose weight a callback sets, a queue of what was seen, and a threshold that only evaluations use."""
+
+    scale = 1.0
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__(layers)
+        self.weight = tf.Variable(1.0, dtype=tf.float64, trainable=False)
+        self.queue = tf.Variable(np.eye(3, 4), trainable=False)
+        self.threshold = tf.Variable(0.1, dtype=tf.float64, trainable=False)
+        self.head = self.layers[-1]
+
+    def doubled(self, x: Any) -> Any:
+        return 2.0 * self(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted) * self.weight + tf.reduce_mean(predicted @ self.queue) * self.scale
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.queue.assign(tf.concat([self.queue[:, 2:], tf.transpose(predicted[:2])], 1))
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"above": tf.reduce_mean(tf.cast(self(data[0]) > self.threshold, tf.float64))}
+
+
+class Annealing(keras.callbacks.Callback):
+    """What callbacks do with the model: they assign to its variables, use its layers and call its methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.weight.assign(1.0 / (epoch + 1))
+        self.model.threshold.assign(0.2 * epoch)
+        self.model.queue[:, :1].assign(tf.zeros([3, 1], tf.float64))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.found += [np.array(self.model.doubled(inputs(2))), np.array(self.model.head.kernel), self.model.queue.numpy()]
+
+
+def annealed() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = Annealed([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
+    model.compile("sgd", classes())
+    return model
+
+
+def annealed_use(model: Any) -> Any:
+    x, y = labelled()
+    callback = Annealing()
+    found = fitted(model, x, y, validation_data=(x[:13], y[:13]), callbacks=[callback])
+    model.queue.assign(tf.ones([3, 4], tf.float64))
+    return [*found.values(), fitted(model, x, y)["loss"], *callback.found, model.queue.numpy(), model.get_weights()]
+
+
+def test_variables_beside_the_model_are_the_same_in_the_script_and_on_the_ranks(tmp_path: Path):
+    with float64():
+        expected = annealed_use(annealed())
+        trainer = tensoropt.parallelize(annealed(), force=SPLIT, **EMULATED)
+        for one, other in zip(*map(tf.nest.flatten, (annealed_use(trainer), expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+        queue = trainer.queue.numpy()
+        trainer.save(tmp_path / "of")
+        trainer.queue.assign(0.0 * queue)
+        trainer.load(tmp_path / "of")
+        np.testing.assert_array_equal(trainer.queue.numpy(), queue)
+        with pytest.raises(AttributeError, match="'Annealed' object has no attribute 'other'"):
+            assert trainer.other
+
+
+def test_an_attribute_that_the_captured_step_does_not_see_is_told_of(caplog: pytest.LogCaptureFixture):
+    x, y = labelled()
+    with float64():
+        trainer = tensoropt.parallelize(annealed(), **EMULATED)
+        trainer.scale = 2.0  # the step isn't captured yet
+        assert trainer.inner.scale == 2.0
+        fitted(trainer, x, y, callbacks=[keras.callbacks.EarlyStopping("loss")])
+        assert not caplog.messages
+        trainer.scale = 3.0
+        trainer.scale = 4.0
+    assert re.search(r"scale of model .* is set at test_scripts.py:\d+, after its training step was captured", caplog.text)
+    assert len(caplog.messages) == 1
+
+
+def test_eager_steps_are_refused():
+    with pytest.raises(tensoropt.InputError, match=r"train_step \(test_scripts.py:\d+\), and is compiled with run_eagerly"):
+        tensoropt.parallelize(model_of(unpacking(), run_eagerly=True), **EMULATED)

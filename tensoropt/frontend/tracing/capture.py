@@ -58,6 +58,11 @@ class VariableNames:
             self._known[id(variable.handle)] = variable, name
         return [self._known[id(variable.handle)][1] for variable in variables]
 
+    @property
+    def all(self) -> tuple[tuple[tf.Variable, str], ...]:
+        """All variables that were asked for, with their names."""
+        return tuple(self._known.values())
+
     def of(self, variable: tf.Variable) -> str | None:
         """Return the name of a variable; None if it was never asked for."""
         return self._known.get(id(variable.handle), (None, None))[1]
