@@ -92,7 +92,7 @@ class _OnRanks:
 class _Strategy:
     """The part of a ``tf.distribute.Strategy`` by which Keras's callbacks update variables."""
 
-    class extended:  # noqa: N801
+    class extended:
         @staticmethod
         def update(variable: _OnRanks, change: Callable[..., None], args: tuple[Any, ...]) -> None:
             change(variable, *args)

@@ -54,7 +54,7 @@ def _doubled(x: Any) -> Any:
 
 
 CORE = (
-    on((3,), "Dense", units=4, activation="relu", kernel_initializer="random_uniform", bias_initializer="ones", use_bias=False),
+    on((3,), "Dense", units=4, activation="relu", kernel_initializer="random_uniform", use_bias=False),
     on((3, 4), "Dense", units=5, activation="sigmoid", kernel_regularizer="l2", bias_regularizer="l2"),
     default(single(on((3, 4), "Dense", units=5, activation="sigmoid", kernel_regularizer="l2", lora_rank=2))),
     on((32,), "EinsumDense", equation="ab,b->a", output_shape=(), bias_axes=None),
@@ -100,27 +100,22 @@ ACTIVATIONS = (
     on((3, 4), "Softmax", axis=1),
 )
 
+_HEADS = {"num_heads": 2, "key_dim": 2}
+_WITHOUT = {"value_dim": 4, "use_bias": False, "dropout": 0.5}
+_GROUPED = {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 2}
 ATTENTION = (
-    pair((8, 16), (4, 16), "MultiHeadAttention", num_heads=2, key_dim=2),
-    default(
-        pair((8, 16), (4, 16), "MultiHeadAttention", num_heads=2, key_dim=2, value_dim=4, use_bias=False, dropout=0.5)
-    ),
-    pair((8, 16), (4, 16), "MultiHeadAttention", num_heads=2, key_dim=2, use_gate=True),
-    pair(
-        (8, 16), (4, 16), "MultiHeadAttention", num_heads=2, key_dim=2, value_dim=4, use_bias=False, dropout=0.5, use_gate=True
-    ),
-    pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", num_heads=2, key_dim=2, attention_axes=(2,)),
-    pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", num_heads=2, key_dim=2, attention_axes=(1, 2)),
-    pair((5, 3, 4, 8), (5, 3, 2, 8), "MultiHeadAttention", num_heads=2, key_dim=2, attention_axes=(2, 3)),
-    pair((5, 3, 4, 8), (5, 3, 2, 8), "MultiHeadAttention", num_heads=2, key_dim=2, use_gate=True, attention_axes=(2, 3)),
-    pair((5, 8), (5, 8), "MultiHeadAttention", {"use_causal_mask": True}, num_heads=2, key_dim=2),
+    pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS),
+    pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, **_WITHOUT),
+    pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, use_gate=True),
+    default(pair((8, 16), (4, 16), "MultiHeadAttention", **_HEADS, **_WITHOUT, use_gate=True)),
+    pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(2,)),
+    pair((3, 4, 8), (3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(1, 2)),
+    pair((5, 3, 4, 8), (5, 3, 2, 8), "MultiHeadAttention", **_HEADS, attention_axes=(2, 3)),
+    pair((5, 3, 4, 8), (5, 3, 2, 8), "MultiHeadAttention", **_HEADS, use_gate=True, attention_axes=(2, 3)),
+    pair((5, 8), (5, 8), "MultiHeadAttention", {"use_causal_mask": True}, **_HEADS),
     pair((8, 16), (4, 16), "GroupQueryAttention", num_query_heads=2, num_key_value_heads=2, head_dim=2),
-    default(
-        pair(
-            (8, 16), (4, 16), "GroupQueryAttention", num_query_heads=4, num_key_value_heads=2, head_dim=2, dropout=0.5, use_gate=True
-        )
-    ),
-    pair((8, 16), (4, 16), "GroupQueryAttention", num_query_heads=2, num_key_value_heads=2, head_dim=2, use_bias=False),
+    default(pair((8, 16), (4, 16), "GroupQueryAttention", **_GROUPED, dropout=0.5, use_gate=True)),
+    pair((8, 16), (4, 16), "GroupQueryAttention", **_GROUPED, use_bias=False),
     listed(((3, 4), (4, 4)), "Attention", score_mode="dot", dropout=0.5),
     listed(((3, 4), (4, 4)), "Attention", score_mode="concat", use_scale=True, dropout=0.5),
     listed(((3, 4), (4, 4)), "AdditiveAttention", use_scale=True, dropout=0.5),

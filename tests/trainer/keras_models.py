@@ -74,7 +74,8 @@ def by_name() -> keras.Model:
 def in_order() -> keras.Model:
     left, right = keras.Input((WIDTH,)), keras.Input((2,))
     x = LAYERS.Dense(6, "tanh")(LAYERS.Concatenate()([left, right]))
-    return keras.Model([left, right], [LAYERS.Dense(n, name=name)(x) for name, n in (("a", 2), ("b", 4), ("c", 2))], name="in_order")
+    results = [LAYERS.Dense(width, name=name)(x) for name, width in (("a", 2), ("b", 4), ("c", 2))]
+    return keras.Model([left, right], results, name="in_order")
 
 
 def regularized() -> keras.Model:
@@ -104,13 +105,15 @@ def worst(y: Any, predicted: Any) -> Any:
 
 def _classes() -> dict[str, Any]:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return {"loss": loss, "metrics": ["accuracy"], "weighted_metrics": [keras.metrics.SparseCategoricalAccuracy(name="weighed")]}
+    weighted = [keras.metrics.SparseCategoricalAccuracy(name="weighed")]
+    return {"loss": loss, "metrics": ["accuracy"], "weighted_metrics": weighted}
 
 
 def _by_name() -> dict[str, Any]:
     loss = {"number": "mse", "class": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
     weighted = {"number": ["mse"], "class": ["accuracy"]}
-    return {"loss": loss, "loss_weights": {"number": 0.5, "class": 2.0}, "metrics": {"number": ["mae"]}, "weighted_metrics": weighted}
+    of_losses, metrics = {"number": 0.5, "class": 2.0}, {"number": ["mae"]}
+    return {"loss": loss, "loss_weights": of_losses, "metrics": metrics, "weighted_metrics": weighted}
 
 
 def _in_order() -> dict[str, Any]:
@@ -118,7 +121,8 @@ def _in_order() -> dict[str, Any]:
 
 
 def _of_bits() -> dict[str, Any]:
-    metrics = [keras.metrics.AUC(num_thresholds=20, from_logits=True, name="auc"), keras.metrics.Precision(name="precision"), Spread(), worst]
+    area = keras.metrics.AUC(num_thresholds=20, from_logits=True, name="auc")
+    metrics = [area, keras.metrics.Precision(name="precision"), Spread(), worst]
     return {"loss": keras.losses.BinaryCrossentropy(from_logits=True), "loss_weights": 0.2, "metrics": metrics}
 
 

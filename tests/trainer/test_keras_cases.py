@@ -1,30 +1,67 @@
-"""Keras's trainer and ours, case by case (``keras_cases.py``), on two emulated ranks and on two real ones."""
+"""Keras's trainer and ours, case by case, on two emulated ranks, and some cases on two real ones.
+
+The cases are in ``keras_cases.py`` and ``keras_callback_cases.py``; ``make test`` holds some, ``--all`` all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
-from trainer.keras_cases import CASES, Case
-from trainer.keras_models import KINDS
+from helpers.large import first
+from helpers.mpirun import run_ranks
+from trainer.keras_cases import Case
+from trainer.keras_cases_running import CASES, check
 
 from tensoropt.common.settings import VARIABLE, RandomMode
 
-TOLERANCE = 1e-9
 pytestmark = [
     pytest.mark.usefixtures("float64", "one_device", "graphs_as_built"),
     pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:Limiting (epochs|steps_per_epoch) to"),
-    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
     pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
 ]
+WORKER = Path(__file__).with_name("keras_cases_running.py")
+ON_RANKS = [
+    "a PyDataset that changes after an epoch",
+    "training stops in an epoch",
+]
+OTHERS_ON_RANKS = [
+    "a generator of weighted samples",
+    "what hooks are given",
+    "EarlyStopping restores from an epoch on",
+    "single batches",
+    "shuffled in each batch",
+    "losses that layers add, metrics with a state",
+    "validation by some steps",
+    "by name, a PyDataset",
+    "ModelCheckpoint after some batches",
+    "averages in place of weights after each epoch",
+]
+BY_DEFAULT = {
+    "shuffled arrays after a seed",
+    "shuffled in each batch",
+    "a PyDataset that changes after an epoch",
+    "a PyDataset of lists",
+    "steps of an epoch of arrays",
+    "validation by some steps",
+    "at most so many epochs and steps",
+    "lines on the screen",
+    "losses that layers add, metrics with a state",
+    "evaluate, lines on the screen",
+    "predict a dataset with labels",
+    "single batches",
+    "what a model says of itself",
+    "what hooks are given",
+    "a CallbackList of the user's own",
+    "BackupAndRestore after an interruption",
+    "averages in place of weights after each epoch",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,73 +72,20 @@ def one_device() -> Iterator[None]:
         yield
 
 
-@cache
-def trainer_of(kind: str) -> Any:
-    return KINDS[kind].trainer(collectives="emulated", parallelism=2, cluster="v100-1x2")
+def parameters() -> list[Any]:
+    assert CASES.keys() >= BY_DEFAULT
+    marks = {name: () if name in BY_DEFAULT else pytest.mark.large for name in CASES}
+    return [pytest.param(case, id=name, marks=marks[name]) for name, case in CASES.items()]
 
 
-def fresh(kind: str) -> Any:
-    """The trainer of a kind of model as it was before its first step."""
-    trainer = trainer_of(kind)
-    if trainer.deferred is None:
-        trainer.ranks.execution.engine.initialize()
-    trainer._initial_epoch = None
-    return trainer
-
-
-@cache
-def plain_of(kind: str) -> tuple[keras.Model, list[np.ndarray]]:
-    model = KINDS[kind].plain()
-    model.optimizer.build(model.trainable_variables)
-    return model, [variable.numpy() for variable in _state(model)]
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    return [*model.variables, *model.optimizer.variables]
-
-
-def fresh_plain(kind: str) -> keras.Model:
-    """Plain Keras's model as it was before its first step; it is traced already."""
-    model, values = plain_of(kind)
-    for variable, value in zip(_state(model), values, strict=True):
-        variable.assign(value)
-    model._initial_epoch = None
-    return model
-
-
-def flat(found: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what a case returns, value by value, with its place."""
-    if isinstance(found, dict):
-        yield at, list(found)
-        for name, value in found.items():
-            yield from flat(value, f"{at}.{name}")
-    elif isinstance(found, (list, tuple)):
-        yield at, len(found)
-        for i, value in enumerate(found):
-            yield from flat(value, f"{at}[{i}]")
-    else:
-        yield at, found
-
-
-def assert_same(got: Any, expected: Any) -> None:
-    """Numbers are the same to 1e-9 of the tensor's largest magnitude, anything else exactly."""
-    ours, theirs = dict(flat(got)), dict(flat(expected))
-    assert list(ours) == list(theirs)
-    for at, value in theirs.items():
-        if isinstance(value, (float, np.ndarray, np.floating)) and not isinstance(value, bool):
-            scale = float(np.max(np.abs(value), initial=0.0))
-            np.testing.assert_allclose(ours[at], value, rtol=0, atol=TOLERANCE * scale + 1e-14, err_msg=at)
-        else:
-            assert ours[at] == value, at
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", parameters())
 def test_as_plain_keras(case: Case, tmp_path: Path) -> None:
-    folders = [tmp_path / who for who in ("ours", "keras")]
-    for folder in folders:
-        folder.mkdir()
-    plain, trainer = fresh_plain(case.kind), fresh(case.kind)
-    expected = case.use(plain, folders[1])
-    got = case.use(trainer, folders[0])
-    assert_same(got, expected)
-    assert_same(trainer.get_weights(), plain.get_weights())
+    check(case, tmp_path, collectives="emulated", parallelism=2)
+
+
+@pytest.mark.parametrize("names", first(1, [ON_RANKS, OTHERS_ON_RANKS]), ids=["of one model", "of others"])
+def test_on_two_ranks_as_plain_keras(names: list[str], tmp_path: Path) -> None:
+    result = run_ranks(2, WORKER, tmp_path, *names, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = [f"same: {name}" for name in names]
+    assert [line for line in result.stdout.splitlines() if line.startswith("same")] == said
