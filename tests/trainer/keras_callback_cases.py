@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 from trainer.keras_cases import IN_ORDER, Case, Use, printed
-from trainer.keras_models import BATCH, X, Y
+from trainer.keras_models import BATCH, FOUR, STRUCTURE, X, Y
 
 
 class Recorder(keras.callbacks.Callback):
@@ -86,6 +86,22 @@ def _halving(verbose: int = 0) -> keras.callbacks.Callback:
 
 def _reducing() -> keras.callbacks.Callback:
     return keras.callbacks.ReduceLROnPlateau("val_loss", 0.3, patience=0, min_delta=9.0, cooldown=1, min_lr=1e-3)
+
+
+class Counter(keras.callbacks.Callback):
+    """Counts in the model's weights."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.train_counter.assign_add(1)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.test_counter.assign_add(self.model.train_counter)
+
+
+def _counted(model: Any, folder: Path) -> Any:
+    given = {"epochs": 2, "verbose": 0, "validation_data": (STRUCTURE, FOUR), "callbacks": [Counter()], **IN_ORDER}
+    model.fit(STRUCTURE, FOUR, **given)
+    return float(model.train_counter), float(model.test_counter)
 
 
 def _logged(model: Any, folder: Path) -> Any:
@@ -168,6 +184,7 @@ CALLBACKS = (
     Case("LearningRateScheduler of one argument", steered(_halving)),
     Case("LearningRateScheduler says so", printed(steered(lambda: _halving(verbose=1)))),
     Case("EarlyStopping says so", printed(steered(lambda: keras.callbacks.EarlyStopping("val_loss", 9.0, 0, verbose=1)))),
+    Case("callbacks count in the model's weights", _counted, "counting"),
     Case("CSVLogger appends", _logged),
     Case("ModelCheckpoint after some batches", _kept),
     Case("BackupAndRestore after an interruption", _interrupted),

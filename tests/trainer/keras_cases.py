@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from trainer.keras_models import BATCH, BITS, CLASSES, FOUR, NUMBERS, WEIGHTS, X2, N, X, Y
+from trainer.keras_models import BATCH, BITS, CLASSES, FOUR, NUMBERS, OF_STEPS, STEPS, STRUCTURE, WEIGHTS, X2, N, X, Y
 
 Use = Callable[[Any, Path], Any]
 IN_ORDER = {"shuffle": False, "batch_size": BATCH}
@@ -160,6 +160,8 @@ FITTING = (
     Case("in order, weighted", fit(*LISTED, sample_weight=[WEIGHTS[:WHOLE]] * 3, **IN_ORDER), "in order"),
     Case("in order, a generator", fit(generated(*LISTED, n=WHOLE, forever=True), steps_per_epoch=3), "in order"),
     Case("losses that layers add, metrics with a state", fit(X, BITS, **IN_ORDER, validation_data=(X, BITS)), "bits"),
+    Case("a weight for each step", fit(X, STEPS, sample_weight=OF_STEPS, **IN_ORDER), "steps"),
+    Case("inputs in a structure", fit(STRUCTURE, FOUR, **IN_ORDER, validation_split=0.3), "counting"),
     Case("averages of weights", fit(X, Y, **IN_ORDER, validation_data=(X, Y)), "averages"),
     Case("a scaled loss", fit(X, Y, **IN_ORDER, epochs=3), "loss scale"),
     Case("run eagerly", fit(X, Y, **IN_ORDER), "eager"),
@@ -256,6 +258,7 @@ EVALUATING = (
     Case("predict by name", call("predict", NAMED[0], batch_size=BATCH, verbose=0), "by name"),
     Case("predict in order", call("predict", LISTED[0], batch_size=BATCH, verbose=0), "in order"),
     Case("predict several steps in an execution", call("predict", X, batch_size=BATCH, verbose=0), "several steps"),
+    Case("predict at random", call("predict", X, batch_size=BATCH, verbose=0), "always random"),
     Case("single batches", _each_batch),
     Case("what a model says of itself", _described),
 )

@@ -83,6 +83,46 @@ def regularized() -> keras.Model:
     return keras.Sequential([keras.Input((WIDTH,)), *layers], name="regularized")
 
 
+class AlwaysDropped(LAYERS.Layer):
+    """Drops when it predicts, too, so that each prediction is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(7)
+
+    def call(self, x: Any) -> Any:
+        return keras.random.dropout(x, 0.5, seed=self.seeds)
+
+
+def always_random() -> keras.Model:
+    return keras.Sequential([keras.Input((WIDTH,)), LAYERS.Dense(8), AlwaysDropped(), LAYERS.Dense(1)], name="regularized")
+
+
+class Counting(keras.Model):
+    """A model with weights in which callbacks count, and inputs in a structure."""
+
+    def __init__(self) -> None:
+        super().__init__(name="counting")
+        self.train_counter = self.add_weight(shape=(), initializer="zeros", trainable=False, name="train_counter")
+        self.test_counter = self.add_weight(shape=(), initializer="zeros", trainable=False, name="test_counter")
+        self.left, self.right = LAYERS.Dense(4, name="left"), LAYERS.Dense(4, name="right")
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        first, second = x["both"]
+        return self.left(first) + self.right(second) * x["factor"]
+
+
+def counting() -> keras.Model:
+    model = Counting()
+    model({"both": (np.zeros((1, WIDTH)), np.zeros((1, 2))), "factor": np.zeros((1, 1))})
+    return model
+
+
+def of_steps() -> keras.Model:
+    layers = [LAYERS.Reshape((WIDTH, 1)), LAYERS.LSTM(4, return_sequences=True), LAYERS.Dense(CLASSES)]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers], name="of_steps")
+
+
 class Spread(keras.metrics.Metric):
     """The largest result yet and the number of batches: a metric that is no mean."""
 
@@ -145,6 +185,9 @@ KINDS = {
     "several steps": Kind(of_classes, _classes, own={"steps_per_execution": 2}),
     "compiled by XLA": Kind(regularized, lambda: {"loss": "mse", "metrics": ["mae"]}, own={"jit_compile": True}),
     "scales by itself": Kind(of_classes, _classes, own={"auto_scale_loss": True}),
+    "always random": Kind(always_random, lambda: {"loss": "mse"}),
+    "counting": Kind(counting, lambda: {"loss": "mse"}),
+    "steps": Kind(of_steps, _classes),
     "no loss": Kind(regularized, lambda: {"loss": None}),
     "results without a loss": Kind(in_order, lambda: {"loss": ["mse", None, None]}),
 }
@@ -154,4 +197,6 @@ N = 28
 """Samples: three batches, and half of one."""
 X, X2 = _RNG.normal(size=(N, WIDTH)), _RNG.normal(size=(N, 2))
 Y, BITS = _RNG.integers(0, CLASSES, N), _RNG.integers(0, 2, (N, 1)).astype(float)
+STEPS, OF_STEPS = _RNG.integers(0, CLASSES, (N, WIDTH)), _RNG.uniform(0.5, 2.0, (N, WIDTH))
+STRUCTURE = {"both": (X, X2), "factor": X2[:, :1]}
 NUMBERS, FOUR, WEIGHTS = _RNG.normal(size=(N, 2)), _RNG.normal(size=(N, 4)), _RNG.uniform(0.5, 2.0, N)
