@@ -13,7 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from ..common.errors import InputError
 from ..frontend.gradient_placeholders import variable_of
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
-from ..frontend.recorded_updates import behind_identities, computed_with, minimised
+from ..frontend.recorded_updates import behind_identities, computed_with, minimised, written_by
 from ..frontend.tracing.capture import Capture, Program
 from ..frontend.tracing.flatten import UPDATE_ATTRIBUTE
 from ..frontend.tracing.preprocessing import ancestors
@@ -130,8 +130,9 @@ def recorded(capture: Capture, program: Program, trace: StepTrace, optimizer_of:
             )
         of = "" if before is applied else steps[first[id(applied.optimizer)]].op.name
         step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=of)
-        was_updated = {name for each in steps for name in each.variables} & set(variables)
-        # What was updated is read again, and gradients are taken there.
+        updated = written_by(writes).union(*(each.variables for each in steps))
+        was_updated = not updated.isdisjoint(variables)
+        # What was updated, or assigned by the model, is read again, and gradients are taken there.
         step = minimised(step, [] if was_updated else [each for each in taken if not _reads_late(each.loss, variables)])
         _check_scaling(applied, trace, is_given=step.loss is None)
         steps.append(step)

@@ -10,8 +10,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..common.errors import InputError
+from ..frontend.connected import GradientWalk, custom_gradients
+from ..frontend.gradient_placeholders import placeholders
 from ..frontend.importer import import_graph
 from ..frontend.recorded_graph import RecordedGradients, RecordedStep
+from ..frontend.recorded_updates import written_by
 from ..frontend.tracing.capture import Capture, Program, VariableNames
 from ..frontend.tracing.preprocessing import ancestors
 from ..frontend.tracing.tapes import StepTrace
@@ -135,7 +138,8 @@ def capture_program(
         updates = recorded(capture, program, trace, optimizer_of)
         program, steps, taken = updates.program, updates.steps, updates.taken
     elif kind == TRAIN:
-        steps = [_step(capture, program, objective, partial(optimizer_of, None))]
+        step, taken = _step(capture, program, objective, partial(optimizer_of, None))
+        steps = [step]
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results))]
     fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
     graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
@@ -148,7 +152,12 @@ def _described(tensor: tf.Tensor) -> Tensor:
 
 def _step(
     capture: Capture, program: Program, objective: Objective, optimizer: Callable[[Sequence[Any]], Optimizer]
-) -> RecordedStep:
+) -> tuple[RecordedStep, Sequence[RecordedGradients]]:
+    """Return the training step that minimises the loss.
+
+    If the model assigns to a variable that it trains, as spectral normalization does, its gradients are taken at the values
+    that are read afterwards; they are returned, too.
+    """
     loss = program.results[0] if isinstance(program.results, tuple) else program.results
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0 or not loss.dtype.is_floating:
         got = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
@@ -163,7 +172,17 @@ def _step(
     with capture.graph.as_default(), tf.control_dependencies(program.writes):
         op = tf.no_op(name=TRAIN)
     names = tuple(capture.name(inner(variable)) or "" for variable in trained)
-    return RecordedStep(op, loss, names, optimizer(trained))
+    if written_by(program.writes).isdisjoint(names):
+        return RecordedStep(op, loss, names, optimizer(trained)), ()
+    with capture.graph.as_default():
+        handles = [capture.graph.get_operation_by_name(name).outputs[0] for name in names]
+        passed = GradientWalk(capture.graph, custom_gradients(capture.graph)).differentiated(loss, names)
+        found = placeholders(loss, [inner(variable) for variable in trained], handles, passed)
+    of = {id(inner(variable)): variable for variable in trained}
+    reached = [of[id(variable)] for variable in found.variables]
+    names = tuple(capture.name(variable) or "" for variable in found.variables)
+    taken = RecordedGradients("gradients", loss, names, found.dense)
+    return RecordedStep(op, None, names, optimizer(reached), gradients=found.dense), (taken,)
 
 
 def inner(variable: Any) -> tf.Variable:

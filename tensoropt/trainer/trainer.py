@@ -162,7 +162,7 @@ class Trainer(LiveModel):
         if resumes is not None:
             given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
         # A dataset decides itself whether it shuffles.
-        given["shuffle"] = given.get("shuffle", True) and not isinstance(given.get("x"), tf.data.Dataset)
+        given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
         position = PositionRecorder(self._progress, resumes or Position())
         given["callbacks"] = [position, *(on_ranks(given.get("callbacks"), self) or ())]
         self._progress.opens = resumes or Position()
@@ -172,7 +172,8 @@ class Trainer(LiveModel):
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
         given = self._arguments("evaluate", arguments, named)
-        given["callbacks"] = on_ranks(given.get("callbacks"), self)
+        if not given.get("_use_cached_eval_dataset"):  # else they are those of fit
+            given["callbacks"] = on_ranks(given.get("callbacks"), self)
         with self._running():
             return super().evaluate(**given)
 
