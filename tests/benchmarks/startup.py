@@ -39,8 +39,8 @@ from tabulate import tabulate
 
 import tensoropt
 from tensoropt.common.progress import Display
-from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.profiling.trace import MemoryEvent, traced_step
+from tensoropt.runtime import execute
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.mpirun import mpirun_command, rank_environment
 
@@ -114,7 +114,7 @@ def measured(name: str, parallel: bool) -> dict[str, Any]:
     model, loss, x, y = MODELS[name]()
     optimizer, stages = keras.optimizers.Adam(1e-4), Stages()
     stages.tell_phases()
-    followed: TimedCommunicator | None = None
+    followed = followed_collectives()
     with stages.stage("all"):
         with stages.stage("parallelize"):
             if parallel:
@@ -125,34 +125,36 @@ def measured(name: str, parallel: bool) -> dict[str, Any]:
         for number in (1, 2):
             with stages.stage(f"step {number}"):
                 trained.train_on_batch(x, y)
-    if parallel:
-        followed = follow(trained)
-        trained.train_on_batch(x, y)
+    for each in followed:
+        each.follows_memory = True
     traces = []
     for _ in range(N_TRACED):
         traces.append(traced_step(lambda: trained.train_on_batch(x, y), lambda: taken(followed)).peak_bytes)
     if parallel:
         state = sum(each.nbytes for each in shards(trained))
     else:
-        state = sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in (*model.variables, *optimizer.variables))
-    workspace = followed.workspace_bytes if followed is not None else 0
+        variables = (*model.variables, *optimizer.variables)
+        state = sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in variables)
+    workspace = sum(each.workspace_bytes for each in followed)
     return {"seconds": stages.seconds, "peak_bytes": statistics.median(traces) + state + workspace, "state_bytes": state}
 
 
-def follow(trainer: Any) -> TimedCommunicator | None:
-    """Record the memory of a trainer's collectives, in functions that are built from now on."""
-    engine = trainer.ranks.execution.engine
-    backend = engine.backend
-    assert isinstance(backend, CommunicatingBackend)
-    timed = TimedCommunicator(backend.communicator)
-    timed.follows_memory = True
-    engine.backend = replace(backend, communicator=timed)
-    engine._functions.clear()
-    return timed
+def followed_collectives() -> list[TimedCommunicator]:
+    """Have the memory of collectives recorded once somebody asks for it; the communicators of engines from now on."""
+    made, followed = execute._communicating, []
+
+    def communicating(*arguments: Any) -> Any:
+        backend, *others = made(*arguments)
+        assert backend.overlappable is None, "collectives of two chains aren't followed here"
+        followed.append(TimedCommunicator(backend.communicator))
+        return replace(backend, communicator=followed[-1]), *others
+
+    execute._communicating = communicating
+    return followed
 
 
-def taken(followed: TimedCommunicator | None) -> tuple[MemoryEvent, ...]:
-    return followed.take_memory() if followed is not None else ()
+def taken(followed: list[TimedCommunicator]) -> tuple[MemoryEvent, ...]:
+    return tuple(event for each in followed for event in each.take_memory())
 
 
 def shards(trainer: Any) -> Iterator[np.ndarray]:
@@ -209,7 +211,7 @@ def main() -> None:
             if given.phases:
                 for key in (each for each in slowest if each.startswith(PART)):
                     print(f"{name}, {title}, {key.removeprefix(PART)}: {both(slowest[key])}", flush=True)
-    headers = ["model", "by", "to the second step, s", "parallelize", "first step", "second step", "peak, MB", "variables, MB"]
+    headers = ["model", "by", "to the second step, s", "parallelize", "first step", "second step", "peak, MB", "variables"]
     print(tabulate(rows, headers))
 
 
