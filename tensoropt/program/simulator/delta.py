@@ -122,15 +122,7 @@ class DeltaSimulation:
         chosen = n_same // kept.stride
         tables = (*self._lead, self._chains, *self._tables.packed())
         self._n_from = chosen * kept.stride
-        if chosen:
-            state, heap = kept.state(chosen)
-            buffers.arrived = kept.arrived.copy()
-        else:
-            state = (filled(self._n_resources), self._missing.copy(), *(filled(n_slots) for _ in range(4)))
-            buffers.arrived = filled(n_slots, -1)
-            heap = events.begin(tables, state, self._n_classes)
-        return int(
-            events.run(
-                tables, state, heap, buffers.log, buffers.arrived, buffers.saved, self._n_from, kept.stride, self._n_classes
-            )
-        )
+        buffers.arrived = kept.arrived.copy() if chosen else filled(n_slots, -1)
+        state = filled(self._n_resources), self._missing.copy(), *(filled(n_slots) for _ in range(4))
+        sizes = self._n_from, kept.stride, self._n_classes
+        return int(events.run(tables, state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))

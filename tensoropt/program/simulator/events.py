@@ -59,30 +59,19 @@ def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: 
 
 
 @_compile
-def begin(tables: Any, state: Any, n_classes: int) -> Any:
-    """Return the queue of a step that begins, of (time, slot)."""
-    heap = [(state[0][0], state[0][0])]
-    heap.pop()
-    missing, ready = state[1], state[2]
-    for slot in range(len(missing)):
-        if missing[slot] == 0:
-            _reach(heap, tables, state, slot, ready[slot], n_classes)
-    return heap
-
-
-@_compile
 def run(
-    tables: Any, state: Any, heap: Any, log: Any, arrived: Any, saved: Any, n_events: int, stride: int, n_classes: int
+    tables: Any, state: Any, log: Any, arrived: Any, saved: Any, into: Any, n_events: int, stride: int, n_classes: int
 ) -> int:
-    """Process all events, and return how many there were from the beginning of the step.
+    """Process all events of a step from some event on, and return how many there are from its beginning.
 
     Args:
-        heap: the queue of (time, slot).
-        log: of each event its slot, action, ready time and end; events before ``n_events`` are there already.
-        arrived: of each slot, the number of the event after which it waited for nothing more.
+        state: that of the beginning; it is overwritten.
+        log: of each event its slot, action, ready time and end; those from ``n_events`` on are written.
+        arrived: of each slot, the number of the event after which it waited for nothing more; -1 from the beginning.
         saved: of every ``stride``-th event the state before it: the state's sequences one after the other, the number of
             events in the queue, and their times and slots.
-        n_events: how many events were processed before.
+        into: what is saved from now on, in the same form; may be ``saved``.
+        n_events: how many events were processed before, a multiple of ``stride``.
     """
     lead_start, lead_to, chain_of, chain_start, chain, work_of, first_of, size_of = tables[:8]
     member_start, members, use_start, uses, use_ns, latency = tables[8:14]
@@ -90,24 +79,44 @@ def run(
     log_slot, log_action, log_ready, log_end = log
     n_resources, n_slots = len(free), len(missing)
     width = n_resources + 7 * n_slots + 1
-    heapify(heap)
+    heap = [(free[0], free[0])]
+    heap.pop()
+    if n_events == 0:
+        for slot in range(n_slots):
+            if missing[slot] == 0:
+                _reach(heap, tables, state, slot, free[0], n_classes)
+    else:
+        base = (n_events // stride) * width
+        for i in range(n_resources):
+            free[i] = saved[base + i]
+        base += n_resources
+        for i in range(n_slots):
+            missing[i] = saved[base + i]
+            ready[i] = saved[base + n_slots + i]
+            at[i] = saved[base + 2 * n_slots + i]
+            came[i] = saved[base + 3 * n_slots + i]
+            late[i] = saved[base + 4 * n_slots + i]
+        base += 5 * n_slots
+        for i in range(saved[base]):
+            heap.append((saved[base + 1 + 2 * i], saved[base + 2 + 2 * i]))
+        heapify(heap)
     while len(heap) > 0:
         if n_events % stride == 0:
             base = (n_events // stride) * width
             for i in range(n_resources):
-                saved[base + i] = free[i]
+                into[base + i] = free[i]
             base += n_resources
             for i in range(n_slots):
-                saved[base + i] = missing[i]
-                saved[base + n_slots + i] = ready[i]
-                saved[base + 2 * n_slots + i] = at[i]
-                saved[base + 3 * n_slots + i] = came[i]
-                saved[base + 4 * n_slots + i] = late[i]
+                into[base + i] = missing[i]
+                into[base + n_slots + i] = ready[i]
+                into[base + 2 * n_slots + i] = at[i]
+                into[base + 3 * n_slots + i] = came[i]
+                into[base + 4 * n_slots + i] = late[i]
             base += 5 * n_slots
-            saved[base] = len(heap)
+            into[base] = len(heap)
             for i in range(len(heap)):
-                saved[base + 1 + 2 * i] = heap[i][0]
-                saved[base + 2 + 2 * i] = heap[i][1]
+                into[base + 1 + 2 * i] = heap[i][0]
+                into[base + 2 + 2 * i] = heap[i][1]
         time, slot = heappop(heap)
         node = slot // n_classes
         of_node = chain_of[node]

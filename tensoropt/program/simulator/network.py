@@ -83,6 +83,11 @@ class Network(Protocol):
     """What actions occupy on some hardware: resources, classes of devices, and the work of each action."""
 
     @property
+    def costs(self) -> CollectiveCosts:
+        """The additive costs of collectives, and with them the mesh."""
+        ...
+
+    @property
     def resources(self) -> tuple[Resource, ...]: ...
 
     @property
@@ -100,7 +105,7 @@ class LevelNetwork:
 
     def __init__(self, costs: CollectiveCosts) -> None:
         mesh, hardware = costs.mesh, costs.hardware
-        self._costs, self._mesh = costs, mesh
+        self.costs, self._mesh = costs, mesh
         self._exposed_share = hardware.exposed_share_on(mesh)
         ranks = tuple(range(mesh.n_devices))
         names = tuple(map(str, ranks))
@@ -112,7 +117,7 @@ class LevelNetwork:
         """Return the work of an action; see :class:`Network`."""
         if action.kind == COMPUTE:
             return (Work((0,), ((0, action.time_ns),)),)
-        time_ns = self._costs.time_ns(action.kind, self._mesh, action.axes, action.n_bytes)
+        time_ns = self.costs.time_ns(action.kind, self._mesh, action.axes, action.n_bytes)
         if action.of_bucket:
             time_ns = time_ns * action.of_bucket // BUCKET_BYTES
         if len(self.resources) == 1:

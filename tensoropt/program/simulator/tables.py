@@ -105,21 +105,10 @@ class Buffers:
     def __init__(self, most_events: int, n_saved: int, n_resources: int, n_slots: int) -> None:
         self.stride = -(-most_events // n_saved)
         self.most_events = most_events
-        self._n_resources, self._n_slots = n_resources, n_slots
         self._width = n_resources + 7 * n_slots + 1
         self.log: tuple[Numbers, ...] = tuple(filled(most_events) for _ in range(4))
         self.arrived: Numbers = filled(n_slots, -1)
         self.saved: Numbers = filled((most_events // self.stride + 1) * self._width)
-
-    def state(self, number: int) -> tuple[tuple[Numbers, ...], list[tuple[int, int]]]:
-        """Return a copy of a saved state, and its queue of (time, slot)."""
-        start, found = number * self._width, []
-        for n in (self._n_resources, *(self._n_slots,) * 5):
-            found.append(self.saved[start : start + n].copy())
-            start += n
-        n_waiting = int(self.saved[start])
-        queue = self.saved[start + 1 : start + 1 + 2 * n_waiting]
-        return tuple(found), [(int(time), int(slot)) for time, slot in zip(queue[::2], queue[1::2], strict=True)]
 
     def take(self, other: Buffers, n_from: int, n_events: int) -> None:
         """Take over the events of other buffers of the same size from a saved one on."""

@@ -45,7 +45,7 @@ class TopologyNetwork:
     """The network of a mesh of the first devices of a topology; see the module docstring."""
 
     def __init__(self, topology: Topology, costs: CollectiveCosts) -> None:
-        self._topology, self._costs, self._mesh = topology, costs, costs.mesh
+        self._topology, self.costs, self._mesh = topology, costs, costs.mesh
         self._symmetry = symmetry_of(topology, costs.mesh)
         devices, links = self._symmetry.devices, self._symmetry.links
         self.classes: tuple[tuple[int, ...], ...] = devices
@@ -82,8 +82,8 @@ class TopologyNetwork:
         n_bytes = {RING: passes * action.n_bytes * (g - 1) / g, DOUBLING: action.n_bytes, PAIRS: action.n_bytes / g}[pattern]
         in_turn = sum(self._mesh.sizes[axis] - 1 for axis in axes) if pattern == DOUBLING else passes * (g - 1)
         flow = self._symmetry.flows[axes, pattern]
-        if self._costs.is_measured(action.kind, axes):
-            measured_ns = self._costs.time_ns(action.kind, self._mesh, axes, action.n_bytes)
+        if self.costs.is_measured(action.kind, axes):
+            measured_ns = self.costs.time_ns(action.kind, self._mesh, axes, action.n_bytes)
             return tuple(self._work(flow, component, {}, measured_ns, 0) for component in flow.distinct)
         directed = self._topology.directed
         return tuple(
