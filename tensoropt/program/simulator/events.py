@@ -10,7 +10,7 @@ Which of a state's sequences are what:
     missing     how many nodes each slot still waits for
     ready       when the slot is ready, as far as that is known
     at          the number of the slot's action
-    came, late  of an action of several classes, at the slot of the first: how many are there, and since when
+    came, late  whether a slot has come to its action and waits for other classes there, and since when
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _compile(function: _Function) -> _Function:
 @_compile
 def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: int) -> None:
     """Let a slot come to its current action at a time; push the event that begins it, if no other class is missing."""
-    chain_of, chain_start, chain, work_of, first_of, size_of = tables[2:8]
+    chain_of, chain_start, chain, work_of, first_of, size_of, member_start, members = tables[2:10]
     at, came, late = state[3], state[4], state[5]
     node = slot // n_classes
     of_node = chain_of[node]
@@ -49,13 +49,18 @@ def _reach(heap: Any, tables: Any, state: Any, slot: int, time: int, n_classes: 
     if size_of[work] == 1:
         heappush(heap, (time, slot))
         return
-    first = node * n_classes + first_of[work]
-    came[first] += 1
-    late[first] = max(late[first], time)
-    if came[first] == size_of[work]:
-        heappush(heap, (late[first], first))
-        came[first] = 0
-        late[first] = 0
+    came[slot] = 1
+    late[slot] = time
+    first = node * n_classes
+    for i in range(member_start[work], member_start[work + 1]):
+        # A class that isn't there yet may be at an earlier action, and wait for others at that.
+        other = first + members[i]
+        if came[other] == 0 or at[other] != at[slot]:
+            return
+        time = max(time, late[other])
+    for i in range(member_start[work], member_start[work + 1]):
+        came[first + members[i]] = 0
+    heappush(heap, (time, first + first_of[work]))
 
 
 @_compile

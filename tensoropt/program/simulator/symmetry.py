@@ -80,12 +80,18 @@ class Symmetry:
         return {rank: number for number, ranks in enumerate(self.devices) for rank in ranks}
 
 
-def symmetry_of(topology: Topology, mesh: Mesh) -> Symmetry:
-    """Return the classes of the first devices of a topology, as the ranks of a mesh."""
+def symmetry_of(topology: Topology, mesh: Mesh, is_merged: bool = True) -> Symmetry:
+    """Return the classes of the first devices of a topology, as the ranks of a mesh.
+
+    Args:
+        is_merged: False makes every device and every link a class of its own (in tests).
+    """
     sets = [axes for n in range(1, len(mesh.axes) + 1) for axes in combinations(mesh.axes, n)]
     flows = {(axes, pattern): _flow(topology, mesh, axes, pattern) for axes in sets for pattern in PATTERNS}
     devices: list[int] = _numbered([topology.speed(rank) for rank in range(mesh.n_devices)])
     links: list[int] = _numbered([link.bytes_per_s for link in topology.directed])
+    if not is_merged:
+        devices, links = list(range(len(devices))), list(range(len(links)))
     n_colours = 0
     while len(set(devices)) + len(set(links)) > n_colours:
         n_colours = len(set(devices)) + len(set(links))

@@ -44,9 +44,9 @@ _PATTERNS = {
 class TopologyNetwork:
     """The network of a mesh of the first devices of a topology; see the module docstring."""
 
-    def __init__(self, topology: Topology, costs: CollectiveCosts) -> None:
+    def __init__(self, topology: Topology, costs: CollectiveCosts, is_merged: bool = True) -> None:
         self._topology, self.costs, self._mesh = topology, costs, costs.mesh
-        self._symmetry = symmetry_of(topology, costs.mesh)
+        self._symmetry = symmetry_of(topology, costs.mesh, is_merged)
         devices, links = self._symmetry.devices, self._symmetry.links
         self.classes: tuple[tuple[int, ...], ...] = devices
         directed, names = topology.directed, topology.devices
