@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import events
 from .actions import Chain
 from .network import Network
 from .step_graph import StepGraph
-from .tables import Buffers, WorkTables, filled, largest, packed
+from .tables import Buffers, WorkTables, event_loop, filled, largest, packed
 
 N_SAVED = 16
 
@@ -125,4 +124,4 @@ class DeltaSimulation:
         buffers.arrived = kept.arrived.copy() if chosen else filled(n_slots, -1)
         state = filled(self._n_resources), self._missing.copy(), *(filled(n_slots) for _ in range(4))
         sizes = self._n_from, kept.stride, self._n_classes
-        return int(events.run(tables, state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))
+        return int(event_loop().run(tables, state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))

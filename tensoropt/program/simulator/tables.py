@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from . import events
 from .actions import Chain
 from .network import Action, Network
 
@@ -15,14 +15,21 @@ Numbers = Any
 """int64[n], or a list of n integers."""
 
 
+def event_loop() -> ModuleType:
+    """Return :mod:`.events`, which is imported when it is first needed: it loads Numba."""
+    from . import events
+
+    return events
+
+
 def packed(values: Iterable[int]) -> Numbers:
     """Return integers as :mod:`.events` takes them."""
-    return np.array(list(values), np.int64) if events.IS_COMPILED else list(map(int, values))
+    return np.array(list(values), np.int64) if event_loop().IS_COMPILED else list(map(int, values))
 
 
 def filled(n: int, value: int = 0) -> Numbers:
     """Return ``n`` equal integers as :mod:`.events` takes them."""
-    return np.full(n, value, np.int64) if events.IS_COMPILED else [value] * n
+    return np.full(n, value, np.int64) if event_loop().IS_COMPILED else [value] * n
 
 
 def largest(values: Numbers) -> int:

@@ -45,7 +45,7 @@ def test_without_numba_too(monkeypatch):
     spec.loader.exec_module(plain)
     assert not plain.IS_COMPILED
     for module in (delta, tables):
-        monkeypatch.setattr(module, "events", plain)
+        monkeypatch.setattr(module, "event_loop", lambda: plain)
     holds(Simulated.of("lenet5", CLUSTERS["uneven"](), 1), 1, EACH)
     holds(Simulated.of("rnnlm", CLUSTERS["k80"](), 2), 2, EACH)
 
