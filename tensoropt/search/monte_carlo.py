@@ -39,8 +39,6 @@ from ..sharding.resharding import Router
 from ..sharding.strategy import Strategy, StrategyView
 from .baselines import MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
 from .baselines.task import Task
-from .problem.builder import ProblemBuilder
-from .problem.choices import Choices
 from .problem.strategy_problem import StrategyProblem
 
 SPACE_NOTE = "no operator runs on a part of the devices"
@@ -150,13 +148,7 @@ class _Search:
 
     def run(self) -> MonteCarloResult:
         task = self.task
-        builder = ProblemBuilder(
-            task.graph, task.costing.backward, task.costing, task.mesh, task.space, choices=Choices(zero=False)
-        )
-        if task.progress is not None:
-            report = task.progress
-            builder.progress = lambda done, total: report("costs", done, total)
-        self.problem = _Neighbours(builder.build())
+        self.problem = _Neighbours(task.full_problem())
         started = time.monotonic()
         self.actions = StepActions(task.costing, Router(task.costing.reshardings.steps))
         walks: list[Walk] = []
