@@ -18,7 +18,8 @@ from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ..program.liveness import Instruction, Peak, peak_of_program
 from ..program.replay import program_of
-from ..program.simulator import network_of
+from ..program.simulator import Network, StepActions, network_of, step_graph
+from ..program.simulator.timeline import timeline_of
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_in_micro_batches
 from ..rules.rule import Config, Interface, interface, why_invalid
@@ -70,6 +71,7 @@ class ModelFrontier(PlanFrontier):
     objectives: Objectives = MEMORY_TIME
     is_interrupted: bool = False
     _peaks: dict[int, Peak] = field(default_factory=dict, init=False)
+    _simulated: dict[int, int] = field(default_factory=dict, init=False)
     _interfaces: dict[tuple[str, Config], Interface] = field(default_factory=dict, init=False)
 
     @property
@@ -106,6 +108,24 @@ class ModelFrontier(PlanFrontier):
         # Points have most of their configs in common, so interfaces are computed once for all points.
         vars(view)["interfaces"] = {each[0]: known[each] for each in strategy.configs.items()}
         return program_of(view, self.model.backward, self.costing, self._router)
+
+    @cached_property
+    def _simulator(self) -> tuple[Network, StepActions]:
+        return network_of(self.hardware, self.mesh), StepActions(self.costing, self._router)
+
+    def simulated_ns(self, point: int) -> int:
+        """Return the time of a point's step as it is simulated on the hardware, in nanoseconds.
+
+        Raises:
+            InputError: the model has several passes, which can't be simulated.
+        """
+        if point not in self._simulated:
+            view = self.model.view(self.built.strategy(self.found.strategies[point]))
+            network, actions = self._simulator
+            graph = step_graph(view)
+            chains = [actions.chain(view, node) for node in graph.nodes]
+            self._simulated[point] = timeline_of(view, graph, chains, network).makespan_ns
+        return self._simulated[point]
 
     @property
     def replayed(self) -> Mapping[int, Peak]:

@@ -242,9 +242,7 @@ class _Building:
         is_rematerialized = op.name in view.rematerialized
         readers = [(tensor, each) for tensor in op.outputs for each in self._readers(tensor)]
         if is_rematerialized:
-            # The backward pass comes to the last of the readers first.
-            last = max((reader.name for _, reader in readers), key=self.place.__getitem__, default=op.name)
-            self.add(again, [Node(FORWARD, op.name, None, run), *self._reached(last, run)])
+            self.add(again, [Node(FORWARD, op.name, None, run), *self._reached(self.needed_at[op.name], run)])
             for name in dict.fromkeys([op.name, *(reader.name for _, reader in readers)]):
                 self._before_reading(name, run, again)
         for tensor in op.outputs:
@@ -252,18 +250,33 @@ class _Building:
             shared = [each for each in self._readers(tensor) if view.reads_regathered(*self._operand(each))]
             source = [again] if is_rematerialized else [Node(FORWARD, op.name, None, run)]
             if shared:
-                last = max((each.name for each in shared), key=self.place.__getitem__)
-                source = [self.add(Node(RESHARE, tensor.name, None, run), [*source, *self._reached(last, run)])]
+                first = max((self.needed_at[each.name] for each in shared), key=self.place.__getitem__)
+                source = [self.add(Node(RESHARE, tensor.name, None, run), [*source, *self._reached(first, run)])]
             for consumer in self._readers(tensor):
                 if view.is_regathered(*self._operand(consumer)):
                     node = Node(REGATHER, tensor.name, consumer, run)
-                    self.add(node, [*source, *self._reached(consumer.name, run)])
+                    self.add(node, [*source, *self._reached(self.needed_at[consumer.name], run)])
                 elif consumer in shared:
                     node = source[0]
                 else:
                     continue
                 for other in self._runs(n_here, self._n_runs(self.graph.operators[consumer.name]), run):
                     self._before_reading(consumer.name, other, node)
+
+    @cached_property
+    def needed_at(self) -> dict[str, str]:
+        """The operator at which the backward pass needs what an operator reads: itself, or where a rematerialized one is needed.
+
+        That is at the first that reads its results, which is the last of them in the forward pass.
+        """
+        found: dict[str, str] = {}
+        for op in reversed(self.operators):
+            readers = (each.name for tensor in op.outputs for each in self._readers(tensor))
+            if op.name in self.view.rematerialized:
+                found[op.name] = max((found[name] for name in readers), key=self.place.__getitem__, default=op.name)
+            else:
+                found[op.name] = op.name
+        return found
 
     def _readers(self, tensor: Tensor) -> list[Consumer]:
         """Return the operators whose gradients, or rematerializations, may read a copy of a tensor."""

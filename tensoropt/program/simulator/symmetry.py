@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import combinations
 
 from scipy.cluster.hierarchy import DisjointSet
@@ -75,11 +76,12 @@ class Symmetry:
     links: tuple[tuple[int, ...], ...]
     flows: Mapping[tuple[Axes, str], Flow]
 
-    @property
+    @cached_property
     def class_of_device(self) -> dict[int, int]:
         return {rank: number for number, ranks in enumerate(self.devices) for rank in ranks}
 
 
+@lru_cache(maxsize=8)
 def symmetry_of(topology: Topology, mesh: Mesh, is_merged: bool = True) -> Symmetry:
     """Return the classes of the first devices of a topology, as the ranks of a mesh.
 
