@@ -126,6 +126,11 @@ class MonteCarloResult:
         return Frontier(*costs, np.array([states], np.int32), {}, MONTE_CARLO, bound)
 
 
+def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
+    """Return the probability with which a proposal is accepted: FlexFlow's Equation 1."""
+    return min(1.0, math.exp(min(0.0, beta * (cost_ns - proposed_ns))))
+
+
 def search(task: Task, network: Network, limits: Limits, progress: Callable[[int, int], None] | None = None) -> MonteCarloResult:
     """Search for the strategy whose simulated step takes the least time.
 
@@ -203,7 +208,7 @@ class _Search:
                 continue
             cost_ns = position.tried(changes)
             must_shrink = limit is not None and position.mem_bytes > limit
-            if must_shrink or cost_ns <= position.cost_ns or luck < math.exp(beta * (position.cost_ns - cost_ns)):
+            if must_shrink or luck < acceptance(beta, position.cost_ns, cost_ns):
                 position.keep(added)
                 walk.n_accepted += 1
                 self._meet(walk, position)
