@@ -197,7 +197,7 @@ class HaloStep:
         return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
 
     def charged(self, shape: Shape, itemsize: int) -> tuple[tuple[str, Axes, int], ...]:
-        """Return what the step is charged for, each as (kind, axes, bytes) of a cost model: the exchange, and writing the result.
+        """Return the exchange and the writing of its result, each as (kind, axes, bytes) of a cost model.
 
         The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
         all-to-all of n bytes on each of g devices (g-1)/g leave the device.

@@ -385,7 +385,8 @@ def _check_format(value: object) -> None:
 
 
 def _table_json(table: CollectiveTable) -> dict[str, Any]:
-    return {"bytes": list(table.n_bytes), "time_us": list(table.time_us), **({"spread": list(table.spread)} if table.spread else {})}
+    value = {"bytes": list(table.n_bytes), "time_us": list(table.time_us)}
+    return {**value, "spread": list(table.spread)} if table.spread else value
 
 
 def _tables(kind: str, tables: object) -> dict[str, CollectiveTable]:

@@ -2,7 +2,8 @@
 
 A link transfers in one direction, or in both at once where it says so (two links then). The ends of links that aren't
 devices are switches: PCIe switches, processors, network cards. They take no time. A route between two devices, which may go
-through others, is the one on which :data:`REFERENCE_BYTES` take the least time, link after link; among equal ones the one of fewer links.
+through others, is the one on which :data:`REFERENCE_BYTES` take the least time, link after link; among equal ones the one of
+fewer links.
 
 A topology stands beside the levels of a hardware, whose devices it names in the order of ranks. Searches and additive costs
 go by the levels, the simulator by the topology.
@@ -117,8 +118,8 @@ class Topology:
             if missing:
                 others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
                 raise HardwareError(
-                    f"topology.devices: '{missing[0]}'{others} {verb} '{first}' over the links given; expected a way between "
-                    "any two devices"
+                    f"topology.devices: '{missing[0]}'{others} {verb} '{first}' over the links given; expected a way "
+                    "between any two devices"
                 )
 
     def check_count(self, counts: tuple[int, ...]) -> None:
@@ -229,7 +230,8 @@ def topology_from_json(value: object) -> Topology:
 
 def _link(value: object, where: str) -> Link:
     given = checks.fields(value, where, _LINK_FIELDS, ("both_ways",))
-    source, target = (checks.text(given[end], f"{where}.{end}", "the name of a device or a switch") for end in ("from", "to"))
+    expected = "the name of a device or a switch"
+    source, target = (checks.text(given[end], f"{where}.{end}", expected) for end in ("from", "to"))
     ends = f"{where} from '{source}' to '{target}'"
     both_ways = given.get("both_ways", False)
     if not isinstance(both_ways, bool):

@@ -11,7 +11,6 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..costs.model_costs import costing_of
 from ..profiling.hardware import Hardware
-from ..program.replay import peak_of
 from ..program.simulator import StepTimeline, network_of, step_timeline
 from ..program.simulator.network import DEVICE, LINK, NETWORK, Resource
 from ..sharding.model import Model
@@ -31,14 +30,17 @@ class Simulation:
         hardware: on what.
         timeline: what each device and link does when.
         additive_ns: the time of the step by Equations (1) to (3), with nothing hidden.
-        peak_bytes: the most memory that is alive at once on a device.
     """
 
     plan: Plan
     hardware: Hardware
     timeline: StepTimeline
     additive_ns: int
-    peak_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that is alive at once on a device; by Equation (1) where the plan doesn't know it."""
+        return self.plan.memory_bytes if self.plan.peak_bytes is None else self.plan.peak_bytes
 
     def report(self) -> str:
         """Return tables of the step: its time, how busy devices and links are, and the critical path by operator."""
@@ -126,8 +128,8 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
         raise InputError(f"the plan is for {plan.parallelism} devices: {error}") from error
     if mesh != plan.mesh:
         raise InputError(
-            f"the plan is for a mesh of {plan.mesh}, which {hardware.name} doesn't make of {plan.parallelism} devices: there "
-            f"it is {mesh}; find a plan for {hardware.name}, or give the cluster that the plan was found for"
+            f"the plan is for a mesh of {plan.mesh}, which {hardware.name} doesn't make of {plan.parallelism} devices: "
+            f"there it is {mesh}; find a plan for {hardware.name}, or give the cluster that the plan was found for"
         )
     model = model.in_micro_batches(plan.micro_batches, plan.parallelism)
     view = model.view(plan.strategy)
@@ -136,10 +138,7 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
     router = plan.router(costing.reshardings.steps)
     network = network_of(hardware, mesh)
     timeline = step_timeline(view, costing, router, network)
-    peak = plan.peak_bytes
-    if peak is None:
-        peak = peak_of(view, model.backward, costing, router).n_bytes
-    return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs), peak)
+    return Simulation(plan, hardware, timeline, timeline.additive_ns(network.costs))
 
 
 def _named(resource: Resource) -> str:

@@ -122,8 +122,8 @@ class MonteCarloResult:
         parts = (*problem.nodes, *problem.edges)
         least = [sum(int(getattr(part, cost).min()) for part in parts) for cost in ("mem_bytes", "time_ns")]
         bound = LowerBound(np.array(least[:1], np.int64), np.array(least[1:], np.int64), "the least of each node and edge")
-        costs = [np.array([cost], np.int64) for cost in problem.cost(states)]
-        return Frontier(*costs, np.array([states], np.int32), {}, MONTE_CARLO, bound)
+        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states))
+        return Frontier(mem_bytes, time_ns, np.array([states], np.int32), {}, MONTE_CARLO, bound)
 
 
 def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:

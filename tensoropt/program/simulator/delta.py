@@ -116,7 +116,7 @@ class DeltaSimulation:
         return min(int(arrived[slot]) for node in nodes for slot in range(node * n, node * n + n)) + 1
 
     def _run(self, buffers: Buffers, n_same: int) -> int:
-        """Process events from the last saved point at which at most ``n_same`` of the kept step's were; return their number."""
+        """Process events from the last saved point of at most ``n_same`` events of the kept step; return their number."""
         kept, n_slots = self._kept, len(self._missing)
         chosen = n_same // kept.stride
         tables = (*self._lead, self._chains, *self._tables.packed())

@@ -19,19 +19,19 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar, cast
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 try:
     import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    IS_COMPILED = True
 except ImportError:
-    numba = None
-
-IS_COMPILED = numba is not None
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+    IS_COMPILED = False
 
 
 def _compile(function: _Function) -> _Function:
     """Return the function compiled by Numba, cached on disk and without the GIL; itself where there is no Numba."""
-    return function if numba is None else cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    return cast(_Function, numba.njit(cache=True, nogil=True)(function)) if IS_COMPILED else function
 
 
 @_compile
@@ -78,8 +78,8 @@ def run(
         into: what is saved from now on, in the same form; may be ``saved``.
         n_events: how many events were processed before, a multiple of ``stride``.
     """
-    lead_start, lead_to, chain_of, chain_start, chain, work_of, first_of, size_of = tables[:8]
-    member_start, members, use_start, uses, use_ns, latency = tables[8:14]
+    lead_start, lead_to, chain_of, chain_start, chain, work_of = tables[:6]
+    size_of, member_start, members, use_start, uses, use_ns, latency = tables[7:14]
     free, missing, ready, at, came, late = state
     log_slot, log_action, log_ready, log_end = log
     n_resources, n_slots = len(free), len(missing)

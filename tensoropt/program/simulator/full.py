@@ -1,7 +1,7 @@
 """The full simulation: FlexFlow's Algorithm 1, on a task graph that is built from nothing.
 
-A task occupies one device of FlexFlow's kind: a device's compute or a link; or none, where it only waits. Tasks become ready
-when all tasks that they wait for are complete. They are taken from a queue in the order of their ready times, and each starts
+A task occupies one device in FlexFlow's sense, a device's compute or a link; or none, where it only waits. Tasks become
+ready when all tasks that they wait for are complete. They are taken from a queue in the order of their ready times, and each starts
 when its device has ended the one before: so each device works first in, first out. Of tasks that are ready at the same time
 the one with the smaller key comes first.
 

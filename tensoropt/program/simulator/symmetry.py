@@ -18,7 +18,7 @@ Complexity: O(rounds x flows x (devices + links)).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -176,7 +176,7 @@ def _sends(pattern: str, mesh: Mesh, axes: Axes, group: tuple[int, ...]) -> Iter
             yield from ((source, target) for target in mesh.group(those, source) if target != source)
 
 
-def _numbered(values: list[Hashable] | list[float]) -> list[int]:
+def _numbered(values: Iterable[Hashable]) -> list[int]:
     """Return for each value the number of the first that is equal to it, in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -14,7 +14,7 @@ from ...sharding.strategy import StrategyView
 from .actions import Chain, StepActions
 from .full import Task, TaskTimes, simulate, task_graph
 from .network import COMPUTE, Action, Network, Resource
-from .step_graph import BACKWARD, OF_OPERATORS, ROWS, SHARE_BACK, RESHARD_BACK, UPDATE, Node, StepGraph, step_graph
+from .step_graph import BACKWARD, OF_OPERATORS, RESHARD_BACK, ROWS, SHARE_BACK, UPDATE, Node, StepGraph, step_graph
 
 
 class PathPart(NamedTuple):
@@ -125,7 +125,7 @@ class StepTimeline:
             return "network"
         if node.kind in (UPDATE, ROWS):
             return "update"
-        is_back = node.kind in (BACKWARD, SHARE_BACK, RESHARD_BACK) or node.kind.startswith("re") and node.kind != "reshard"
+        is_back = node.kind in (BACKWARD, SHARE_BACK, RESHARD_BACK) or (node.kind.startswith("re") and node.kind != "reshard")
         return "backward" if is_back else "forward"
 
 

@@ -94,8 +94,8 @@ class Simulated:
             if task.key.action < 0:
                 continue
             before = found.get(task.key[:3])
-            ready, end = (each.ready_ns, each.end_ns) if before is None else (before.ready_ns, max(before.end_ns, each.end_ns))
-            found[task.key[:3]] = Event(*task.key[:3], ready, end)
+            ready, end = (each.ready_ns, 0) if before is None else before[3:]
+            found[task.key[:3]] = Event(*task.key[:3], ready, max(end, each.end_ns))
         return max((each.end_ns for each in times), default=0), sorted(found.values(), key=lambda e: (e.ready_ns, *e[:3]))
 
     def changes(self, rng: random.Random, n: int) -> Iterator[tuple[list[int], StrategyView]]:

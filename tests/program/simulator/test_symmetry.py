@@ -34,7 +34,8 @@ def test_a_slower_device_is_a_class_and_so_is_the_one_on_its_switch():
 
 
 @pytest.mark.parametrize(("name", "cluster", "seed"), first(6, [
-    (name, cluster, seed) for seed in range(10) for name in ("lenet5", "rnnlm") for cluster in ("p100-2x4", "k80-1x4", "k80-2x4")
+    (name, cluster, seed)
+    for seed in range(10) for name in ("lenet5", "rnnlm") for cluster in ("p100-2x4", "k80-1x4", "k80-2x4")
 ]))  # fmt: skip
 def test_one_of_each_class_stands_for_all(name, cluster, seed):
     merged, apart = (Simulated.of(name, named(cluster), seed, is_merged) for is_merged in (True, False))

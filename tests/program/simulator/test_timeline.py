@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from helpers import zoo
@@ -85,7 +86,7 @@ def test_the_critical_path_goes_from_the_beginning_to_the_end(name, cluster):
         timeline = timeline_of(simulated.view, simulated.graph, simulated.chains(simulated.view), simulated.network)
         path = timeline.critical_path()
         assert path[0].start_ns == 0 and path[-1].end_ns == timeline.makespan_ns
-        assert all(before.end_ns == after.start_ns for before, after in zip(path, path[1:], strict=False))
+        assert all(before.end_ns == after.start_ns for before, after in pairwise(path))
         for resource, busy in zip(timeline.resources, timeline.busy_ns, strict=True):
             assert 0 <= busy <= timeline.makespan_ns, resource
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,10 @@ def test_the_trace_has_the_rows_of_a_measured_one(plans, tmp_path):
     assert {"MatMul", "MatMul (backward)"} <= {event["name"] for event in operators}
     assert any(event["name"].startswith("all_reduce(ab) for") for event in collectives)
     for event in events:
-        assert 0 <= event["ts"] and event["ts"] + event["dur"] <= step["dur"] + 1e-6
+        assert event["ts"] >= 0 and event["ts"] + event["dur"] <= step["dur"] + 1e-6
     names = [event["args"]["name"] for event in value["traceEvents"] if event["name"] == "process_name"]
     assert names == ["rank 0 and 3 alike, simulated", "links, simulated"]
-    for one, other in zip(operators, operators[1:], strict=False):
+    for one, other in pairwise(operators):
         assert one["ts"] + one["dur"] <= other["ts"] + 1e-6 or other["ts"] + other["dur"] <= one["ts"] + 1e-6
 
 
