@@ -82,7 +82,7 @@ def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What all passes over a problem have in common.
+    """The arrays that all passes over a problem share.
 
     Attributes:
         most: the sum of the largest memories of all tables, and of the largest times.

@@ -9,12 +9,12 @@ and the best strategy that was met is kept. Walks start from data parallelism, f
 and from a random strategy. Each ends when its share of the time is over, or when half of its proposals, of at least
 :data:`LEAST`, haven't improved on its best.
 
-What the paper leaves open: beta is 1 over :data:`TEMPERATURE` times data parallelism's cost, so that a proposal that is slower by
-that share is accepted with probability 1/e. An operator here is a node of the problem that the frontier is searched in, so
-light operators follow their neighbours in the compact space. With a node's config, in
-every second proposal, the shared copies of the tensors at it become those that add the least time; which copies are shared is
-proposed as well, as if they were operators. A proposal that
-needs more memory than the limit is rejected, or accepted only for needing less than S where S doesn't fit either.
+What the paper leaves open: beta is 1 over :data:`TEMPERATURE` times data parallelism's cost, so that a proposal that is
+slower by that share is accepted with probability 1/e. An operator here is a node of the problem that the frontier is
+searched in, so light operators follow their neighbours in the compact space. In every second proposal of a node's config
+the shared copies of the tensors at it become those that add the least time; which copies are shared is proposed as well, as
+if they were operators. A proposal that needs more memory than the limit is rejected. Where S doesn't fit either, one that
+needs less than S is accepted.
 
 Everything but the end of the time follows from the seed alone.
 """
@@ -131,7 +131,9 @@ def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
     return min(1.0, math.exp(min(0.0, beta * (cost_ns - proposed_ns))))
 
 
-def search(task: Task, network: Network, limits: Limits, progress: Callable[[int, int], None] | None = None) -> MonteCarloResult:
+def search(
+    task: Task, network: Network, limits: Limits, progress: Callable[[int, int], None] | None = None
+) -> MonteCarloResult:
     """Search for the strategy whose simulated step takes the least time.
 
     Args:

@@ -24,7 +24,7 @@ OptimizerOf = Callable[[Any, Sequence[Any]], Optimizer]
 
 @dataclass(frozen=True)
 class RecordedUpdates:
-    """What a captured step does with gradients, in terms of the flat graph.
+    """The gradients that a captured step takes and applies, in terms of the flat graph.
 
     Attributes:
         program: the program without what stands for gradients and updates.

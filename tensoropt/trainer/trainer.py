@@ -124,7 +124,7 @@ class Trainer(LiveModel):
         return self._saving.ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier | None:
+    def frontier(self) -> PlanFrontier[Plan] | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

@@ -1,9 +1,9 @@
 """The full simulation: FlexFlow's Algorithm 1, on a task graph that is built from nothing.
 
 A task occupies one device in FlexFlow's sense, a device's compute or a link; or none, where it only waits. Tasks become
-ready when all tasks that they wait for are complete. They are taken from a queue in the order of their ready times, and each starts
-when its device has ended the one before: so each device works first in, first out. Of tasks that are ready at the same time
-the one with the smaller key comes first.
+ready when all tasks that they wait for are complete. They are taken from a queue in the order of their ready times, and
+each starts when its device has ended the one before: so each device works first in, first out. Of tasks that are ready at
+the same time the one with the smaller key comes first.
 
 Complexity: O(T log T + E) for T tasks with E dependencies.
 """

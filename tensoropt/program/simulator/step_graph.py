@@ -1,7 +1,7 @@
 """What a training step consists of, and what waits for what: the nodes of its task graph, which depend on no config.
 
-A node is one thing that happens to an operator or a tensor: its forward pass, the resharding of a tensor to one consumer, the
-way back of its gradient. What a node takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and
+A node is one thing that happens to an operator or a tensor: its forward pass, the resharding of a tensor to one consumer,
+its gradient's way back. What a node takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and
 follows from the strategy. So a change of one operator's config changes the chains of a few nodes and nothing else.
 
     forward, backward, update     an operator; a variable's update
@@ -265,9 +265,10 @@ class _Building:
 
     @cached_property
     def needed_at(self) -> dict[str, str]:
-        """The operator at which the backward pass needs what an operator reads: itself, or where a rematerialized one is needed.
+        """The operator at which the backward pass needs what an operator reads.
 
-        That is at the first that reads its results, which is the last of them in the forward pass.
+        That is the operator itself. What a rematerialized one reads is needed where the first that reads its results needs
+        them, which is the last of these in the forward pass.
         """
         found: dict[str, str] = {}
         for op in reversed(self.operators):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...costs.operator_costs import OperatorCosting
@@ -14,7 +15,7 @@ from ...sharding.strategy import StrategyView
 from .actions import Chain, StepActions
 from .full import Task, TaskTimes, simulate, task_graph
 from .network import COMPUTE, Action, Network, Resource
-from .step_graph import BACKWARD, OF_OPERATORS, RESHARD_BACK, ROWS, SHARE_BACK, UPDATE, Node, StepGraph, step_graph
+from .step_graph import FORWARD, OF_OPERATORS, RESHARD, ROWS, SHARE, UPDATE, Node, StepGraph, step_graph
 
 
 class PathPart(NamedTuple):
@@ -100,7 +101,7 @@ class StepTimeline:
             device = self.tasks[number].device
             if device is not None:
                 on_device.setdefault(device, []).append(number)
-        before = {after: first for those in on_device.values() for first, after in zip(those, those[1:], strict=False)}
+        before = {after: first for those in on_device.values() for first, after in pairwise(those)}
         at: int | None = max(range(len(self.tasks)), key=lambda n: (self.times[n].end_ns, -n))
         parts: list[PathPart] = []
         while at is not None:
@@ -125,8 +126,7 @@ class StepTimeline:
             return "network"
         if node.kind in (UPDATE, ROWS):
             return "update"
-        is_back = node.kind in (BACKWARD, SHARE_BACK, RESHARD_BACK) or (node.kind.startswith("re") and node.kind != "reshard")
-        return "backward" if is_back else "forward"
+        return "forward" if node.kind in (FORWARD, SHARE, RESHARD) else "backward"
 
 
 def additive_ns(action: Action, costs: CollectiveCosts) -> int:

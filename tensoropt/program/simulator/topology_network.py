@@ -1,7 +1,7 @@
 """Collectives as rings, recursive doubling and pairs over the links of a topology.
 
-A group's members are taken in the order of their ranks. What a collective of ``n`` bytes (as :mod:`tensoropt.profiling.costs`
-defines them) over groups of ``g`` members sends, and how long its messages take one after the other:
+A group's members are taken in the order of their ranks. A collective of ``n`` bytes (as :mod:`tensoropt.profiling.costs`
+defines them) over groups of ``g`` members sends, and has messages that wait for each other:
 
     ==============  =====================================  =============================  =================
     kind            sends                                  bytes on each                  messages in turn

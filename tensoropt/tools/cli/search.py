@@ -107,8 +107,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         metavar="S",
-        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}; the time of "
-        f"--algorithm {MONTE_CARLO}; default: {MONTE_CARLO_SECONDS:g}",
+        help=f"time for refining a frontier that is not exact; default: {DEFAULT.seconds:g}, of a curve {OF_CURVE}; the "
+        f"time of --algorithm {MONTE_CARLO}; default: {MONTE_CARLO_SECONDS:g}",
     )
     add_strictness(parser)
     parser.add_argument("--gap", metavar="PERCENT", help="stop refining at this gap to the lower bound; default: 0")
